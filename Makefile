@@ -1,0 +1,54 @@
+# `make demo` and `make test` work on a fresh clone: Python 3.11 to 3.13 and a C compiler are all they need.
+
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+# Two processes for the tests, one compute thread in each: the machine is used and not oversubscribed.
+PYTEST_WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+
+.PHONY: help demo test test-full check clean
+
+help:
+	@echo "make demo       generate text with the embedded model"
+	@echo "make test       scripts/check and all tests"
+	@echo "make test-full  the same with big counts"
+	@echo "make check      formatting, lint, types, architecture"
+	@echo "make clean      remove caches and build products (.venv stays)"
+
+demo: .venv/.stamp-runtime
+	$(BIN)/inflight generate \
+		--prompt "Once upon a time" \
+		--prompt "The little dog" \
+		--prompt "One day, a girl named Lily"
+
+test: check
+	$(PYTEST)
+
+test-full: check
+	INFLIGHT_TEST_FULL=1 $(PYTEST)
+
+check: .venv/.stamp-dev
+	scripts/check
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find inflight -name '*.so' -type f -delete
+
+# Set-up, run again only when pyproject.toml or constraints.txt change. torch comes first and alone: together with the
+# rest the resolver may take a CUDA build of it where a CPU build is offered.
+
+.venv/.stamp-torch: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install $(TORCH)
+	@touch $@
+
+.venv/.stamp-runtime: .venv/.stamp-torch pyproject.toml constraints.txt
+	$(BIN)/pip install -c constraints.txt -e .
+	@touch $@
+
+.venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	@touch .venv/.stamp-runtime $@

@@ -1,0 +1,98 @@
+"""The rooms of the house and who may import whom, as data. `docs` and the code follow this table, not the reverse.
+
+A room imports from rooms of a lower rank, and of its own rank from those named beside it only. A room is a folder
+`inflight/<room>/` or a single module `inflight/<room>.py`; one that is not in the table must not exist.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Room(NamedTuple):
+    rank: str
+    name: str
+    same_rank: frozenset[str]  # rooms of its own rank that it may import
+
+
+# rank  room               rooms of the same rank that it may import
+_TABLE = """
+  0     errors
+  0     envs               errors
+  0     timeline           errors
+  0     utils              errors envs timeline
+
+  1     hub
+  1     sampling_params
+  1     config             hub sampling_params
+  1     interface          sampling_params config
+  1     outputs            sampling_params interface
+
+  2a    tokenizer
+  2a    kv_cache
+  2a    structured_output
+  2a    scheduler          kv_cache structured_output
+
+  2b    device
+  2b    kernels            device
+  2b    distributed        device
+  2b    attention          device kernels distributed
+  2b    layers             device kernels distributed attention
+  2b    models             device kernels distributed attention layers
+  2b    model_loader       device kernels distributed attention layers models
+  2b    sample             device kernels
+  2b    spec_decode        device kernels distributed attention layers models model_loader sample
+  2b    worker             device kernels distributed attention layers models model_loader sample spec_decode
+
+  2c    kv_connector
+
+  3     executor
+
+  4     metrics
+  4     engine             metrics
+
+  5     demo               (api)
+  5     entrypoints        (api) demo
+"""
+
+# The ranks below each rank. 2a, 2b and 2c are side by side: they meet in `interface`.
+LOWER_RANKS = {
+    "0": "",
+    "1": "0",
+    "2a": "0 1",
+    "2b": "0 1",
+    "2c": "0 1",
+    "3": "0 1 2a 2b 2c",
+    "4": "0 1 2a 2b 2c 3",
+    "5": "0 1 2a 2b 2c 3 4",
+}
+
+# `from inflight import LLM`: the root is above every room, so only a room that uses the public API may import it.
+PUBLIC_API = "(api)"
+
+# Rooms that only some files may import, whatever their rank; files of the room itself always may.
+GATES = {
+    "worker": frozenset({"executor/uniproc.py", "executor/worker_main.py"}),
+}
+
+# These ranks never import torch, directly or through each other.
+CONTROL_PLANE_RANKS = frozenset({"0", "1", "2a"})
+
+
+def _parse(table: str) -> dict[str, Room]:
+    rooms = {}
+    for line in table.split("\n"):
+        if fields := line.split():
+            rooms[fields[1]] = Room(fields[0], fields[1], frozenset(fields[2:]))
+    return rooms
+
+
+ROOMS = _parse(_TABLE)
+
+
+def may_import(importer: str, imported: str) -> bool:
+    """Whether room `importer` may import room `imported`. Both are in `ROOMS`; `PUBLIC_API` stands for the root."""
+    room = ROOMS[importer]
+    if imported == importer or imported in room.same_rank:
+        return True
+    return imported != PUBLIC_API and ROOMS[imported].rank in LOWER_RANKS[room.rank].split()

@@ -1,0 +1,75 @@
+"""A dependency that may be absent, or is heavy, is imported only where it is the subject."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import PACKAGE, ROOT, Package, write_package
+
+# dependency -> files (or folders, with a slash) that may import it
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "msgspec": ("interface/codec.py",),
+    "transformers": ("demo/",),
+    "tokenizers": ("tokenizer/", "tokenizer.py", "demo/"),
+    "jinja2": ("tokenizer/", "tokenizer.py"),
+    "huggingface_hub": ("hub.py",),
+    "typer": ("entrypoints/cli/",),
+    "tqdm": ("entrypoints/", "demo/"),
+}
+
+# of these at most one file imports them, wherever it stands
+ONE_FILE_ONLY = frozenset({"msgspec", "jinja2", "huggingface_hub"})
+
+
+def _is_allowed(path: str, allowed: tuple[str, ...]) -> bool:
+    return any(path == entry or (entry.endswith("/") and path.startswith(entry)) for entry in allowed)
+
+
+def dependency_problems(package: Package) -> list[str]:
+    found = []
+    importers: dict[str, set[str]] = {name: set() for name in OPTIONAL}
+    for file in package.files:
+        for imported in package.imports(file):
+            if imported.top not in OPTIONAL:
+                continue
+            importers[imported.top].add(file.path)
+            if not _is_allowed(file.path, OPTIONAL[imported.top]):
+                allowed = ", ".join(OPTIONAL[imported.top])
+                found.append(f"{file.path}:{imported.line}: {imported.top} is imported in {allowed} only")
+    for name in sorted(ONE_FILE_ONLY):
+        if len(importers[name]) > 1:
+            found.append(f"{name} is imported by more than one file: {', '.join(sorted(importers[name]))}")
+    return found
+
+
+def test_each_dependency_stays_in_its_place() -> None:
+    assert dependency_problems(Package(ROOT / PACKAGE)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "name"),
+    [
+        ("interface/step.py", "import msgspec", "msgspec"),
+        ("models/llama.py", "def f():\n    from transformers import AutoModel", "transformers"),
+        ("engine/core.py", "from tokenizers import Tokenizer", "tokenizers"),
+        ("entrypoints/openai/chat.py", "from jinja2.sandbox import ImmutableSandboxedEnvironment", "jinja2"),
+        ("config/resolve.py", "import huggingface_hub.constants", "huggingface_hub"),
+        ("entrypoints/llm.py", "import typer", "typer"),
+        ("worker/worker.py", "import tqdm", "tqdm"),
+    ],
+)
+def test_a_dependency_out_of_place_is_found(tmp_path: Path, path: str, text: str, name: str) -> None:
+    found = dependency_problems(write_package(tmp_path, {path: text}))
+    assert len(found) == 1
+    assert found[0].startswith(path)
+    assert name in found[0]
+
+
+def test_a_second_importer_is_found(tmp_path: Path) -> None:
+    files = {"tokenizer/chat_template.py": "import jinja2"}
+    assert dependency_problems(write_package(tmp_path, files)) == []
+    files["tokenizer/tokenizer.py"] = "import jinja2"
+    found = dependency_problems(write_package(tmp_path, files))
+    assert found == ["jinja2 is imported by more than one file: tokenizer/chat_template.py, tokenizer/tokenizer.py"]

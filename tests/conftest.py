@@ -1,0 +1,50 @@
+"""Settings of every test run: threads, hypothesis profiles, and which of the marked tests run.
+
+Nothing here imports torch: a run of control-plane tests alone must not load it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import hypothesis
+import pytest
+
+FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
+XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+if XDIST_WORKER:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores; read by torch when it is imported
+
+# A slow machine is no failure, and what `make test` says does not depend on chance or on an earlier run.
+_EVERY_PROFILE = hypothesis.settings(
+    deadline=None, database=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("ci", parent=_EVERY_PROFILE, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("full", parent=_EVERY_PROFILE, derandomize=False, max_examples=2000)
+hypothesis.settings.load_profile("full" if FULL else "ci")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_full = pytest.mark.skip(reason="big counts: make test-full")
+    skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_cuda():
+        for item in gpu_items:
+            item.add_marker(skip_gpu)
+    for item in items:
+        if item.get_closest_marker("full") and not FULL:
+            item.add_marker(skip_full)
+
+
+def pytest_collection_finish() -> None:
+    """Torch may have been imported before OMP_NUM_THREADS was set: by a plugin, or by the process that forked us."""
+    if XDIST_WORKER and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
