@@ -1,0 +1,57 @@
+"""`ModelArchitecture`: what a checkpoint's config.json says about the network, in one vocabulary for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding. `kind` is one of "default", "linear", "llama3", "yarn"; fields below `theta` are used by some kinds.
+
+    `attention_factor` multiplies cos and sin (yarn); `truncate` rounds yarn's correction range to whole dimensions.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArchitecture:
+    """A decoder-only transformer.
+
+    `name` is the class name in config.json's "architectures", the key of `models.registry`. `sliding_windows` holds one
+    entry per layer: the number of tokens a query may see including itself, or None for all of them.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    sliding_windows: tuple[int | None, ...]
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    hidden_act: str = "silu"
+    dtype: str = "float32"
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None

@@ -1,0 +1,79 @@
+"""`EngineConfig` and its parts. Every value is concrete here: "auto" and None have been resolved by `resolve.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.config.architecture import ModelArchitecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model: its folder, network, numeric type and the longest sequence served.
+
+    `fingerprint` goes into every prefix-cache key, so that keys of two models can never meet.
+    """
+
+    folder: Path
+    name: str
+    architecture: ModelArchitecture
+    dtype: str
+    max_model_len: int
+    load_format: str  # "safetensors" | "dummy"
+    seed: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`."""
+
+    block_size: int
+    dtype: str
+    enable_prefix_caching: bool
+    memory_bytes: int | None
+    memory_utilization: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step. `policy` is "fcfs" or "priority" (a lower number is served first)."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool
+    policy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many ranks there are and who runs them."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    distributed_executor_backend: str  # "uni"
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """`kind` is "cpu"; `num_threads` is the size of the compute thread pool on a CPU."""
+
+    kind: str
+    num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine needs, composed; each part is handed to the rooms that need it, never the whole."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    parallel: ParallelConfig
+    device: DeviceConfig
+    execute_model_timeout_seconds: float

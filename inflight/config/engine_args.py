@@ -1,0 +1,114 @@
+"""`EngineArgs`: the engine's arguments as the user gave them, and their bounds; `resolve.py` goes on from here."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any
+
+from inflight.errors import ConfigError
+
+_CHOICES = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "load_format": ("auto", "safetensors", "dummy"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "device": ("auto", "cpu"),
+    "generation_config": ("auto", "none"),
+    "distributed_executor_backend": (None, "uni"),
+}
+_BOUNDS = {
+    "max_model_len": (1, 2**24),
+    "max_num_seqs": (1, 65536),
+    "max_num_batched_tokens": (1, 2**24),
+    "block_size": (1, 4096),
+    "kv_cache_memory_bytes": (1, 2**60),
+    "tensor_parallel_size": (1, 65536),
+    "pipeline_parallel_size": (1, 65536),
+    "num_threads": (1, 4096),
+    "seed": (0, 2**63 - 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """Arguments of `LLM`. None and "auto" leave the choice to `resolve.py`.
+
+    Attributes:
+        model: a folder in the Hugging Face layout, a hub id, or None for the embedded model.
+        tokenizer: a folder or hub id to take the tokenizer from; None is the model's own.
+        revision: branch, tag or commit of a hub id.
+        dtype: of weights, activations and KV cache.
+        max_model_len: longest sequence, prompt and output together; None is the model's own limit.
+        max_num_seqs: most requests in one step.
+        max_num_batched_tokens: token budget of one step.
+        block_size: tokens per KV block.
+        enable_prefix_caching: reuse the KV blocks of equal prompt beginnings.
+        enable_chunked_prefill: let a long prompt take several steps, beside the others.
+        kv_cache_memory_bytes: size of the KV cache; None measures what is free.
+        gpu_memory_utilization: share of the device's memory (on a CPU: of the RAM that is free) the engine may use.
+        seed: of dummy weights, and of requests that bring none.
+        load_format: "auto" and "safetensors" read weights, "dummy" draws them from the config alone.
+        skip_tokenizer_init: serve token ids only; no tokenizer is needed.
+        chat_template: a Jinja template, or a file that holds one, instead of the tokenizer's.
+        generation_config: "auto" takes sampling defaults from generation_config.json, "none" does not.
+        scheduling_policy: "fcfs" or "priority".
+        num_threads: compute threads on a CPU; None is one per core.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    seed: int = 0
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
+    chat_template: str | None = None
+    generation_config: str = "auto"
+    scheduling_policy: str = "fcfs"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    device: str = "auto"
+    num_threads: int | None = None
+
+    @classmethod
+    def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below
+        """As the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
+        known = [entry.name for entry in fields(cls)]
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known arguments: {', '.join(known)}"
+                raise ConfigError(f"unknown argument {name!r}{hint}")
+        return cls(**kwargs)
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}")
+        for name, (low, high) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(f"{name}={value!r} is not an integer in [{low}, {high}]")
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "skip_tokenizer_init"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not True or False")
+        share = self.gpu_memory_utilization
+        if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
+            raise ConfigError(f"gpu_memory_utilization={share!r} is not in (0, 1]")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) > 1:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)}: this version runs a model in one process; only 1 is served so far"
+                )

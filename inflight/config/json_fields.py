@@ -1,0 +1,82 @@
+"""`JsonFields`: typed reading of a model's config.json, where every mistake is an error that names the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inflight.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class JsonFields:
+    """The fields of one JSON object; `where` begins every error message.
+
+    A field that is null counts as absent. Without a default, a field that is absent is an error.
+
+    Raises (all methods):
+        UnsupportedModelError: the field is missing or of the wrong kind.
+    """
+
+    values: Mapping[str, object]
+    where: str = "config.json"
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """At least 1."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a positive integer")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Finite and above 0."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a positive number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; () if absent."""
+        value = self._value(name, [])
+        if not isinstance(value, (list, tuple)) or not all(isinstance(entry, str) for entry in value):
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a list of strings")
+        return tuple(value)
+
+    def mapping(self, name: str) -> JsonFields:
+        """A nested object; empty if absent."""
+        value = self._value(name, {})
+        if not isinstance(value, Mapping):
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not an object")
+        return JsonFields(value, f"{self.where}: {name}")
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """An id or a list of ids; () if absent."""
+        value = self._value(name, [])
+        ids = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids):
+            raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a token id or a list of them")
+        return tuple(ids)
+
+    def _value(self, name: str, default: object) -> object:
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise UnsupportedModelError(f"{self.where}: {name} is missing; it is needed to build the model")
+        return value

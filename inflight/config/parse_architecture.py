@@ -1,0 +1,197 @@
+"""`parse_architecture`: config.json -> `ModelArchitecture`. Whatever would change the result and is not served is refused.
+
+The truth is transformers: a field that its model class ignores is ignored here, and defaults are those of its config class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
+from inflight.config.json_fields import JsonFields
+from inflight.config.parse_rope import parse_rope
+from inflight.errors import UnsupportedModelError
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+# A config saved without weights names no architecture, only its type.
+_MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+# Fields that other families (or forks of these) compute with, and the values at which they change nothing.
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "partial_rotary_factor": (1, 1.0),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1, 1.0),
+    "residual_multiplier": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "logit_scale": (1, 1.0),
+    "scale_emb": (1, 1.0),
+    "scale_depth": (),
+    "query_pre_attn_scalar": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "logit_softcap": (),
+    "logits_soft_cap": (),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "clip_qkv": (),
+    "alibi": (False,),
+    "no_rope_layers": ([],),
+    "attention_chunk_size": (),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "is_encoder_decoder": (False,),
+    "quantization": (),
+    "quantization_config": (),
+    "compression_config": (),
+}
+_ACTIVATIONS = ("silu", "swish")  # two names of one function
+
+
+def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
+    """The network that a parsed config.json describes.
+
+    Raises:
+        UnsupportedModelError: another family, a variant of a family that is not served, or a field that makes no sense.
+    """
+    fields = JsonFields(config)
+    name = _architecture_name(fields)
+    _refuse_unserved_variants(fields, name)
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = _num_kv_heads(fields, name, num_heads)
+    num_layers = fields.integer("num_hidden_layers")
+    max_position_embeddings = fields.integer("max_position_embeddings")
+    attention_bias = name in ("LlamaForCausalLM", "Qwen3ForCausalLM") and fields.boolean("attention_bias", False)
+    bos_token_ids = fields.token_ids("bos_token_id")
+    return ModelArchitecture(
+        name=name,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(fields, name, num_heads),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=parse_rope(fields, max_position_embeddings),
+        max_position_embeddings=max_position_embeddings,
+        sliding_windows=_sliding_windows(fields, name, num_layers, max_position_embeddings),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+        qkv_bias=attention_bias or name == "Qwen2ForCausalLM",
+        output_bias=attention_bias,
+        mlp_bias=name == "LlamaForCausalLM" and fields.boolean("mlp_bias", False),
+        qk_norm=name == "Qwen3ForCausalLM",
+        hidden_act="silu",
+        dtype=_dtype(fields),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+    )
+
+
+def _architecture_name(fields: JsonFields) -> str:
+    names = fields.texts("architectures")
+    if not names:
+        model_type = fields.text("model_type", "unknown")
+        names = (_MODEL_TYPES.get(model_type, f"model_type {model_type}"),)
+    for name in names:
+        if name in SUPPORTED_ARCHITECTURES:
+            return name
+    raise UnsupportedModelError(
+        f"config.json: {', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
+    for field, neutral in _NEUTRAL_VALUES.items():
+        if fields.has(field) and fields.values[field] not in neutral:
+            raise UnsupportedModelError(
+                f"config.json: {field}={fields.values[field]!r} is not supported for {name}; it would change the result"
+            )
+    activation = fields.text("hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"config.json: hidden_act={activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+
+
+def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
+    # The first Llama models have no such field. The other families' class defaults are no guess to make silently.
+    absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
+    if num_heads % num_kv_heads:
+        raise UnsupportedModelError(
+            f"config.json: num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
+        )
+    return num_kv_heads
+
+
+def _head_dim(fields: JsonFields, name: str, num_heads: int) -> int:
+    if name == "Qwen3ForCausalLM":
+        head_dim = fields.integer("head_dim", 128)
+    elif fields.has("head_dim"):
+        head_dim = fields.integer("head_dim")
+    elif fields.integer("hidden_size") % num_heads:
+        raise UnsupportedModelError(
+            f"config.json: hidden_size={fields.integer('hidden_size')} is not a multiple of num_attention_heads="
+            f"{num_heads}, and head_dim is missing"
+        )
+    else:
+        head_dim = fields.integer("hidden_size") // num_heads
+    if head_dim % 2:
+        raise UnsupportedModelError(f"config.json: head_dim={head_dim} is odd; rotary embedding needs pairs")
+    return head_dim
+
+
+def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length: int) -> tuple[int | None, ...]:
+    """One entry a layer. A window that no sequence can outgrow is none: such a layer needs no KV group of its own."""
+    if name == "LlamaForCausalLM":
+        window, windowed = None, [False] * num_layers
+    elif name == "MistralForCausalLM":
+        window = _window(fields)
+        windowed = [window is not None] * num_layers
+    else:
+        window = _window(fields) if fields.boolean("use_sliding_window", False) else None
+        first = fields.values.get("max_window_layers", 28)
+        if isinstance(first, bool) or not isinstance(first, int):
+            raise UnsupportedModelError(f"config.json: max_window_layers={first!r} is not an integer")
+        windowed = [window is not None and layer >= first for layer in range(num_layers)]
+    layer_types = fields.texts("layer_types")
+    if layer_types:
+        windowed = _check_layer_types(layer_types, windowed, window, name)
+    effective = window if window is not None and window < max_length else None
+    return tuple(effective if is_windowed else None for is_windowed in windowed)
+
+
+def _window(fields: JsonFields) -> int | None:
+    """Here null is a value of its own (no window), and an absent field is the class default."""
+    null = "sliding_window" in fields.values and not fields.has("sliding_window")
+    return None if null else fields.integer("sliding_window", 4096)
+
+
+def _check_layer_types(layer_types: tuple[str, ...], windowed: list[bool], window: int | None, name: str) -> list[bool]:
+    unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+    if unknown or len(layer_types) != len(windowed):
+        raise UnsupportedModelError(
+            f"config.json: layer_types={list(layer_types)!r} is not one of full_attention, sliding_attention for each of "
+            f"{len(windowed)} layers"
+        )
+    wanted = [kind == "sliding_attention" for kind in layer_types]
+    if any(wanted) and window is None:
+        raise UnsupportedModelError("config.json: layer_types has sliding_attention, but no sliding_window is in use")
+    if wanted != windowed and name in ("LlamaForCausalLM", "MistralForCausalLM"):
+        raise UnsupportedModelError(f"config.json: layer_types={list(layer_types)!r} is not supported for {name}")
+    return wanted
+
+
+def _dtype(fields: JsonFields) -> str:
+    dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise UnsupportedModelError(
+            f"config.json: dtype={dtype!r} is not supported; supported are {', '.join(DTYPE_BYTES)}"
+        )
+    return dtype

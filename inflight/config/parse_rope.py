@@ -1,0 +1,100 @@
+"""config.json's rotary embedding -> `RopeConfig`, from the spelling of transformers 4 and of transformers 5."""
+
+from __future__ import annotations
+
+import math
+
+from inflight.config.architecture import RopeConfig
+from inflight.config.json_fields import JsonFields
+from inflight.errors import UnsupportedModelError
+
+_DEFAULT_THETA = 10000.0
+# Each kind with the fields it reads. A field that is not named here would change the result unnoticed.
+_FIELDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+    ),
+}
+_COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
+# Other kinds leave it behind when a model was converted; the kinds that do not read it do not depend on it.
+_HARMLESS_FIELDS = ("original_max_position_embeddings",)
+
+
+def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+    """Transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 both in one `rope_parameters`.
+
+    Raises:
+        UnsupportedModelError: a kind, or a field of a kind, that is not served.
+    """
+    # As in transformers, an old-style field wins where both are there.
+    name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
+    rope = config.mapping(name)
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind not in _FIELDS:
+        raise UnsupportedModelError(
+            f"{rope.where}: rope_type={kind!r} is not supported; supported are {', '.join(_FIELDS)}"
+        )
+    unknown = sorted(
+        field for field in rope.values if field not in (*_FIELDS[kind], *_COMMON_FIELDS, *_HARMLESS_FIELDS)
+    )
+    if unknown:
+        raise UnsupportedModelError(f"{rope.where}: {', '.join(unknown)} is not supported for rope_type={kind!r}")
+    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(
+            f"{rope.where}: partial_rotary_factor={rope.values['partial_rotary_factor']!r} is not supported, only 1"
+        )
+    theta = rope.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
+    # Beside the object wins over in it; without either the model was trained at its full length.
+    original = config.integer(
+        "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
+    )
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if high <= low:
+            raise UnsupportedModelError(f"{rope.where}: high_freq_factor={high} is not above low_freq_factor={low}")
+        return RopeConfig(
+            theta=theta,
+            kind=kind,
+            factor=rope.number("factor"),
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_position_embeddings=original,
+        )
+    factor = rope.number("factor", max_position_embeddings / original)
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        attention_factor=_yarn_attention_factor(rope, factor),
+        truncate=rope.boolean("truncate", True),
+    )
+
+
+def _yarn_attention_factor(rope: JsonFields, factor: float) -> float:
+    """YaRN (arXiv:2309.00071), section 3.4; `mscale` and `mscale_all_dim` are DeepSeek's addition."""
+    if rope.has("attention_factor"):
+        return rope.number("attention_factor")
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
+        return mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
+    return mscale(1.0)

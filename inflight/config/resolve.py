@@ -1,0 +1,122 @@
+"""Turns every "auto" and None into a value, once. A pure function of the arguments, the model and the machine."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
+from inflight.config.engine import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from inflight.config.engine_args import EngineArgs
+from inflight.errors import ConfigError
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+# A CPU's memory is shared with everything else on the machine, a GPU's is not.
+DEFAULT_CPU_MEMORY_UTILIZATION = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The facts about the device that a choice may depend on."""
+
+    device: str
+    num_cores: int
+    dtypes: tuple[str, ...]  # those its arithmetic supports
+
+
+def resolve(
+    args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine, timeout_seconds: float
+) -> EngineConfig:
+    """The concrete configuration.
+
+    Raises:
+        ConfigError: an argument does not fit the model or the machine.
+    """
+    dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
+    max_model_len = args.max_model_len or architecture.max_position_embeddings
+    if max_model_len > architecture.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={max_model_len} is more than the model's own limit of "
+            f"{architecture.max_position_embeddings} positions; lower it"
+        )
+    load_format = "safetensors" if args.load_format == "auto" else args.load_format
+    fingerprint = _fingerprint(folder, architecture, dtype, load_format, args.seed)
+    return EngineConfig(
+        model=ModelConfig(
+            folder=folder,
+            name=args.model or "embedded",
+            architecture=architecture,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            load_format=load_format,
+            seed=args.seed,
+            fingerprint=fingerprint,
+        ),
+        cache=CacheConfig(
+            block_size=args.block_size or DEFAULT_BLOCK_SIZE,
+            dtype=dtype,
+            enable_prefix_caching=args.enable_prefix_caching,
+            memory_bytes=args.kv_cache_memory_bytes,
+            memory_utilization=args.gpu_memory_utilization or DEFAULT_CPU_MEMORY_UTILIZATION,
+        ),
+        scheduler=_resolve_scheduler(args, max_model_len),
+        parallel=ParallelConfig(
+            tensor_parallel_size=args.tensor_parallel_size,
+            pipeline_parallel_size=args.pipeline_parallel_size,
+            distributed_executor_backend=args.distributed_executor_backend or "uni",
+        ),
+        device=DeviceConfig(kind=machine.device, num_threads=args.num_threads or machine.num_cores),
+        execute_model_timeout_seconds=timeout_seconds,
+    )
+
+
+def _resolve_scheduler(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
+    max_num_batched_tokens = args.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS
+    if not args.enable_chunked_prefill:
+        if args.max_num_batched_tokens is None:
+            max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
+        elif max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"without chunked prefill a prompt must fit one step: max_num_batched_tokens={max_num_batched_tokens} is "
+                f"less than max_model_len={max_model_len}; raise the first or lower the second"
+            )
+    max_num_seqs = args.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, max_num_batched_tokens)
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens={max_num_batched_tokens} is less than max_num_seqs={max_num_seqs}: a step could not "
+            "take one token of each; raise the first or lower the second"
+        )
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        policy=args.scheduling_policy,
+    )
+
+
+def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
+    if wanted != "auto":
+        if wanted not in machine.dtypes:
+            raise ConfigError(
+                f"dtype={wanted!r} cannot run on this {machine.device}; it runs {', '.join(machine.dtypes)}: use one of them"
+            )
+        return wanted
+    if checkpoint in machine.dtypes:
+        return checkpoint
+    # float16 weights on a device without float16 arithmetic: bfloat16 has the range, float32 would double the bytes
+    return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
+
+
+def _fingerprint(folder: Path, architecture: ModelArchitecture, dtype: str, load_format: str, seed: int) -> str:
+    text = repr((str(folder.resolve()), architecture, dtype, load_format, seed if load_format == "dummy" else 0))
+    return hashlib.sha256(text.encode()).hexdigest()

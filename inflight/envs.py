@@ -1,0 +1,31 @@
+"""Environment variables, read in one place. Each is a function: tests may change the environment at run time."""
+
+from __future__ import annotations
+
+import os
+
+from inflight.errors import ConfigError
+
+
+def execute_model_timeout_seconds() -> float:
+    """Budget of one step in seconds: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`, or vLLM's name for it; default 60."""
+    for name in ("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"):
+        text = os.environ.get(name)
+        if text is None:
+            continue
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not seconds > 0:
+            raise ConfigError(f"{name}={text!r} is not a positive number of seconds")
+        return seconds
+    return 60.0
+
+
+def log_level() -> str:
+    """`INFLIGHT_LOG_LEVEL`: DEBUG, INFO, WARNING (the default) or ERROR."""
+    level = os.environ.get("INFLIGHT_LOG_LEVEL", "WARNING").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"INFLIGHT_LOG_LEVEL={level!r} is not one of DEBUG, INFO, WARNING, ERROR")
+    return level

@@ -1,0 +1,100 @@
+"""Every error a user of Inflight can meet, as one tree.
+
+    InflightError
+    +-- ConfigError (ValueError)             an argument of the engine, or a model folder, is wrong
+    |   +-- ModelNotFoundError               no such folder or hub id
+    |   +-- UnsupportedModelError            the folder is a model, but not one of the families served
+    |   +-- CheckpointError                  weights are missing, extra, misshapen or truncated
+    |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
+    |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
+    +-- InvalidRequestError (ValueError)     one request is wrong; no other request is touched
+    +-- EngineError (RuntimeError)           the engine itself failed
+        +-- StepError                        a step raised on a rank; carries its traceback
+        +-- StepTimeoutError                 a step, or a call, outlived its budget
+        +-- WorkerDiedError                  a rank is gone
+        +-- EngineClosedError                the engine was shut down before the call
+
+A message says what was given, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class InflightError(Exception):
+    """Base of everything Inflight raises on purpose."""
+
+
+class ConfigError(InflightError, ValueError):
+    """An engine argument or a model folder is wrong; raised before the engine exists."""
+
+
+class ModelNotFoundError(ConfigError):
+    """The model is neither a folder nor an id that the hub (or its cache) knows."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The folder holds a model of a family or variant that Inflight does not serve."""
+
+
+class CheckpointError(ConfigError):
+    """A weight is missing, extra, misshapen, or its file is truncated."""
+
+
+class TokenizerError(ConfigError):
+    """The tokenizer or the chat template is missing or cannot be used."""
+
+
+class OutOfMemoryError(ConfigError):
+    """The device has too little memory for the weights or for one sequence's KV cache."""
+
+
+class InvalidRequestError(InflightError, ValueError):
+    """One request is wrong. It is refused; every other request goes on."""
+
+
+class EngineError(InflightError, RuntimeError):
+    """The engine failed, not the user."""
+
+
+class RankError(EngineError):
+    """An `EngineError` of one rank, in one step or call.
+
+    Attributes:
+        rank: the global rank that failed (or did not answer).
+        step_id: the step's id, or None for an rpc.
+        request_ids: the requests in that step.
+        worker_traceback: the traceback on the worker, as text; empty when there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        step_id: int | None = None,
+        request_ids: Sequence[str] = (),
+        worker_traceback: str = "",
+    ) -> None:
+        super().__init__(f"{message}\n{worker_traceback}" if worker_traceback else message)
+        self.rank = rank
+        self.step_id = step_id
+        self.request_ids = tuple(request_ids)
+        self.worker_traceback = worker_traceback
+
+
+class StepError(RankError):
+    """A step, or a `collective_rpc`, raised on a rank."""
+
+
+class StepTimeoutError(RankError, TimeoutError):
+    """A rank did not answer within the budget."""
+
+
+class WorkerDiedError(RankError):
+    """A rank is gone."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed before, or while, the call was made."""

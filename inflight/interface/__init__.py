@@ -1,0 +1,1 @@
+"""What crosses a boundary: data and ABCs only, and never torch."""

@@ -1,0 +1,58 @@
+"""The KV cache's shape, agreed between the control plane (which counts blocks) and the workers (which hold bytes).
+
+One rank's cache is one byte arena `[num_blocks, block_bytes]`. A block belongs to one KV group at a time and holds
+`block_size` tokens of every layer of that group, contiguously:
+
+    block  | layer 0 | layer 1 | ... | layer L-1 | (padding up to block_bytes)
+
+Groups have equal `block_bytes`, so one pool of block ids serves all of them. Block 0 is the dummy block: it is never
+given to a request, padding rows write to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DUMMY_BLOCK = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheSpec:
+    """One attention layer's cache. `sliding_window` counts the tokens a query sees, itself included; None is all."""
+
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    itemsize: int  # bytes of one element
+    sliding_window: int | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_kv_heads * self.head_dim * self.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of this one layer."""
+        return self.block_size * self.bytes_per_token
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheGroup:
+    """Layers that share one block table. All have the same spec."""
+
+    layer_names: tuple[str, ...]
+    spec: KVCacheSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVCacheConfig:
+    """The cache of one rank: `num_blocks` ids (the dummy block included) of `block_bytes` bytes each."""
+
+    num_blocks: int
+    block_bytes: int
+    groups: tuple[KVCacheGroup, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes

@@ -1,0 +1,61 @@
+"""What an executor and its workers say to each other. Every message carries the epoch and the id it is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecuteModel:
+    """Run one step. Its id is `scheduler_output.step_id`."""
+
+    epoch: int
+    scheduler_output: SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcCall:
+    """Call `method` of the worker. Arguments are plain data (Any: the method says what it takes)."""
+
+    epoch: int
+    call_id: int
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure:
+    """An exception on a worker, as text."""
+
+    type_name: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReply:
+    """One rank's answer to one `ExecuteModel`: its output, or why there is none."""
+
+    epoch: int
+    step_id: int
+    rank: int
+    result: ModelRunnerOutput | WorkerFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcReply:
+    """One rank's answer to one `RpcCall`. `value` is whatever the method returned."""
+
+    epoch: int
+    call_id: int
+    rank: int
+    value: Any = None
+    failure: WorkerFailure | None = None
+
+
+WorkerCommand = ExecuteModel | RpcCall
+WorkerReply = StepReply | RpcReply

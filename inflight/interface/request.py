@@ -1,0 +1,94 @@
+"""A request on its way into the engine core, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.sampling_params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, in OpenAI's words; `ABORT` and `ERROR` are ours."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSampling:
+    """`SamplingParams` with everything decided that needs the tokenizer, the model or chance.
+
+    Attributes:
+        params: as the user gave them.
+        seed: 64 bits; a draw is a pure function of (seed, position). Children of n > 1 have their own, derived.
+        max_tokens: the most tokens to emit, at least 1.
+        stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
+        eos_token_ids: the subset of `stop_token_ids` that is the model's own; its stop_reason is None.
+        bad_words_token_ids: each a sequence whose last token is forbidden where the others precede it.
+    """
+
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreRequest:
+    """One sequence to generate. n > 1 becomes n of these.
+
+    `prompt_leader` names the sibling (same prompt, earlier index) whose prompt blocks this one may share. `arrival_time` is
+    `time.monotonic()`. `cache_salt` separates the prefix caches of users who must not see each other's timing.
+    """
+
+    request_id: str
+    prompt_token_ids: Int32Array
+    sampling: ResolvedSampling
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str = ""
+    prompt_leader: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobsColumns:
+    """Log-probabilities of n positions; column 0 is the token itself, 1..k the most probable ones in falling order."""
+
+    token_ids: Int32Array  # [n, 1 + k]
+    logprobs: Float32Array  # [n, 1 + k], of the raw logits
+    ranks: Int32Array  # [n], 1 = the token was the most probable
+
+    def rows(self, start: int, stop: int) -> LogprobsColumns:
+        return LogprobsColumns(
+            token_ids=self.token_ids[start:stop], logprobs=self.logprobs[start:stop], ranks=self.ranks[start:stop]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreOutput:
+    """What one commit adds to one request.
+
+    `prompt_logprobs` comes in pieces, in order, covering prompt positions 1.. (position 0 has none). `stop_reason` is the
+    stop token id given by the user, None for EOS and length. Times are `time.monotonic()`.
+    """
+
+    request_id: str
+    new_token_ids: tuple[int, ...]
+    logprobs: LogprobsColumns | None = None
+    prompt_logprobs: LogprobsColumns | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    first_scheduled_time: float = 0.0
+    error: str = ""

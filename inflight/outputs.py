@@ -1,0 +1,65 @@
+"""What `generate` and `chat` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the raw logits; `rank` 1 is the most probable token of the vocabulary."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """When things happened, in seconds of `time.monotonic()`."""
+
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    finished_time: float
+
+    @property
+    def time_to_first_token(self) -> float:
+        return self.first_token_time - self.arrival_time
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion of a request.
+
+    `finish_reason` is "stop", "length", "abort" or None while it runs; `stop_reason` the stop string or stop token id that
+    ended it, None for the model's own end token. `logprobs` has one dict per token: token id -> `Logprob`.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """A request with its completions, in the order of their index.
+
+    `prompt_logprobs` has one entry per prompt token; the first is None. `num_cached_tokens` counts prompt tokens whose KV
+    came from the prefix cache. `prompt` is None when the request was given as token ids. `error` says why a completion
+    ended with the finish reason "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: str = ""

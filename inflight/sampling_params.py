@@ -1,0 +1,178 @@
+"""`SamplingParams`: how one request's tokens are chosen and when it ends. The one place where they are validated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from inflight.errors import InvalidRequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 100
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 4096
+MAX_BAD_WORDS = 1024
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to sample, in the words of the OpenAI API and vLLM.
+
+    Attributes:
+        n: how many completions; they share the prompt's KV blocks and draw from seeds derived from (seed, index).
+        temperature: 0 is greedy: the exact argmax, the lowest id on a tie.
+        top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1].
+        top_k: keep the k most probable; 0 or -1 keeps all.
+        min_p: drop tokens less probable than min_p times the most probable; in [0, 1].
+        presence_penalty: subtracted once from a token that was emitted before; in [-2, 2].
+        frequency_penalty: subtracted for every time a token was emitted before; in [-2, 2].
+        repetition_penalty: divides positive (multiplies negative) logits of tokens in the prompt or emitted; > 0.
+        seed: makes the draws repeatable: they are a function of (seed, position) alone. None takes one from the engine.
+        stop: strings that end the request; the text is cut before them.
+        stop_token_ids: tokens that end the request, beside the model's own end tokens.
+        ignore_eos: go on past the model's own end tokens.
+        max_tokens: the most tokens to emit; None is up to the model's context.
+        min_tokens: forbid end tokens, and do not look for stop strings, before so many.
+        logprobs: return so many of the most probable tokens' log-probabilities with each token.
+        prompt_logprobs: the same for the prompt's tokens.
+        logit_bias: token id -> added to its logit; in [-100, 100].
+        bad_words: strings whose tokens are never completed.
+        allowed_token_ids: nothing else can be drawn.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop string, or the stop token's text, at the end of the text.
+        detokenize: False leaves the text empty (and forbids stop strings, which need it).
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] | None = ()
+    allowed_token_ids: Sequence[int] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "bad_words", _tuple("bad_words", self.bad_words))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _tuple("allowed_token_ids", self.allowed_token_ids))
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise InvalidRequestError(f"logit_bias={self.logit_bias!r} is not a mapping of token ids to numbers")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        self._check_numbers()
+        self._check_lists()
+        self._check_contradictions()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, as the tuple it has become."""
+        return tuple(self.stop or ())
+
+    def _check_numbers(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        _check_float("temperature", self.temperature, 0.0, 1e4)
+        _check_float("top_p", self.top_p, 0.0, 1.0, exclude_low=True)
+        _check_int("top_k", self.top_k, -1, 2**31 - 1)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 1e4, exclude_low=True)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name}={getattr(self, name)!r} is not True or False")
+
+    def _check_lists(self) -> None:
+        _check_strings("stop", self.stop_strings, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH)
+        _check_strings("bad_words", self.bad_words or (), MAX_BAD_WORDS, MAX_STOP_STRING_LENGTH)
+        _check_token_ids("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError(
+                    "allowed_token_ids is empty: nothing could be drawn; leave it out to allow all"
+                )
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids, 2**31)
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+        _check_token_ids("logit_bias", bias.keys(), MAX_LOGIT_BIAS)
+        for token_id, value in bias.items():
+            _check_float(f"logit_bias[{token_id}]", value, -100.0, 100.0)
+
+    def _check_contradictions(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequestError("stop strings need the text: drop stop, or leave detokenize=True")
+        if self.greedy and self.n > 1:
+            raise InvalidRequestError(f"n={self.n} with temperature=0 would give {self.n} equal completions; use n=1")
+
+
+def _tuple(name: str, values: object) -> tuple[object, ...]:
+    """A list of the user's, frozen; None is an empty one. A lone string is not taken for its letters."""
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidRequestError(f"{name}={values!r} is not a list")
+    return tuple(values)
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequestError(f"{name}={value!r} is not an integer in [{low}, {high}]")
+
+
+def _check_float(name: str, value: object, low: float, high: float, *, exclude_low: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high  # NaN is not
+    if not good or (exclude_low and value == low):
+        bracket = "(" if exclude_low else "["
+        raise InvalidRequestError(f"{name}={value!r} is not a number in {bracket}{low:g}, {high:g}]")
+
+
+def _check_strings(name: str, values: Iterable[object], max_count: int, max_length: int) -> None:
+    values = list(values)
+    if len(values) > max_count:
+        raise InvalidRequestError(f"{name} has {len(values)} strings; at most {max_count} are allowed")
+    for value in values:
+        if not isinstance(value, str) or not value or len(value) > max_length:
+            raise InvalidRequestError(f"{name} holds {value!r}: each must be a string of 1 to {max_length} characters")
+
+
+def _check_token_ids(name: str, values: Iterable[object], max_count: int) -> None:
+    values = list(values)
+    if len(values) > max_count:
+        raise InvalidRequestError(f"{name} has {len(values)} token ids; at most {max_count} are allowed")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidRequestError(f"{name} holds {value!r}: each must be a token id, an integer of 0 or more")

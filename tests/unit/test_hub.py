@@ -1,0 +1,170 @@
+"""Where models are found: folders, the embedded one, and a hub cache laid out by hand. No network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inflight import hub
+from inflight.errors import ConfigError, ModelNotFoundError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def _model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An offline hub with one model, org/name. The hub reads its variables when it is imported, so they are set there."""
+    import huggingface_hub.constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    repository = cache / "models--org--name"
+    _model(repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    monkeypatch.chdir(tmp_path)
+    return cache
+
+
+def test_none_is_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "EMBEDDED_MODEL", tmp_path / "model")
+    with pytest.raises(ModelNotFoundError, match="embedded model"):
+        hub.resolve_model_folder(None, None)
+    _model(tmp_path / "model")
+    assert hub.resolve_model_folder(None, None) == tmp_path / "model"
+
+
+def test_the_embedded_model_is_package_data() -> None:
+    assert Path(hub.__file__).parent / "demo" / "model" == hub.EMBEDDED_MODEL
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert hub.resolve_model_folder(str(_model(tmp_path / "m")), None) == tmp_path / "m"
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"not a model folder: it holds no config\.json"):
+        hub.resolve_model_folder(str(tmp_path), None)
+
+
+def test_a_tokenizer_needs_no_config(tmp_path: Path) -> None:
+    assert hub.resolve_tokenizer_folder(str(tmp_path)) == tmp_path
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match="is a file"):
+        hub.resolve_model_folder(str(path), None)
+
+
+@pytest.mark.parametrize(
+    "model", ["/no/such", "./x/y", "../y", "~/nowhere/x", "a/b/c", "plain", "a/..", "./a", "a/", ""]
+)
+def test_a_path_that_is_absent_never_asks_the_hub(model: str, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_download", None)
+    with pytest.raises(ModelNotFoundError):
+        hub.resolve_model_folder(model, None)
+
+
+def test_a_hub_id_is_its_snapshot(hub_cache: Path) -> None:
+    snapshot = hub_cache / "models--org--name" / "snapshots" / COMMIT
+    assert hub.resolve_model_folder("org/name", None) == snapshot
+    assert hub.resolve_model_folder("org/name", COMMIT) == snapshot
+
+
+def test_a_folder_goes_before_the_hub(hub_cache: Path, tmp_path: Path) -> None:
+    _model(tmp_path / "org" / "name")
+    assert hub.resolve_model_folder("org/name", None) == Path("org/name")
+
+
+@pytest.mark.parametrize(("model", "revision"), [("org/other", None), ("org/name", "v2")])
+def test_what_is_not_cached_is_one_clear_error(hub_cache: Path, model: str, revision: str | None) -> None:
+    with pytest.raises(ModelNotFoundError, match="not in the hub's cache"):
+        hub.resolve_model_folder(model, revision)
+
+
+def test_an_invalid_hub_id(hub_cache: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="nor a valid hub id"):
+        hub.resolve_model_folder("org/na me", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("RepositoryNotFoundError", "no such model"),
+        ("RevisionNotFoundError", "check the branch"),
+        ("GatedRepoError", "HF_TOKEN"),
+    ],
+)
+def test_answers_of_the_hub(hub_cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str) -> None:
+    import huggingface_hub.errors
+
+    def refuse(*_args: object, **_kwargs: object) -> str:
+        kind = getattr(huggingface_hub.errors, name)
+        raise kind.__new__(kind)  # its constructor wants the response of whichever HTTP library is in use
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelNotFoundError, match=says):
+        hub.resolve_model_folder("org/name", "v1")
+
+
+def test_a_full_disk(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def fail(*_args: object, **_kwargs: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelNotFoundError, match="No space left"):
+        hub.resolve_model_folder("org/name", None)
+
+
+def test_weights_are_asked_for_models_only(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[object] = []
+
+    def record(_model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((revision, allow_patterns))
+        return str(hub_cache / "models--org--name" / "snapshots" / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    hub.resolve_model_folder("org/name", "v1")
+    hub.resolve_tokenizer_folder("org/name")
+    assert asked == [("v1", ["*.json", "*.jinja", "*.safetensors"]), (None, ["*.json", "*.jinja"])]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"[1]", "holds a list"),
+        (b"\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_broken_json(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        hub.read_config(tmp_path)
+
+
+def test_json_files_of_a_model(tmp_path: Path) -> None:
+    assert hub.read_config(_model(tmp_path / "m")) == {"model_type": "llama"}
+    assert hub.read_generation_config(tmp_path / "m") is None
+    (tmp_path / "m" / "generation_config.json").write_text('{"top_k": 5}')
+    assert hub.read_generation_config(tmp_path / "m") == {"top_k": 5}
+    with pytest.raises(ConfigError, match="does not exist"):
+        hub.read_config(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        hub.read_json(tmp_path)

@@ -1,0 +1,158 @@
+"""`SamplingParams`: what is refused, with which words; what is made of what is given."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.errors import InvalidRequestError
+from inflight.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOP_STRING_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
+
+NO_INTEGERS = [1.0, 1.5, "1", True, None, [1]]
+NO_NUMBERS = [math.nan, math.inf, -math.inf, "1", True, None, [1.0], 10**400, 1j]
+
+# field, the values at its edges that are allowed, and just outside
+RANGES: list[tuple[str, list[Any], list[Any]]] = [
+    ("n", [1, MAX_N], [0, -1, MAX_N + 1, *NO_INTEGERS]),
+    ("temperature", [0, 0.0, 1e-30, 1e4], [-1e-9, 1e4 + 1, *NO_NUMBERS]),
+    ("top_p", [1e-300, 0.5, 1, 1.0], [0, 0.0, -0.1, 1.0000001, *NO_NUMBERS]),
+    ("top_k", [-1, 0, 1, 2**31 - 1], [-2, 2**31, *NO_INTEGERS]),
+    ("min_p", [0, 0.0, 1.0], [-0.1, 1.1, *NO_NUMBERS]),
+    ("presence_penalty", [-2, 0, 2.0], [-2.01, 2.01, *NO_NUMBERS]),
+    ("frequency_penalty", [-2, 0, 2.0], [-2.01, 2.01, *NO_NUMBERS]),
+    ("repetition_penalty", [1e-9, 1, 1e4], [0, 0.0, -1.0, 1e5, *NO_NUMBERS]),
+    ("seed", [None, 0, -1, MAX_SEED, -MAX_SEED - 1], [MAX_SEED + 1, -MAX_SEED - 2, 1.0, "1", True]),
+    ("max_tokens", [None, 1, 2**31 - 1], [0, -1, 2**31, 1.0, "1", True]),
+    ("min_tokens", [0, 16], [-1, 2**31, *NO_INTEGERS]),
+    ("logprobs", [None, 0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1, 1.0, "1", True]),
+    ("prompt_logprobs", [None, 0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1, 1.0, "1", True]),
+    ("ignore_eos", [True, False], [0, 1, None, "yes"]),
+    ("skip_special_tokens", [True, False], [0, None]),
+    ("include_stop_str_in_output", [True, False], [0, None]),
+    ("detokenize", [True, False], [0, None]),
+    ("stop", [None, "a", "", [], ["a", "b"], ("a",), ["a" * MAX_STOP_STRING_LENGTH], ["a"] * MAX_STOP_STRINGS], []),
+    ("stop", [], [[""], ["a", ""], [1], [None], 5, b"ab", {"a": 1}]),
+    ("stop", [], [["a" * (MAX_STOP_STRING_LENGTH + 1)], ["a"] * (MAX_STOP_STRINGS + 1)]),
+    ("stop_token_ids", [None, [], [0], range(MAX_STOP_TOKEN_IDS)], [range(MAX_STOP_TOKEN_IDS + 1)]),
+    ("stop_token_ids", [], [[-1], [1.0], ["1"], [True], [None], 5, "12"]),
+    ("bad_words", [None, [], ["a"], ["a"] * MAX_BAD_WORDS], [["a"] * (MAX_BAD_WORDS + 1)]),
+    ("bad_words", [], ["bad", [""], [1], 5, ["a" * (MAX_STOP_STRING_LENGTH + 1)]]),
+    ("allowed_token_ids", [None, [0], range(10_000)], [[], (), [-1], [1.0], ["1"], [True], 5, "12"]),
+    ("logit_bias", [None, {}, {0: 1}, {5: -100.0, 6: 100}, dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0)], []),
+    ("logit_bias", [], [{0: 100.1}, {0: -101}, {-1: 1.0}, {"5": 1.0}, {True: 1.0}, {0: math.nan}, {0: "1"}, {0: None}]),
+    ("logit_bias", [], [dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0), 5, [(1, 2.0)], "ab"]),
+]
+
+
+def with_field(name: str, value: object) -> SamplingParams:
+    fields: dict[str, Any] = {name: value}  # Any: wrong types are the point
+    return SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, good, _ in RANGES for value in good])
+def test_what_is_allowed(name: str, value: object) -> None:
+    with_field(name, value)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, _, bad in RANGES for value in bad])
+def test_what_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        with_field(name, value)
+
+
+def test_every_field_is_tested() -> None:
+    assert {name for name, _, _ in RANGES} == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@given(name=st.sampled_from(sorted({name for name, _, _ in RANGES})), value=st.from_type(object) | st.lists(st.text()))
+def test_no_value_raises_anything_else(name: str, value: object) -> None:
+    try:
+        with_field(name, value)
+    except InvalidRequestError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16"),
+        ({"min_tokens": 2, "max_tokens": 1}, "min_tokens=2 is more than max_tokens=1"),
+        ({"stop": "a", "detokenize": False}, "stop strings need the text"),
+        ({"n": 2, "temperature": 0}, "use n=1"),
+        ({"top_p": 0.0}, r"top_p=0.0 is not a number in \(0, 1\]"),
+        ({"temperature": -1}, r"temperature=-1 is not a number in \[0, 10000\]"),
+        ({"n": 0}, rf"n=0 is not an integer in \[1, {MAX_N}\]"),
+        ({"logit_bias": {7: 200}}, r"logit_bias\[7\]=200 is not a number in \[-100, 100\]"),
+        ({"allowed_token_ids": []}, "leave it out to allow all"),
+        ({"bad_words": "bad"}, "bad_words='bad' is not a list"),
+    ],
+)
+def test_the_message_says_what_is_wrong(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**fields)
+
+
+def test_contradictions_that_are_none() -> None:
+    SamplingParams(min_tokens=100, max_tokens=100)
+    SamplingParams(min_tokens=10**6, max_tokens=None)
+    SamplingParams(detokenize=False, stop=None, stop_token_ids=[1])
+    SamplingParams(n=3, temperature=0.1)
+
+
+def test_an_invalid_request_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="top_k"):
+        SamplingParams(top_k=-2)
+
+
+def test_lists_are_frozen_copies() -> None:
+    stop, ids, bias, words = ["a"], [1, 2], {3: 1.0}, ["b"]
+    params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias, bad_words=words, allowed_token_ids=ids)
+    for mutable in (stop, ids, words):
+        mutable.clear()  # type: ignore[attr-defined]
+    bias.clear()
+    assert params.stop == params.stop_strings == ("a",)
+    assert params.stop_token_ids == (1, 2)
+    assert params.allowed_token_ids == (1, 2)
+    assert params.logit_bias == {3: 1.0}
+    assert params.bad_words == ("b",)
+
+
+def test_generators_are_read_once() -> None:
+    assert SamplingParams(stop_token_ids=(i for i in (1, 2))).stop_token_ids == (1, 2)  # type: ignore[arg-type]
+
+
+def test_stop_in_its_forms() -> None:
+    assert SamplingParams(stop="ab").stop_strings == ("ab",)
+    assert SamplingParams(stop="").stop_strings == ()
+    assert SamplingParams(stop=None).stop_strings == ()
+    assert SamplingParams().stop_strings == ()
+
+
+def test_greedy() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams(temperature=1e-9).greedy
+    assert not SamplingParams().greedy
+
+
+def test_it_is_a_value() -> None:
+    params = SamplingParams(temperature=0.5, stop=["a"], logit_bias={1: 2.0})
+    assert params == SamplingParams(temperature=0.5, stop="a", logit_bias={1: 2.0})
+    assert dataclasses.replace(params, temperature=0.6) != params
+    assert dataclasses.replace(params, temperature=0.5) == params
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.top_k = 3  # type: ignore[misc]
