@@ -1,0 +1,32 @@
+"""Names of full blocks: a SHA-256 chain over everything that changes what the block holds.
+
+    root   = SHA-256(model fingerprint, cache_salt)
+    key(i) = SHA-256(key(i - 1), tokens of block i)         key(-1) = root
+
+The full digest is the name; it is never shortened, so two contents never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from inflight.interface.request import Int32Array
+
+
+class BlockHasher:
+    """Computes the chain for one model and block size."""
+
+    def __init__(self, fingerprint: str, block_size: int) -> None:
+        self._fingerprint = fingerprint.encode()
+        self.block_size = block_size
+
+    def root(self, cache_salt: str) -> bytes:
+        salt = cache_salt.encode()
+        return hashlib.sha256(len(self._fingerprint).to_bytes(8, "little") + self._fingerprint + salt).digest()
+
+    def extend(self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int) -> None:
+        """Append keys to `hashes` until it has `num_blocks`; `token_ids` hold at least that many full blocks."""
+        size = self.block_size
+        for i in range(len(hashes), num_blocks):
+            parent = hashes[-1] if hashes else root
+            hashes.append(hashlib.sha256(parent + token_ids[i * size : (i + 1) * size].tobytes()).digest())

@@ -1,0 +1,80 @@
+"""`Request`: the truth about one sequence. Owned by the scheduler; workers hold copies that can be rebuilt from it."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+
+from inflight.interface.request import EngineCoreRequest, Int32Array
+from inflight.kv_cache.manager import RequestBlocks
+
+NO_SLOT = -1
+
+
+class RequestStatus(Enum):
+    """WAITING -> RUNNING -> FINISHED; RUNNING -> PREEMPTED -> RUNNING any number of times; any -> FINISHED."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """Tokens, progress and blocks of one sequence.
+
+    `num_computed_tokens` moves toward `num_tokens`; the request samples when a step reaches it. Tokens are appended at
+    commit only. While RUNNING it has a slot in the workers' batch.
+    """
+
+    __slots__ = (
+        "_token_ids",
+        "blocks",
+        "core",
+        "first_scheduled_time",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_logprobs_done",
+        "num_prompt_tokens",
+        "num_tokens",
+        "order",
+        "request_id",
+        "sampling",
+        "slot",
+        "status",
+    )
+
+    def __init__(self, core: EngineCoreRequest, *, order: int, blocks: RequestBlocks, max_model_len: int) -> None:
+        self.core = core
+        self.request_id = core.request_id
+        self.sampling = core.sampling
+        self.order = order
+        self.blocks = blocks
+        self.status = RequestStatus.WAITING
+        self.slot = NO_SLOT
+        self.num_prompt_tokens = self.num_tokens = len(core.prompt_token_ids)
+        self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = -1  # not known before the first admission
+        self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
+        self.first_scheduled_time = 0.0
+        self._token_ids = np.array(core.prompt_token_ids, dtype=np.int32)
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """Prompt and emitted tokens. A view: later appends do not change what it shows."""
+        return self._token_ids[: self.num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    def append(self, token_id: int) -> None:
+        if self.num_tokens == len(self._token_ids):
+            grown = np.empty(min(self.max_num_tokens, self.num_tokens * 2 + 64), dtype=np.int32)
+            grown[: self.num_tokens] = self._token_ids
+            self._token_ids = grown
+        self._token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1

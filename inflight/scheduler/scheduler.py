@@ -1,0 +1,319 @@
+"""`Scheduler`: decides what each step computes, and takes in what it computed.
+
+There is no prefill and no decode phase: a request has `num_computed_tokens`, and a step moves some requests toward their
+`num_tokens` within one token budget. Side effects:
+
+    schedule()             1. running requests get their next tokens, in queue order; when blocks run out, the last
+                              in that order is preempted: it loses blocks and slot, and waits with all its tokens
+                           2. waiting requests are admitted while budget, slots and blocks last
+    update_from_output()   1. tokens are appended, progress and the prefix cache advance
+                           2. requests that end give back blocks and slot
+
+Plans are committed in the order in which they were made. A request that was aborted while its step was in flight is
+passed over at commit.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from inflight.config.engine import SchedulerConfig
+from inflight.errors import EngineError
+from inflight.interface.request import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    LogprobsColumns,
+)
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
+from inflight.scheduler.plan import PlannedRow, make_plan
+from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
+from inflight.scheduler.request_queue import RequestQueue
+
+NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, or every token is forbidden"
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start."""
+
+    num_preemptions: int = 0
+    num_queried_tokens: int = 0  # prompt tokens asked of the prefix cache
+    num_hit_tokens: int = 0
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager, *, max_model_len: int) -> None:
+        self._config = config
+        self._kv_cache = kv_cache
+        self._max_model_len = max_model_len
+        self._requests: dict[str, Request] = {}
+        self._waiting = RequestQueue(config.policy)
+        self._running: list[Request] = []  # in queue order
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
+        self._num_added = 0
+        self._num_steps = 0
+        self.stats = SchedulerStats()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(self, core: EngineCoreRequest) -> None:
+        """Queue a request. Its id is free and its sizes have been checked by the input processor."""
+        assert core.request_id not in self._requests, core.request_id
+        blocks = self._kv_cache.new_request(core.cache_salt)
+        request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
+        self._num_added += 1
+        self._requests[core.request_id] = request
+        self._waiting.push(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._finish(request)
+
+    # -- schedule ------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Plan the next step, or None when nothing can be computed now."""
+        rows: list[PlannedRow] = []
+        num_preemptions = self.stats.num_preemptions
+        budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
+        if num_preemptions == self.stats.num_preemptions:  # else the blocks would be taken back at once
+            self._schedule_waiting(rows, budget)
+        if not rows:
+            if self._requests and not self._in_flight:
+                raise EngineError(
+                    f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight"
+                )
+            return None
+        plan = make_plan(self._num_steps, rows, self._kv_cache.num_groups)
+        self._num_steps += 1
+        self._in_flight.append((plan, [row.request for row in rows]))
+        return plan
+
+    def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
+        running, allocate = self._running, self._kv_cache.allocate_slots
+        i = 0
+        while i < len(running):
+            request = running[i]
+            # every running request after this one keeps a token of the budget: a long prompt delays nobody's next token
+            spare = budget - (len(running) - i - 1)
+            count = min(request.num_tokens - request.num_computed_tokens, spare)
+            end = request.num_computed_tokens + count
+            grown = allocate(request.blocks, end)
+            while grown is None:
+                victim = running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    return budget
+                grown = allocate(request.blocks, end)
+            rows.append(PlannedRow(request, count, grown, False))
+            budget -= count
+            i += 1
+        return budget
+
+    def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
+        held: list[Request] = []
+        while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
+            if self._waits_for_leader(request):
+                held.append(self._waiting.pop())
+                continue
+            row = self._admit(request, budget)
+            if row is None:
+                break
+            rows.append(row)
+            budget -= row.num_tokens
+        for request in held:
+            self._waiting.push(request)
+
+    def _admit(self, request: Request, budget: int) -> PlannedRow | None:
+        """Move the head of the queue into a slot, or None when budget or blocks do not suffice."""
+        computed = self._computed_blocks(request)
+        start = len(computed[0]) * self._kv_cache.block_size if computed else 0
+        count = request.num_tokens - start
+        if count > budget:
+            if not self._config.enable_chunked_prefill:
+                return None
+            count = budget
+        grown = self._kv_cache.allocate_slots(request.blocks, start + count, computed)
+        if grown is None:
+            return None
+        self._waiting.pop()
+        request.status = RequestStatus.RUNNING
+        request.slot = self._free_slots.pop()
+        request.num_computed_tokens = start
+        request.blocks.num_committed = start // self._kv_cache.block_size
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = start
+            request.first_scheduled_time = time.monotonic()
+        self.stats.num_queried_tokens += request.num_tokens
+        self.stats.num_hit_tokens += start
+        bisect.insort(self._running, request, key=self._waiting.key)
+        return PlannedRow(request, count, grown, True)
+
+    def _computed_blocks(self, request: Request) -> tuple[list[int], ...]:
+        """Blocks the request need not compute: its leader's, or what the prefix cache has."""
+        last = request.num_tokens - 1  # this token at least is computed, its logits are wanted
+        if request.sampling.params.prompt_logprobs is not None:
+            last = min(last, request.num_prompt_logprobs_done - 1)
+        if request.status is RequestStatus.WAITING and (leader := self._leader(request)) is not None:
+            shared = self._kv_cache.share_prompt(leader.blocks, last // self._kv_cache.block_size)
+            if shared != NO_BLOCKS:
+                return shared
+        return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
+
+    def _leader(self, request: Request) -> Request | None:
+        """The running sibling whose prompt blocks can be shared now."""
+        leader = self._requests.get(request.core.prompt_leader or "")
+        if leader is None or leader.status is not RequestStatus.RUNNING:
+            return None
+        return leader if leader.num_computed_tokens >= request.num_prompt_tokens - 1 else None
+
+    def _waits_for_leader(self, request: Request) -> bool:
+        """A child of n > 1 waits while its leader is still computing the prompt they share."""
+        if request.status is not RequestStatus.WAITING or request.num_prompt_tokens <= self._kv_cache.block_size:
+            return False
+        leader = self._requests.get(request.core.prompt_leader or "")
+        if leader is None or leader.status is RequestStatus.PREEMPTED:
+            return False
+        return leader.num_computed_tokens < request.num_prompt_tokens - 1
+
+    def _preempt(self, request: Request) -> None:
+        self._requeue(request)
+        self.stats.num_preemptions += 1
+
+    def _requeue(self, request: Request) -> None:
+        self._release(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        self._waiting.push(request)
+
+    # -- commit --------------------------------------------------------------------------------------------------
+
+    def update_from_output(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        """Take in the oldest step in flight. Returns what it adds to its requests, in the plan's row order."""
+        planned, requests = self._in_flight.popleft()
+        assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
+        ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
+        sampled = iter(output.sampled_token_ids.tolist())
+        tokens = [next(sampled) if samples else None for samples in plan.samples.tolist()]
+        logprobs = _by_row(plan, output)
+        prompt_logprobs = {piece.row: piece for piece in output.prompt_logprobs}
+        results: list[EngineCoreOutput] = []
+        for row, request in enumerate(requests):
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            request.num_computed_tokens = ends[row]
+            self._kv_cache.commit(request.blocks, request.token_ids, ends[row])
+            piece = prompt_logprobs.get(row)
+            if piece is not None:
+                request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
+            token = tokens[row]
+            if token is None and piece is None:
+                continue
+            finish_reason = None if token is None else self._append(request, token)
+            failed = finish_reason is FinishReason.ERROR
+            results.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=() if token is None or failed else (token,),
+                    logprobs=logprobs.get(row),
+                    prompt_logprobs=None if piece is None else piece.columns,
+                    finish_reason=finish_reason,
+                    stop_reason=_stop_reason(request, token, finish_reason),
+                    num_cached_tokens=request.num_cached_tokens,
+                    first_scheduled_time=request.first_scheduled_time,
+                    error=NOTHING_TO_DRAW if failed else "",
+                )
+            )
+        return results
+
+    def void(self, plan: SchedulerOutput) -> None:
+        """Drop the oldest step in flight, whose result will never come.
+
+        Its requests wait again with all their tokens: what the workers have of them is not known, so they travel in full.
+        """
+        planned, requests = self._in_flight.popleft()
+        assert planned is plan
+        for request in requests:
+            if request.status is RequestStatus.RUNNING:
+                self._requeue(request)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached contents; running requests keep their blocks."""
+        self._kv_cache.pool.forget_all()
+
+    def check_integrity(self) -> None:
+        """Assert that slots, blocks and queues agree. For tests, at any moment between two calls."""
+        live = list(self._requests.values())
+        running = [request for request in live if request.status is RequestStatus.RUNNING]
+        assert sorted(self._waiting.key(r) for r in running) == [self._waiting.key(r) for r in self._running]
+        assert len(live) == len(self._running) + len(self._waiting)
+        slots = [request.slot for request in running]
+        assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs))
+        for request in live:
+            assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
+            assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
+        self._kv_cache.check_integrity([request.blocks for request in live])
+
+    def _append(self, request: Request, token: int) -> FinishReason | None:
+        """Add a sampled token; end the request when it says so. A negative one says that none could be drawn."""
+        if token < 0:
+            self._finish(request)
+            return FinishReason.ERROR
+        request.append(token)
+        sampling = request.sampling
+        reason = None
+        if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
+            reason = FinishReason.STOP
+        elif request.num_tokens >= request.max_num_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._finish(request)
+        return reason
+
+    def _finish(self, request: Request) -> None:
+        was_running = request.status is RequestStatus.RUNNING
+        request.status = RequestStatus.FINISHED
+        if was_running:
+            self._release(request)
+        else:
+            self._waiting.remove(request)
+        del self._requests[request.request_id]
+
+    def _release(self, request: Request) -> None:
+        """Give back blocks and slot of a running request."""
+        self._kv_cache.free(request.blocks)
+        self._free_slots.append(request.slot)
+        request.slot = NO_SLOT
+        i = bisect.bisect_left(self._running, self._waiting.key(request), key=self._waiting.key)
+        del self._running[i]
+
+
+def _by_row(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, LogprobsColumns]:
+    """Plan row -> the log-probabilities of the token sampled there."""
+    if output.logprobs is None:
+        return {}
+    sampling_rows: Sequence[int] = plan.samples.nonzero()[0].tolist()
+    return {sampling_rows[j]: output.logprobs.rows(k, k + 1) for k, j in enumerate(output.logprobs_rows.tolist())}
+
+
+def _stop_reason(request: Request, token: int | None, reason: FinishReason | None) -> int | None:
+    return token if reason is FinishReason.STOP and token not in request.sampling.eos_token_ids else None

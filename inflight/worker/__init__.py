@@ -1,0 +1,1 @@
+"""One rank: the `Worker`, its `ModelRunner` and the persistent batch."""

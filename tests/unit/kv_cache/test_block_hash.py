@@ -1,0 +1,36 @@
+"""The chain of block names."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inflight.kv_cache.block_hash import BlockHasher
+
+
+def chain(tokens: list[int], *, fingerprint: str = "m", salt: str = "", block_size: int = 4) -> list[bytes]:
+    hasher = BlockHasher(fingerprint, block_size)
+    hashes: list[bytes] = []
+    hasher.extend(hasher.root(salt), hashes, np.array(tokens, dtype=np.int32), len(tokens) // block_size)
+    return hashes
+
+
+def test_equal_beginnings_have_equal_names_and_nothing_else_has() -> None:
+    base = chain(list(range(12)))
+    assert chain([*range(8), 99, 9, 10, 11])[:2] == base[:2]
+    assert chain([*range(8), 99, 9, 10, 11])[2] != base[2]
+    assert chain([99, *range(1, 12)])[1] != base[1]  # same second block, other beginning
+    assert all(len(name) == 32 for name in base)
+
+
+def test_model_and_salt_are_part_of_the_name() -> None:
+    tokens = list(range(4))
+    names = {chain(tokens, fingerprint=f, salt=s)[0] for f, s in [("m", ""), ("n", ""), ("m", "a"), ("ma", "")]}
+    assert len(names) == 4
+
+
+def test_extending_goes_on_where_it_stopped() -> None:
+    hasher, tokens = BlockHasher("m", 4), np.arange(16, dtype=np.int32)
+    hashes: list[bytes] = []
+    for count in (1, 2, 2, 4):
+        hasher.extend(hasher.root(""), hashes, tokens, count)
+    assert hashes == chain(list(range(16)))

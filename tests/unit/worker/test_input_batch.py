@@ -1,0 +1,81 @@
+"""`InputBatch`: plans in, flat columns out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inflight.interface.request import ResolvedSampling
+from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput
+from inflight.sampling_params import SamplingParams
+from inflight.worker.input_batch import InputBatch
+
+SAMPLING = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=4)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def new(slot: int, tokens: np.ndarray, blocks: np.ndarray) -> NewRequestData:
+    return NewRequestData(
+        request_id=f"r{slot}",
+        slot=slot,
+        token_ids=tokens,
+        num_prompt_tokens=len(tokens),
+        block_ids=(blocks,),
+        sampling=SAMPLING,
+    )
+
+
+def plan(
+    slots: np.ndarray, computed: np.ndarray, scheduled: np.ndarray, samples: list[bool], **more: object
+) -> SchedulerOutput:
+    empty = BlockTableDelta(slots=ints(), columns=ints(), block_ids=ints())
+    fields: dict[str, object] = {"new_requests": (), "block_table_deltas": (empty,), **more}
+    return SchedulerOutput(
+        step_id=0,
+        request_ids=tuple(f"r{slot}" for slot in slots),
+        slots=slots,
+        num_computed_tokens=computed,
+        num_scheduled_tokens=scheduled,
+        samples=np.array(samples),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def test_a_chunk_a_prompt_and_a_decode_in_one_step() -> None:
+    batch = InputBatch(max_num_seqs=4, max_model_len=16, block_size=4, num_groups=1)
+    first = plan(
+        ints(2, 0),
+        ints(0, 0),
+        ints(3, 2),
+        [False, True],
+        new_requests=(new(2, ints(10, 11, 12, 13, 14), ints(5, 6)), new(0, ints(20, 21), ints(7))),
+    )
+    batch.apply(first)
+    inputs = batch.step_inputs(first)
+    assert inputs.input_ids.tolist() == [10, 11, 12, 20, 21]
+    assert inputs.positions.tolist() == [0, 1, 2, 0, 1]
+    assert inputs.query_start_loc.tolist() == [0, 3, 5]
+    assert inputs.seq_lens.tolist() == [3, 2]
+    assert inputs.sampling_rows.tolist() == [1]
+    batch.append_sampled(ints(0), ints(22))
+    second = plan(ints(2, 0), ints(3, 2), ints(2, 1), [True, True])
+    inputs = batch.step_inputs(second)
+    assert inputs.input_ids.tolist() == [13, 14, 22]
+    assert inputs.positions.tolist() == [3, 4, 2]
+    assert batch.block_table(0, ints(2, 0), 5)[0].tolist() == [5, 6]
+
+
+def test_block_table_deltas_go_to_their_columns() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
+    delta = BlockTableDelta(slots=ints(1, 1, 0), columns=ints(2, 3, 0), block_ids=ints(8, 9, 4))
+    batch.apply(plan(ints(1), ints(0), ints(1), [True], block_table_deltas=(delta,)))
+    assert batch.block_table(0, ints(0, 1), 16).tolist() == [[4, 0, 0, 0], [0, 0, 8, 9]]
+
+
+def test_the_last_token_of_a_full_sequence_is_not_kept() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=2, block_size=4, num_groups=1)
+    batch.apply(plan(ints(0), ints(0), ints(2), [True], new_requests=(new(0, ints(1, 2), ints(3)),)))
+    batch.append_sampled(ints(0), ints(9))
+    assert batch.token_ids[0].tolist() == [1, 2]
