@@ -1,0 +1,1 @@
+"""One model replica: an `Executor` that drives one `Worker` per rank, whatever carries the bytes between them."""

@@ -1,0 +1,257 @@
+"""`Executor`: drives one model replica, one `Worker` per rank. The whole step protocol lives here, once.
+
+A concrete executor says only how ranks are launched and how a message reaches them:
+
+    execute_model ── add to the ReplyTable ── _send(rank, command) ──▶ rank ──▶ _deliver(reply) ── ReplyTable ──▶ future
+                                                                         ╰────▶ _rank_died(rank, reason) ──▶ futures fail
+
+Order matters in two places. Messages are sent to every rank in one and the same order, whichever threads call: collectives on
+the ranks rely on it. A message is in the table before it is sent: its reply may come before `_send` returns.
+
+Plans, arguments and results may pass by reference (in one process they do): they are frozen, and nobody changes them after.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, overload
+
+from inflight.config.engine import EngineConfig
+from inflight.errors import ConfigError
+from inflight.executor.pending import PendingCall, PendingStep
+from inflight.executor.reply_table import ReplyTable
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.messages import ExecuteModel, RpcCall, WorkerCommand, WorkerReply
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(ABC):
+    """One model replica. Any thread may call any method; a future's callback must not make a blocking call.
+
+    Every method that reaches the ranks raises, or sets in the future that it returns:
+        StepError: the worker raised; the error holds its traceback.
+        StepTimeoutError: ranks were silent for too long. Their late replies are dropped.
+        WorkerDiedError: a rank died before or during the call.
+        EngineClosedError: `shutdown` was called before or during the call.
+
+    A concrete executor's constructor ends with `_start()`, and returns when every rank has loaded its model.
+    """
+
+    @staticmethod
+    def get_class(config: EngineConfig) -> type[Executor]:
+        """The class for `config.parallel.distributed_executor_backend`. Imports what that class needs, and no other."""
+        backend = config.parallel.distributed_executor_backend
+        if backend == "uni":
+            from inflight.executor.uniproc import UniProcExecutor  # it imports this module, for its base class
+
+            return UniProcExecutor
+        raise ConfigError(f"distributed_executor_backend={backend!r} is not one of: 'uni'")
+
+    def __init__(self, config: EngineConfig) -> None:
+        parallel = config.parallel
+        self.config = config
+        self.world_size = parallel.world_size
+        self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first TP rank of the last stage
+        self._step_budget = config.execute_model_timeout_seconds
+        self._table = ReplyTable(
+            num_ranks=self.world_size,
+            output_rank=self.output_rank,
+            step_budget=self._step_budget,
+            activity=self._activity,
+        )
+        self._call_ids = itertools.count()
+        self._send_lock = threading.Lock()  # held while one message goes to all ranks
+        self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
+        self._kv_cache_specs: list[dict[str, KVCacheSpec]] | None = None
+        self._available_memory: list[int] | None = None
+        self._kv_cache_configs: list[KVCacheConfig] | None = None
+
+    # -- start-up, in this order; each is idempotent -----------------------------------------------------------
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        """Per rank: layer name -> spec."""
+        if self._kv_cache_specs is None:
+            self._kv_cache_specs = self.collective_rpc("get_kv_cache_specs")
+        return list(self._kv_cache_specs)
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the KV cache per rank, after a real profile run."""
+        if self._available_memory is None:
+            self._available_memory = self.collective_rpc("determine_available_memory")
+        return list(self._available_memory)
+
+    def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
+        """Allocate the caches, one config per rank, then warm up. Nothing happens for configs equal to the last ones."""
+        configs = list(kv_cache_configs)
+        assert len(configs) == self.world_size, f"{len(configs)} KV cache configs for {self.world_size} ranks"
+        if configs == self._kv_cache_configs:
+            return
+        pending = PendingCall("initialize_from_config", self.world_size, timeout=None, unique_reply_rank=None)
+        self._send_call(pending, [(config,) for config in configs], {})
+        pending.future.result()
+        self._kv_cache_configs = configs
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    @overload
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: Literal[False] = False
+    ) -> ModelRunnerOutput: ...
+    @overload
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: Literal[True]
+    ) -> Future[ModelRunnerOutput]: ...
+    @overload
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]: ...
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, non_block: bool = False
+    ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+        """Run one step on all ranks. Step ids rise from call to call.
+
+        The output is ready when every rank has ended the step: tokens from `output_rank`, `KVConnectorOutput` from all. An
+        error is there as soon as the first rank reports one. With `non_block` every error is in the future, also that the
+        executor is closed: a plan, once made, has one way to fail. The futures may be waited for in any order.
+
+        A step may take `execute_model_timeout_seconds`, counted from the call or from the end of the step before it.
+        """
+        pending = PendingStep(scheduler_output, self.world_size)
+        command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
+        with self._send_lock:
+            if self._table.add_step(pending):
+                for rank in range(self.world_size):
+                    self._send(rank, command)
+        future: Future[ModelRunnerOutput] = pending.future
+        return future if non_block else future.result()
+
+    def execute_dummy_batch(self) -> None:
+        """Run a forward pass that belongs to no request, on all ranks, within the budget of a step."""
+        self.collective_rpc("execute_dummy_batch", timeout=self._step_budget)
+
+    # -- everything else is one call ---------------------------------------------------------------------------
+    # Arguments and values are Any: the worker's method says what it takes and returns.
+
+    @overload
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        non_block: Literal[False] = False,
+        unique_reply_rank: None = None,
+    ) -> list[Any]: ...
+    @overload
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        non_block: Literal[False] = False,
+        unique_reply_rank: int,
+    ) -> Any: ...
+    @overload
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        non_block: Literal[True],
+        unique_reply_rank: int | None = None,
+    ) -> Future[Any]: ...
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+    ) -> Any:
+        """Call a public method of every worker, after the steps and calls that were submitted before.
+
+        Returns:
+            A list with one value per rank; or the value of `unique_reply_rank`, as soon as that rank has replied (all ranks
+            run the call, and what fails on the others is logged); with `non_block` a future of either.
+
+        Args:
+            timeout: seconds from now, the steps in front included; None waits as long as the ranks live.
+        """
+        assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
+        pending = PendingCall(method, self.world_size, timeout, unique_reply_rank)
+        self._send_call(pending, [tuple(args)] * self.world_size, dict(kwargs or {}))
+        return pending.future if non_block else pending.future.result()
+
+    def _send_call(self, pending: PendingCall, args_of_rank: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> None:
+        with self._send_lock:
+            call_id, epoch = next(self._call_ids), self._table.epoch
+            if self._table.add_call(call_id, pending):
+                for rank, args in enumerate(args_of_rank):
+                    command = RpcCall(epoch=epoch, call_id=call_id, method=pending.method, args=args, kwargs=kwargs)
+                    self._send(rank, command)
+
+    # -- health and end ----------------------------------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Ask every rank, within the budget of a step; steps in front count. Raises if one cannot serve."""
+        self._table.raise_if_unusable("check_health")  # a closed or broken executor needs no round trip
+        self.collective_rpc("check_health", timeout=self._step_budget)
+
+    def shutdown(self) -> None:
+        """Fail what is pending with `EngineClosedError`, then stop the ranks. Idempotent: a second call returns at once.
+
+        Takes a bounded time, whatever the ranks are doing.
+        """
+        if self._shut_down.acquire(blocking=False):
+            self._table.close()
+            self._terminate()
+
+    # -- what a concrete executor supplies ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _launch(self) -> None:
+        """Start every rank and wait until its worker is constructed and its model is loaded.
+
+        Raises:
+            InflightError: as raised on the rank (a ConfigError stays one); anything else as a `WorkerDiedError` with traceback.
+        """
+
+    @abstractmethod
+    def _send(self, rank: int, command: WorkerCommand) -> None:
+        """Queue a message for a rank. Must not wait for the rank, nor raise: that a rank is gone is told to `_rank_died`."""
+
+    @abstractmethod
+    def _terminate(self) -> None:
+        """Stop and forget every rank that was launched, also after a failed `_launch`. Called once, bounded in time."""
+
+    def _activity(self, rank: int) -> str:
+        """What the rank is doing, for a timeout's message; "" if unknown. Must neither wait nor call the executor."""
+        return ""
+
+    # -- what a concrete executor calls ------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            self._launch()
+        except BaseException:  # an interrupt, too: no rank outlives the constructor that failed
+            self.shutdown()
+            raise
+
+    def _deliver(self, reply: WorkerReply) -> None:
+        """A rank's reply, from any thread, in any order, any number of times."""
+        self._table.deliver(reply)
+
+    def _rank_died(self, rank: int, reason: str) -> None:
+        """A rank is gone for good. From any thread, any number of times."""
+        self._table.rank_died(rank, reason)

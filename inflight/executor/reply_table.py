@@ -1,0 +1,271 @@
+"""`ReplyTable`: which messages the ranks have not answered yet, found by (epoch, id) and never by position.
+
+Owns every pending step and call, the reports of the KV connectors that are not complete, and one thread that watches the
+deadlines. Any thread may call any method. Futures are settled outside the lock, so a future's callback may call back.
+
+A reply goes through these steps, and ends at the first that does not let it pass:
+
+1. of another epoch, of an id that is not here (complete, or never sent), or of a rank that has replied: dropped;
+2. it takes its rank out of `missing`; the last one takes the message out of the table;
+3. a failure settles the future at once, with an error: the ranks that wait for the failed one may never reply;
+4. of a step, when all ranks have replied, the KV connectors' reports are taken in, also if its future has failed before:
+   they are true whatever became of the tokens, and come out with the next step that succeeds;
+5. the future is settled with the result, unless it was settled before (then the reply is late, and its result dropped).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from inflight.errors import EngineClosedError, EngineError, StepTimeoutError, WorkerDiedError
+from inflight.executor.aggregation import KVConnectorAggregator, merge_outputs
+from inflight.executor.pending import Pending, PendingCall, PendingStep
+from inflight.interface.messages import RpcReply, StepReply, WorkerFailure, WorkerReply
+
+logger = logging.getLogger(__name__)
+
+Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
+
+
+class ReplyTable:
+    """
+    Args:
+        num_ranks: the world size.
+        output_rank: the rank whose tokens count.
+        step_budget: seconds that a step may take, from its submission or from the end of the step before it.
+        activity: what a rank is doing, for a timeout's message; "" if that is not known. It must not block.
+    """
+
+    def __init__(self, *, num_ranks: int, output_rank: int, step_budget: float, activity: Callable[[int], str]) -> None:
+        self.epoch = 0
+        self.num_ranks = num_ranks
+        self._output_rank = output_rank
+        self._step_budget = step_budget
+        self._activity = activity
+        self._aggregator = KVConnectorAggregator(num_ranks)
+        self._steps: dict[int, PendingStep] = {}  # not complete, by step id
+        self._calls: dict[int, PendingCall] = {}  # not complete, by call id
+        self._unsettled_steps: dict[int, PendingStep] = {}  # in order; only the first has a deadline
+        self._last_step_id = -1
+        self._dead_ranks: dict[int, str] = {}  # rank -> reason
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+        self._watcher_wakes_at = math.inf
+        self._watcher = threading.Thread(target=self._watch_deadlines, name="inflight-deadlines", daemon=True)
+        self._watcher.start()
+
+    # -- messages out ----------------------------------------------------------------------------------------
+
+    def add_step(self, pending: PendingStep) -> bool:
+        """Whether it may be sent. If not, its future has failed: a rank is gone, or the table is closed."""
+        with self._changed:
+            refusal = self._refusal(pending)
+            if refusal is None:
+                step_id = pending.step_id
+                assert step_id > self._last_step_id, f"step {step_id} after step {self._last_step_id}: ids must rise"
+                self._last_step_id = step_id
+                self._steps[step_id] = pending
+                if not self._unsettled_steps:
+                    self._set_deadline(pending, self._step_budget)
+                self._unsettled_steps[step_id] = pending
+                return True
+        pending.fail(refusal, log=False)
+        return False
+
+    def add_call(self, call_id: int, pending: PendingCall) -> bool:
+        """As `add_step`. The call's timeout counts from now."""
+        with self._changed:
+            refusal = self._refusal(pending)
+            if refusal is None:
+                assert call_id not in self._calls
+                self._calls[call_id] = pending
+                if pending.timeout is not None:
+                    self._set_deadline(pending, pending.timeout)
+                return True
+        pending.fail(refusal, log=False)
+        return False
+
+    def _refusal(self, pending: Pending) -> EngineError | None:
+        if self._closed:
+            return EngineClosedError(f"{pending.name} came after the executor was shut down")
+        for rank, reason in self._dead_ranks.items():
+            return pending.error(WorkerDiedError, f"{pending.name} cannot run: rank {rank} is gone ({reason})", rank)
+        return None
+
+    # -- replies in ------------------------------------------------------------------------------------------
+
+    def deliver(self, reply: WorkerReply) -> None:
+        with self._changed:
+            settlement = self._take_step_reply(reply) if isinstance(reply, StepReply) else self._take_call_reply(reply)
+        if settlement is not None:
+            settlement()
+
+    def _take_step_reply(self, reply: StepReply) -> Settlement | None:
+        pending = self._steps.get(reply.step_id) if reply.epoch == self.epoch else None
+        if pending is None or reply.rank not in pending.missing:
+            logger.debug("dropped: rank %d, step %d, epoch %d", reply.rank, reply.step_id, reply.epoch)
+            return None
+        pending.missing.remove(reply.rank)
+        if not pending.missing:
+            del self._steps[reply.step_id]
+        if isinstance(reply.result, WorkerFailure):
+            settlement = self._take_failure(pending, reply.rank, reply.result)
+        else:
+            pending.outputs[reply.rank] = reply.result
+            settlement = None
+        if pending.missing:
+            return settlement
+        if pending.settled:
+            for rank, output in pending.outputs.items():
+                self._aggregator.add(rank, output.kv_connector_output)
+            return settlement
+        self._mark_settled(pending)
+        return partial(pending.resolve, merge_outputs(pending.outputs, self._output_rank, self._aggregator))
+
+    def _take_call_reply(self, reply: RpcReply) -> Settlement | None:
+        pending = self._calls.get(reply.call_id) if reply.epoch == self.epoch else None
+        if pending is None or reply.rank not in pending.missing:
+            logger.debug("dropped: rank %d, call %d, epoch %d", reply.rank, reply.call_id, reply.epoch)
+            return None
+        was_awaited = reply.rank in pending.awaited
+        pending.missing.remove(reply.rank)
+        if not pending.missing:
+            del self._calls[reply.call_id]
+        if reply.failure is not None:
+            if not was_awaited:
+                logger.warning("%s", pending.failure_error(reply.rank, reply.failure))
+                return None
+            return self._take_failure(pending, reply.rank, reply.failure)
+        pending.values[reply.rank] = reply.value
+        if pending.settled or pending.awaited:
+            return None
+        self._mark_settled(pending)
+        return partial(pending.resolve, pending.result())
+
+    def _take_failure(self, pending: Pending, rank: int, failure: WorkerFailure) -> Settlement | None:
+        error = pending.failure_error(rank, failure)
+        if pending.settled:
+            logger.warning("after its future was settled: %s", error)
+            return None
+        self._mark_settled(pending)
+        return partial(pending.fail, error)
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def rank_died(self, rank: int, reason: str) -> None:
+        """Fail what waits for this rank, and everything from now on."""
+        settlements: list[Settlement] = []
+        with self._changed:
+            if self._closed or rank in self._dead_ranks:
+                return
+            self._dead_ranks[rank] = reason
+            for pending in self._all_pending():
+                if rank in pending.awaited and not pending.settled:
+                    self._mark_settled(pending)
+                    message = f"rank {rank} died ({reason}) before it answered {pending.name}"
+                    settlements.append(partial(pending.fail, pending.error(WorkerDiedError, message, rank)))
+                pending.missing.discard(rank)
+            self._forget_complete()
+        logger.error("rank %d died: %s", rank, reason)
+        for settlement in settlements:
+            settlement()
+
+    def _forget_complete(self) -> None:
+        self._steps = {step_id: pending for step_id, pending in self._steps.items() if pending.missing}
+        self._calls = {call_id: pending for call_id, pending in self._calls.items() if pending.missing}
+
+    def raise_if_unusable(self, what: str) -> None:
+        """
+        Raises:
+            EngineClosedError, WorkerDiedError: `what` cannot be done any more.
+        """
+        with self._changed:
+            if self._closed:
+                raise EngineClosedError(f"{what} came after the executor was shut down")
+            for rank, reason in self._dead_ranks.items():
+                raise WorkerDiedError(f"{what}: rank {rank} is gone ({reason})", rank=rank)
+
+    def close(self) -> None:
+        """Fail everything pending with `EngineClosedError` and end the watcher. Idempotent."""
+        settlements: list[Settlement] = []
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            for pending in self._all_pending():
+                if not pending.settled:
+                    pending.settled = True
+                    error = EngineClosedError(f"the executor was shut down before {pending.name} ended")
+                    settlements.append(partial(pending.fail, error, log=False))
+            self._steps.clear()
+            self._calls.clear()
+            self._unsettled_steps.clear()
+            self._changed.notify()
+        for settlement in settlements:
+            settlement()
+        if threading.current_thread() is not self._watcher:  # a future's callback may shut the executor down
+            self._watcher.join()
+
+    def _all_pending(self) -> list[Pending]:
+        return [*self._steps.values(), *self._calls.values()]
+
+    # -- deadlines -------------------------------------------------------------------------------------------
+
+    def _mark_settled(self, pending: Pending) -> None:
+        """The caller sets the future once it has released the lock. The next step's time begins."""
+        pending.settled = True
+        pending.deadline = math.inf
+        if isinstance(pending, PendingStep):
+            oldest = next(iter(self._unsettled_steps.values()))
+            del self._unsettled_steps[pending.step_id]
+            if oldest is pending and self._unsettled_steps:
+                self._set_deadline(next(iter(self._unsettled_steps.values())), self._step_budget)
+
+    def _set_deadline(self, pending: Pending, seconds: float) -> None:
+        """The watcher is not woken by a deadline later than the one it sleeps for: no step costs a thread switch."""
+        pending.deadline = time.monotonic() + seconds
+        if pending.deadline < self._watcher_wakes_at:
+            self._changed.notify()
+
+    def _watch_deadlines(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                settlements = self._expire(time.monotonic())
+                if not settlements:
+                    self._watcher_wakes_at = self._next_deadline()
+                    seconds = self._watcher_wakes_at - time.monotonic()
+                    self._changed.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+            for settlement in settlements:
+                settlement()
+
+    def _next_deadline(self) -> float:
+        return min((pending.deadline for pending in self._all_pending()), default=math.inf)
+
+    def _expire(self, now: float) -> list[Settlement]:
+        settlements: list[Settlement] = []
+        for pending in self._all_pending():
+            if pending.deadline <= now:
+                error = self._timeout_error(pending)
+                self._mark_settled(pending)
+                settlements.append(partial(pending.fail, error))
+        return settlements
+
+    def _timeout_error(self, pending: Pending) -> EngineError:
+        ranks = sorted(pending.awaited)
+        activities = [(rank, self._activity(rank)) for rank in ranks]
+        silent = ", ".join(f"rank {rank} ({activity})" if activity else f"rank {rank}" for rank, activity in activities)
+        if isinstance(pending, PendingCall):
+            message = f"{pending.name} had no reply within {pending.timeout:g} s from {silent}"
+        else:
+            message = (
+                f"{pending.name} had no reply within {self._step_budget:g} s from {silent}. If a step may take longer, "
+                f"raise INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS"
+            )
+        return pending.error(StepTimeoutError, message, ranks[0])

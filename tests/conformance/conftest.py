@@ -1,0 +1,67 @@
+"""The executors under test. A new one is a line in `EXECUTORS`; the tests stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from inflight.config.engine import EngineConfig
+from inflight.executor.executor import Executor
+from inflight.executor.uniproc import UniProcExecutor
+from tests.conformance.configs import engine_config
+from tests.conformance.scripted_worker import ScriptedWorker
+
+
+@dataclass
+class ExecutorFactory:
+    """Makes executors of scripted workers, and shuts them down after the test.
+
+    `make_executor(budget=0.1)` is an executor whose steps may take 100 ms.
+    """
+
+    backend: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    construct: Callable[[EngineConfig], Executor]
+    made: list[Executor] = field(default_factory=list)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def last_rank(self) -> int:
+        return self.world_size - 1
+
+    def __call__(self, *, budget: float = 10.0, name: str = "scripted") -> Executor:
+        config = engine_config(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            backend=self.backend,
+            budget=budget,
+            name=name,
+        )
+        executor = self.construct(config)
+        self.made.append(executor)
+        return executor
+
+
+def uniproc(config: EngineConfig) -> Executor:
+    return UniProcExecutor(config, ScriptedWorker)
+
+
+# name -> backend, TP size, PP size, how one is constructed with scripted workers
+EXECUTORS: dict[str, tuple[str, int, int, Callable[[EngineConfig], Executor]]] = {
+    "uniproc": ("uni", 1, 1, uniproc),
+    "uniproc-pp2-tp2": ("uni", 2, 2, uniproc),
+}
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor_factory(request: pytest.FixtureRequest) -> Iterator[ExecutorFactory]:
+    factory = ExecutorFactory(*EXECUTORS[request.param])
+    yield factory
+    for executor in factory.made:
+        executor.shutdown()

@@ -1,0 +1,121 @@
+"""`ScriptedWorker`: a worker without a model that does in each step what it was told to.
+
+It is driven by calls only, never by closures, so that it can run in another process: construct it by its import path, and
+tell it what to do through `collective_rpc("script", (rank, step_id, action, value))`. Actions:
+
+    sleep  seconds              answer late
+    hold   path                 answer when this file exists (10 s at most)
+    raise  message              raise RuntimeError
+    die    reason               raise SystemExit, which ends a thread's rank or a process
+    kv     (sending, receiving, failed block ids)     report these as the KV connector's output
+
+A step's token is `1000 * step_id + rank`, so that a test sees which rank's tokens it got. The model's name in the config may
+tell a rank to fail at start-up: "<rank>:config", "<rank>:bug" or "<rank>:exit".
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inflight.config.engine import EngineConfig
+from inflight.errors import ConfigError
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.worker import WorkerBase
+
+MAX_HOLD_SECONDS = 10.0
+
+
+class ScriptedWorker(WorkerBase):
+    def __init__(self, config: EngineConfig, rank: int) -> None:
+        self._rank = rank
+        self._calls: list[str] = []
+        self._script: dict[int, list[tuple[str, Any]]] = {}
+        self._start_up_fault = config.model.name
+
+    # -- the worker --------------------------------------------------------------------------------------------
+
+    def load_model(self) -> None:
+        self._calls.append("load_model")
+        if self._start_up_fault == f"{self._rank}:config":
+            raise ConfigError("no such model")
+        if self._start_up_fault == f"{self._rank}:bug":
+            raise KeyError("a bug in load_model")
+        if self._start_up_fault == f"{self._rank}:exit":
+            raise SystemExit("left while loading")
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        self._calls.append("get_kv_cache_specs")
+        spec = KVCacheSpec(block_size=16, num_kv_heads=1, head_dim=8, dtype="float32", itemsize=4)
+        return {f"layers.{self._rank}": spec}
+
+    def determine_available_memory(self) -> int:
+        self._calls.append("determine_available_memory")
+        return 1000 + self._rank
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        self._calls.append(f"initialize_from_config({kv_cache_config.num_blocks})")
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        step_id = scheduler_output.step_id
+        self._calls.append(f"execute_model({step_id})")
+        output = KVConnectorOutput()
+        for action, value in self._script.pop(step_id, ()):
+            if action == "kv":
+                sending, receiving, failed = (frozenset(ids) for ids in value)
+                output = KVConnectorOutput(
+                    finished_sending=sending, finished_receiving=receiving, failed_block_ids=failed
+                )
+            else:
+                getattr(self, action if action != "raise" else "fail")(self._rank, value)
+        tokens = np.array([1000 * step_id + self._rank], dtype=np.int32)
+        return ModelRunnerOutput(step_id=step_id, kv_connector_output=output, sampled_token_ids=tokens)
+
+    def execute_dummy_batch(self) -> None:
+        self._calls.append("execute_dummy_batch")
+
+    def check_health(self) -> None:
+        self._calls.append("check_health")
+        if "sick" in self._calls:
+            raise RuntimeError("this rank is sick")
+
+    # -- what tests call; `rank` None means every rank -----------------------------------------------------------
+
+    def script(self, rank: int | None, step_id: int, action: str, value: Any) -> None:
+        if rank in (None, self._rank):
+            self._script.setdefault(step_id, []).append((action, value))
+
+    def calls(self) -> list[str]:
+        return list(self._calls)
+
+    def echo(self, *args: Any, **kwargs: Any) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
+        return self._rank, args, kwargs
+
+    def note(self, rank: int | None, text: str) -> None:
+        if rank in (None, self._rank):
+            self._calls.append(text)
+
+    def sleep(self, rank: int | None, seconds: float) -> int:
+        if rank in (None, self._rank):
+            time.sleep(seconds)
+        return self._rank
+
+    def hold(self, rank: int | None, path: str) -> int:
+        end = time.monotonic() + MAX_HOLD_SECONDS
+        while rank in (None, self._rank) and not Path(path).exists() and time.monotonic() < end:
+            time.sleep(0.001)
+        return self._rank
+
+    def fail(self, rank: int | None, message: str) -> int:
+        if rank in (None, self._rank):
+            raise RuntimeError(message)
+        return self._rank
+
+    def die(self, rank: int | None, reason: str) -> int:
+        if rank in (None, self._rank):
+            raise SystemExit(reason)
+        return self._rank

@@ -1,0 +1,234 @@
+"""What every executor promises when ranks raise, are slow, are silent or die."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inflight.errors import EngineError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.executor.executor import Executor
+from inflight.interface.messages import StepReply
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from tests.conformance.configs import plan
+from tests.conformance.conftest import ExecutorFactory
+
+PLAN_LINE = "req-a: slot 0, tokens [7, 8), samples"  # of SchedulerOutput.describe()
+
+
+def num_plan_dumps(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(PLAN_LINE in record.getMessage() for record in caplog.records)
+
+
+# -- exceptions ------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_reaches_its_own_future(
+    executor_factory: ExecutorFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = executor_factory()
+    rank = executor_factory.last_rank
+    executor.collective_rpc("script", (rank, 1, "raise", "bad luck"))
+    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+    error = futures[1].exception(timeout=5)
+    assert isinstance(error, StepError)
+    assert f"failed on rank {rank}: RuntimeError: bad luck" in str(error)
+    assert (error.rank, error.step_id, error.request_ids) == (rank, 1, ("req-a", "req-b"))
+    assert "Traceback" in error.worker_traceback
+    assert "in execute_model" in error.worker_traceback
+    assert futures[0].result(timeout=5).step_id == 0
+    assert futures[2].result(timeout=5).step_id == 2
+    assert num_plan_dumps(caplog) == 1
+
+
+def test_the_plan_is_dumped_once_when_all_ranks_fail(
+    executor_factory: ExecutorFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = executor_factory()
+    executor.collective_rpc("script", (None, 0, "raise", "bad luck"))
+    with pytest.raises(StepError, match="bad luck"):
+        executor.execute_model(plan(0))
+    executor.check_health()  # by now every rank's failure has arrived
+    assert num_plan_dumps(caplog) == 1
+
+
+def test_an_exception_does_not_wait_for_the_other_ranks(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    """They may be in a collective that the failed rank has left: their silence must not hide the reason."""
+    executor = executor_factory()
+    release = tmp_path / "release"
+    executor.collective_rpc("script", (0, 0, "raise", "the reason"))
+    for rank in range(1, executor.world_size):
+        executor.collective_rpc("script", (rank, 0, "hold", str(release)))
+    with pytest.raises(StepError, match="the reason"):
+        executor.execute_model(plan(0), non_block=True).result(timeout=5)
+    release.touch()
+    assert executor.execute_model(plan(1)).step_id == 1
+
+
+# -- slow and silent ranks -------------------------------------------------------------------------------------
+
+
+def test_a_timeout_names_rank_step_and_requests(
+    executor_factory: ExecutorFactory, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    executor = executor_factory(budget=0.1)
+    rank, release = executor_factory.last_rank, tmp_path / "release"
+    executor.collective_rpc("script", (rank, 4, "hold", str(release)))
+    with pytest.raises(StepTimeoutError) as caught:
+        executor.execute_model(plan(4))
+    release.touch()
+    error = caught.value
+    assert (error.rank, error.step_id, error.request_ids) == (rank, 4, ("req-a", "req-b"))
+    assert "step 4 (requests: req-a, req-b) had no reply within 0.1 s" in str(error)
+    assert f"from rank {rank}" in str(error)
+    assert num_plan_dumps(caplog) == 1
+
+
+def test_a_timeout_names_all_silent_ranks(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    executor = executor_factory(budget=0.1)
+    release = tmp_path / "release"
+    executor.collective_rpc("script", (None, 0, "hold", str(release)))
+    with pytest.raises(StepTimeoutError) as caught:
+        executor.execute_model(plan(0))
+    release.touch()
+    assert all(f"rank {rank}" in str(caught.value) for rank in range(executor.world_size))
+
+
+def test_a_late_reply_answers_no_other_step(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    for slow_rank in range(executor_factory.world_size):
+        executor = executor_factory(budget=0.2)
+        release = tmp_path / f"release-{slow_rank}"
+        executor.collective_rpc("script", (slow_rank, 0, "hold", str(release)))
+        with pytest.raises(StepTimeoutError):
+            executor.execute_model(plan(0))
+        release.touch()
+        for step_id in (1, 2):
+            output = executor.execute_model(plan(step_id))
+            assert output.step_id == step_id
+            assert output.sampled_token_ids.tolist() == [1000 * step_id + executor.output_rank]
+
+
+def test_the_budget_of_a_step_starts_when_the_one_before_ends(executor_factory: ExecutorFactory) -> None:
+    executor = executor_factory(budget=0.4)
+    for step_id in range(3):
+        executor.collective_rpc("script", (None, step_id, "sleep", 0.22))
+    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+    assert [future.result(timeout=5).step_id for future in futures] == [0, 1, 2]
+
+
+def test_every_step_behind_a_silent_rank_times_out(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    executor = executor_factory(budget=0.05)
+    release = tmp_path / "release"
+    executor.collective_rpc("script", (0, 0, "hold", str(release)))
+    start = time.monotonic()
+    for future in [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]:
+        with pytest.raises(StepTimeoutError):
+            future.result(timeout=5)
+    assert 0.14 < time.monotonic() - start < 2.0
+    release.touch()
+
+
+def test_check_health_and_dummy_batches_have_the_budget_of_a_step(
+    executor_factory: ExecutorFactory, tmp_path: Path
+) -> None:
+    executor = executor_factory(budget=0.05)
+    release = tmp_path / "release"
+    executor.collective_rpc("hold", (executor_factory.last_rank, str(release)), non_block=True)
+    with pytest.raises(StepTimeoutError, match="check_health"):
+        executor.check_health()
+    with pytest.raises(StepTimeoutError, match="execute_dummy_batch"):
+        executor.execute_dummy_batch()
+    release.touch()
+
+
+# -- replies out of place ----------------------------------------------------------------------------------------
+
+
+def forged(step_id: int, token: int) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        step_id=step_id,
+        kv_connector_output=KVConnectorOutput(finished_sending=frozenset({"forged"})),
+        sampled_token_ids=np.array([token], dtype=np.int32),
+    )
+
+
+def deliver_to_all(executor: Executor, reply: StepReply) -> None:
+    for rank in range(executor.world_size):
+        executor._deliver(replace(reply, rank=rank))
+
+
+def test_a_reply_of_another_epoch_is_dropped(executor_factory: ExecutorFactory, tmp_path: Path) -> None:
+    executor = executor_factory()
+    release = tmp_path / "release"
+    executor.collective_rpc("script", (None, 0, "hold", str(release)))
+    future = executor.execute_model(plan(0), non_block=True)
+    deliver_to_all(executor, StepReply(epoch=-1, step_id=0, rank=0, result=forged(0, 666)))
+    assert not future.done()
+    release.touch()
+    output = future.result(timeout=5)
+    assert output.sampled_token_ids.tolist() == [executor.output_rank]
+    assert output.kv_connector_output == KVConnectorOutput()
+
+
+def test_a_reply_to_a_step_that_has_ended_is_dropped(executor_factory: ExecutorFactory) -> None:
+    executor = executor_factory()
+    executor.execute_model(plan(0))
+    deliver_to_all(executor, StepReply(epoch=0, step_id=0, rank=0, result=forged(0, 666)))
+    assert executor.execute_model(plan(1)).kv_connector_output == KVConnectorOutput()
+
+
+# -- dead ranks --------------------------------------------------------------------------------------------------
+
+
+def test_a_death_fails_what_waits_for_the_rank(
+    executor_factory: ExecutorFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = executor_factory()
+    rank = executor_factory.last_rank
+    executor.collective_rpc("script", (rank, 1, "die", "out of memory"))
+    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(3)]
+    call = executor.collective_rpc("echo", non_block=True)
+    assert futures[0].result(timeout=5).step_id == 0  # it had been answered
+    for future in (*futures[1:], call):
+        error = future.exception(timeout=5)
+        assert isinstance(error, WorkerDiedError)
+        assert error.rank == rank
+    assert "step 1 (requests: req-a, req-b)" in str(futures[1].exception())
+    assert futures[2].exception().step_id == 2  # type: ignore[union-attr]
+    assert num_plan_dumps(caplog) in (1, 2)  # step 2 is refused if the rank is dead before it is submitted
+
+
+def test_after_a_death_everything_is_refused(executor_factory: ExecutorFactory) -> None:
+    executor = executor_factory()
+    rank = executor_factory.last_rank
+    with pytest.raises(WorkerDiedError, match=f"rank {rank}"):
+        executor.collective_rpc("die", (rank, "out of memory"))
+    with pytest.raises(WorkerDiedError, match=f"rank {rank} is gone"):
+        executor.execute_model(plan(0))
+    with pytest.raises(WorkerDiedError, match=r"step 1 .*is gone"):
+        executor.execute_model(plan(1), non_block=True).result(timeout=5)
+    with pytest.raises(WorkerDiedError, match="'echo'"):
+        executor.collective_rpc("echo")
+    with pytest.raises(WorkerDiedError, match="check_health"):
+        executor.check_health()
+    executor.shutdown()
+    with pytest.raises(EngineError):
+        executor.check_health()
+
+
+def test_a_death_spares_a_call_that_does_not_wait_for_the_rank(
+    executor_factory: ExecutorFactory, tmp_path: Path
+) -> None:
+    executor = executor_factory()
+    last = executor_factory.last_rank
+    if last == 0:
+        pytest.skip("needs two ranks")
+    release = tmp_path / "release"
+    wanted = executor.collective_rpc("hold", (last, str(release)), unique_reply_rank=last, non_block=True)
+    death = executor.collective_rpc("die", (0, "out of memory"), non_block=True)
+    assert isinstance(death.exception(timeout=5), WorkerDiedError)
+    release.touch()
+    assert wanted.result(timeout=5) == last

@@ -1,0 +1,181 @@
+"""The reply table without ranks: the corners that no real executor reaches on purpose."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from inflight.errors import EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.executor.pending import PendingCall, PendingStep
+from inflight.executor.reply_table import ReplyTable
+from inflight.interface.messages import RpcReply, StepReply, WorkerFailure
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from tests.conformance.configs import plan
+
+NUM_RANKS = 2
+FAILURE = WorkerFailure(type_name="RuntimeError", message="bad luck", traceback="Traceback ...")
+
+
+def make_table(budget: float = 60.0) -> ReplyTable:
+    return ReplyTable(num_ranks=NUM_RANKS, output_rank=0, step_budget=budget, activity=lambda rank: "asleep")
+
+
+@pytest.fixture
+def table() -> Iterator[ReplyTable]:
+    table = make_table()
+    yield table
+    table.close()
+
+
+def add_step(table: ReplyTable, step_id: int, request_ids: tuple[str, ...] = ("a",)) -> PendingStep:
+    step = PendingStep(plan(step_id, request_ids), NUM_RANKS)
+    table.add_step(step)
+    return step
+
+
+def add_call(
+    table: ReplyTable, call_id: int, *, unique: int | None = None, timeout: float | None = None
+) -> PendingCall:
+    call = PendingCall("f", NUM_RANKS, timeout, unique)
+    table.add_call(call_id, call)
+    return call
+
+
+def answer_step(table: ReplyTable, step_id: int, rank: int, failure: WorkerFailure | None = None) -> None:
+    result = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+    table.deliver(StepReply(epoch=0, step_id=step_id, rank=rank, result=failure or result))
+
+
+def test_step_ids_must_rise(table: ReplyTable) -> None:
+    add_step(table, 3)
+    for step_id in (3, 2):
+        with pytest.raises(AssertionError, match="ids must rise"):
+            add_step(table, step_id)
+
+
+def test_ids_of_steps_and_calls_are_apart(table: ReplyTable) -> None:
+    step, call = add_step(table, 0), add_call(table, 0)
+    for rank in range(NUM_RANKS):
+        answer_step(table, 0, rank)
+    assert step.future.done()
+    assert not call.future.done()
+
+
+def test_a_duplicate_does_not_stand_for_another_rank(table: ReplyTable) -> None:
+    step, call = add_step(table, 0), add_call(table, 0)
+    for _ in range(3):
+        answer_step(table, 0, 1)
+        table.deliver(RpcReply(epoch=0, call_id=0, rank=1, value="x"))
+    assert not step.future.done()
+    assert not call.future.done()
+
+
+def test_the_first_failure_is_the_one_that_is_raised(table: ReplyTable, caplog: pytest.LogCaptureFixture) -> None:
+    step = add_step(table, 0)
+    answer_step(table, 0, 1, FAILURE)
+    answer_step(table, 0, 0, WorkerFailure(type_name="ConnectionError", message="peer left", traceback=""))
+    with pytest.raises(StepError, match="bad luck") as caught:
+        step.future.result(timeout=0)
+    assert caught.value.rank == 1
+    assert "peer left" in caplog.text  # and the others are in the log
+
+
+def test_a_steps_requests_are_named_up_to_a_limit(table: ReplyTable) -> None:
+    step = add_step(table, 0, tuple(f"r{i}" for i in range(11)))
+    answer_step(table, 0, 1, FAILURE)
+    error = step.future.exception(timeout=0)
+    assert isinstance(error, StepError)
+    assert "r6, r7 and 3 more)" in str(error)
+    assert len(error.request_ids) == 11
+
+
+def test_steps_may_end_out_of_order(table: ReplyTable) -> None:
+    """The younger one by an error; the older one still has its budget."""
+    older, younger = add_step(table, 0), add_step(table, 1)
+    answer_step(table, 0, 0)
+    answer_step(table, 1, 0, FAILURE)
+    assert younger.future.done()
+    assert not older.future.done()
+    assert older.deadline < math.inf
+    answer_step(table, 0, 1)
+    assert older.future.done()
+
+
+def test_a_timeout_says_what_the_ranks_do() -> None:
+    table = make_table(budget=0.02)
+    step = add_step(table, 0)
+    answer_step(table, 0, 0)
+    with pytest.raises(
+        StepTimeoutError, match=r"from rank 1 \(asleep\)\. If a step may take longer, raise INFLIGHT_EX"
+    ):
+        step.future.result(timeout=5)
+    table.close()
+
+
+def test_a_short_deadline_overtakes_a_long_one(table: ReplyTable) -> None:
+    add_step(table, 0)  # the watcher sleeps for a minute
+    call = add_call(table, 0, timeout=0.02)
+    assert isinstance(call.future.exception(timeout=5), StepTimeoutError)
+    call = add_call(table, 1, timeout=0.02)
+    assert isinstance(call.future.exception(timeout=5), StepTimeoutError)
+
+
+def test_a_budget_may_be_infinite() -> None:
+    table = make_table(budget=math.inf)
+    step = add_step(table, 0)
+    assert isinstance(add_call(table, 0, timeout=0.01).future.exception(timeout=5), StepTimeoutError)
+    for rank in range(NUM_RANKS):
+        answer_step(table, 0, rank)
+    assert step.future.done()
+    table.close()
+
+
+def test_a_death_spares_what_the_rank_has_answered(table: ReplyTable) -> None:
+    answered, waiting = add_step(table, 0), add_step(table, 1)
+    answer_step(table, 0, 1)
+    table.rank_died(1, "gone")
+    table.rank_died(1, "gone twice")
+    assert not answered.future.done()
+    assert isinstance(waiting.future.exception(timeout=0), WorkerDiedError)
+    answer_step(table, 0, 0)
+    assert answered.future.result(timeout=0).step_id == 0
+
+
+def test_a_callback_may_use_the_table(table: ReplyTable) -> None:
+    """Futures are settled outside the lock."""
+    calls: list[PendingCall] = []
+    step = add_step(table, 0)
+    step.future.add_done_callback(lambda _: calls.append(add_call(table, 0)))
+    for rank in range(NUM_RANKS):
+        answer_step(table, 0, rank)
+    assert len(calls) == 1
+
+
+def test_a_callback_of_a_timeout_may_close_the_table() -> None:
+    table = make_table(budget=0.02)
+    step = add_step(table, 0)
+    closed = threading.Event()
+
+    def close(_: object) -> None:
+        table.close()
+        closed.set()
+
+    step.future.add_done_callback(close)
+    assert closed.wait(5)
+
+
+def test_close_is_idempotent_and_ends_everything(caplog: pytest.LogCaptureFixture) -> None:
+    table = make_table()
+    num_threads = threading.active_count()
+    step = add_step(table, 0)
+    table.close()
+    table.close()
+    assert threading.active_count() == num_threads - 1
+    assert isinstance(step.future.exception(timeout=0), EngineClosedError)
+    answer_step(table, 0, 0)
+    table.rank_died(0, "too late to matter")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,0 +1,135 @@
+"""What only the executor in one process has: threads, and messages by reference."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from inflight.config.engine import EngineConfig
+from inflight.errors import ConfigError, StepTimeoutError
+from inflight.executor.uniproc import UniProcExecutor
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.worker import WorkerBase
+from tests.conformance.configs import engine_config, plan
+from tests.conformance.scripted_worker import ScriptedWorker
+
+
+def rank_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("inflight-")]
+
+
+def test_a_rank_is_one_thread_from_start_to_end() -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Witness(ScriptedWorker):
+        def __init__(self, config: EngineConfig, rank: int) -> None:
+            seen.append(("__init__", threading.get_ident()))
+            super().__init__(config, rank)
+
+        def load_model(self) -> None:
+            seen.append(("load_model", threading.get_ident()))
+
+        def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+            seen.append(("execute_model", threading.get_ident()))
+            assert scheduler_output is the_plan  # by reference
+            return super().execute_model(scheduler_output)
+
+        def shutdown(self) -> None:
+            seen.append(("shutdown", threading.get_ident()))
+
+    the_plan = plan(0)
+    executor = UniProcExecutor(engine_config(), Witness)
+    executor.execute_model(the_plan)
+    executor.shutdown()
+    assert [name for name, _ in seen] == ["__init__", "load_model", "execute_model", "shutdown"]
+    assert {ident for _, ident in seen} != {threading.get_ident()}
+    assert len({ident for _, ident in seen}) == 1
+
+
+def test_no_thread_is_left_after_shutdown_nor_after_a_failed_start() -> None:
+    executor = UniProcExecutor(engine_config(tensor_parallel_size=3), ScriptedWorker)
+    assert len(rank_threads()) == 4  # three ranks and the watcher
+    executor.shutdown()
+    assert rank_threads() == []
+    with pytest.raises(ConfigError):
+        UniProcExecutor(engine_config(tensor_parallel_size=3, name="1:config"), ScriptedWorker)
+    assert rank_threads() == []
+
+
+def test_a_failing_constructor_is_raised_by_the_executor() -> None:
+    def make(config: EngineConfig, rank: int) -> WorkerBase:
+        raise ConfigError("no such device")
+
+    with pytest.raises(ConfigError, match="no such device"):
+        UniProcExecutor(engine_config(), make)
+
+
+def test_a_failing_shutdown_of_a_worker_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(ScriptedWorker):
+        def shutdown(self) -> None:
+            raise RuntimeError("I stay")
+
+    UniProcExecutor(engine_config(), Stubborn).shutdown()
+    assert "rank 0: shutdown of its worker failed" in caplog.text
+    assert "I stay" in caplog.text
+
+
+def test_a_rank_that_hangs_is_left_behind_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    class Hanging(ScriptedWorker):
+        def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+            go_on.wait(10)
+            return super().execute_model(scheduler_output)
+
+    executor = UniProcExecutor(engine_config(budget=0.05), Hanging)
+    with pytest.raises(StepTimeoutError, match=r"rank 0 \(running step 8\)"):
+        executor.execute_model(plan(8))
+    start = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - start < 2.0
+    assert "rank 0 did not end in time and is left behind: running step 8" in caplog.text
+    go_on.set()
+    for thread in rank_threads():
+        thread.join(5)
+
+
+def test_steps_that_wait_in_the_inbox_are_not_run_at_shutdown() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    class Slow(ScriptedWorker):
+        def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+            steps.append(scheduler_output.step_id)
+            entered.set()
+            go_on.wait(10)
+            return super().execute_model(scheduler_output)
+
+    executor = UniProcExecutor(engine_config(budget=0.05), Slow)
+    for step_id in range(3):
+        executor.execute_model(plan(step_id), non_block=True)
+    assert entered.wait(5)
+    executor.shutdown()
+    go_on.set()
+    for thread in rank_threads():
+        thread.join(5)
+    assert steps == [0]
+
+
+def test_shutdown_from_a_callback() -> None:
+    """It runs in the rank's own thread, which cannot join itself."""
+    executor = UniProcExecutor(engine_config(), ScriptedWorker)
+    executor.collective_rpc("script", (0, 0, "sleep", 0.02))
+    done = threading.Event()
+
+    def shut_down(_: object) -> None:
+        executor.shutdown()
+        done.set()
+
+    executor.execute_model(plan(0), non_block=True).add_done_callback(shut_down)
+    assert done.wait(5)
+    for thread in rank_threads():
+        thread.join(5)
+    assert rank_threads() == []
