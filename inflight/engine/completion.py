@@ -1,0 +1,119 @@
+"""`Completion`: one of a request's completions as it grows, and log-probabilities as users read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inflight.engine.detokenizer import Detokenizer
+from inflight.engine.stop_strings import StopStrings
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.outputs import CompletionOutput, Logprob
+from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.tokenizer import Tokenizer
+
+
+class Completion:
+    """Tokens, text and log-probabilities of child `index`. `take_delta` moves them out, `cumulative` copies them.
+
+    Attributes:
+        has_news: something was added since the last `take_delta`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        stop_strings: StopStrings | None,
+    ) -> None:
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.has_news = False
+        self._stop_reason: str | int | None = None
+        self._tokenizer = tokenizer
+        self._num_logprobs = params.logprobs
+        self._detokenizer = Detokenizer(tokenizer, params, prompt_token_ids, stop_strings)
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+
+    def add(self, output: EngineCoreOutput) -> None:
+        """Take in tokens up to the one that completes a stop string, if one does; then it has ended, else when `output` says
+        so. A token that ends the request for the core (EOS, a stop token) counts, but its text does not belong to the text.
+        """
+        assert self.finish_reason is None
+        token_ids = output.new_token_ids
+        ends_in_stop_token = output.finish_reason is FinishReason.STOP and bool(token_ids)
+        text_ids = token_ids[:-1] if ends_in_stop_token else token_ids
+        for count, token_id in enumerate(text_ids, 1):
+            if self._detokenizer.push(token_id):
+                self._append(token_ids[:count], output.logprobs)
+                self.finish(FinishReason.STOP, self._detokenizer.stop_string)
+                return
+        self._append(token_ids, output.logprobs)
+        if output.finish_reason is not None:
+            self.finish(output.finish_reason, output.stop_reason, token_ids[-1] if ends_in_stop_token else None)
+
+    def finish(
+        self, finish_reason: FinishReason, stop_reason: str | int | None = None, end_token_id: int | None = None
+    ) -> None:
+        self._detokenizer.finish(end_token_id)
+        self.finish_reason = finish_reason
+        self._stop_reason = stop_reason
+        self.has_news = True
+
+    def cumulative(self) -> CompletionOutput:
+        self._text += self._detokenizer.take()
+        logprobs = None if self._logprobs is None else list(self._logprobs)
+        return self._output(self._text, list(self._token_ids), logprobs)
+
+    def take_delta(self) -> CompletionOutput:
+        self.has_news = False
+        token_ids, self._token_ids = self._token_ids, []
+        logprobs = self._logprobs
+        if logprobs is not None:
+            self._logprobs = []
+        return self._output(self._detokenizer.take(), token_ids, logprobs)
+
+    def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
+        self._token_ids += token_ids
+        self.has_news |= bool(token_ids)
+        if self._logprobs is None or self._num_logprobs is None or not token_ids:
+            return
+        assert columns is not None and len(columns.ranks) >= len(token_ids), "the core left out log-probabilities"
+        rows = logprobs_dicts(columns.rows(0, len(token_ids)), self._num_logprobs, self._tokenizer)
+        self._logprobs += rows
+        assert self._cumulative_logprob is not None
+        for token_id, row in zip(token_ids, rows, strict=True):
+            self._cumulative_logprob += row[token_id].logprob
+
+    def _output(self, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            stop_reason=self._stop_reason,
+        )
+
+
+def logprobs_dicts(columns: LogprobsColumns, k: int, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
+    """One dict a position: the token itself first, then the k most probable ones, if it is not among them once more."""
+    rows = []
+    for ids, values, rank in zip(
+        columns.token_ids[:, : k + 1].tolist(),
+        columns.logprobs[:, : k + 1].tolist(),
+        columns.ranks.tolist(),
+        strict=True,
+    ):
+        row: dict[int, Logprob] = {}
+        for token_id, value, token_rank in zip(ids, values, [rank, *range(1, len(ids))], strict=True):
+            if token_id not in row:
+                text = None if tokenizer is None else tokenizer.decode_token(token_id)
+                row[token_id] = Logprob(value, token_rank, text)
+        rows.append(row)
+    return rows

@@ -1,0 +1,100 @@
+"""`EngineCore`: one scheduler, one executor, and the loop between them.
+
+    step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it
+
+Everything that a step computes goes plan -> `Executor.execute_model(non_block=True)` -> commit, in step order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from inflight.config.engine import EngineConfig
+from inflight.executor.executor import Executor
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.kv_cache.sizing import make_kv_cache_config
+from inflight.scheduler.scheduler import Scheduler
+from inflight.timeline import Timeline
+
+DEPTH = 1  # steps in flight
+
+
+class EngineCore:
+    """Owns the executor: `close` shuts it down. Not thread-safe; one caller drives it."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, timeline: Timeline | None = None) -> None:
+        self._executor = executor
+        self.timeline = timeline or Timeline()
+        start = time.perf_counter()
+        specs = executor.get_kv_cache_specs()
+        if config.cache.memory_bytes is not None:
+            available = [config.cache.memory_bytes] * len(specs)
+        else:
+            available = executor.determine_available_memory()
+        # one pool of ids serves every rank: the smallest rank decides
+        kv_cache_configs = [
+            make_kv_cache_config(
+                spec,
+                min(available),
+                max_model_len=config.model.max_model_len,
+                max_step_tokens=config.scheduler.max_num_batched_tokens,
+            )
+            for spec in specs
+        ]
+        executor.initialize_from_config(kv_cache_configs)
+        self.kv_cache_config = kv_cache_configs[0]
+        kv_cache = KVCacheManager(
+            self.kv_cache_config,
+            fingerprint=config.model.fingerprint,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(config.scheduler, kv_cache, max_model_len=config.model.max_model_len)
+        self.kv_cache_init_seconds = time.perf_counter() - start
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        self.scheduler.abort_requests(request_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests() or bool(self._in_flight)
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Run the loop once; returns what the committed step added. Empty when there is nothing to do.
+
+        Raises:
+            EngineError: the committed step failed. It is void: its requests are still there, to be aborted or tried again.
+        """
+        while len(self._in_flight) < DEPTH:
+            start = time.perf_counter_ns()
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self.timeline.record(plan.step_id, "plan", start, time.perf_counter_ns())
+            self._in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
+        if not self._in_flight:
+            return []
+        plan, future = self._in_flight[0]
+        try:
+            output = future.result()
+        except Exception:
+            self._in_flight.popleft()
+            self.scheduler.void(plan)
+            raise
+        self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
+        with self.timeline.span(plan.step_id, "commit"):
+            return self.scheduler.update_from_output(plan, output)
+
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Shut the executor down. Idempotent."""
+        self._executor.shutdown()

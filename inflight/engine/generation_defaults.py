@@ -1,0 +1,51 @@
+"""What a model's generation_config.json says about requests: sampling defaults and end tokens.
+
+As in vLLM, the fields it names replace `SamplingParams`' own defaults, `max_new_tokens` is called max_tokens, and `do_sample`
+is not looked at: a caller who wants greedy tokens says temperature=0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inflight.errors import ConfigError, InvalidRequestError
+from inflight.sampling_params import SamplingParams
+
+_FIELDS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def default_sampling_params(generation_config: Mapping[str, Any] | None) -> SamplingParams:  # Any: JSON
+    """The parameters of a request that brings none.
+
+    Raises:
+        ConfigError: a value in generation_config.json is out of bounds.
+    """
+    given = generation_config or {}
+    values = {ours: given[theirs] for theirs, ours in _FIELDS.items() if given.get(theirs) is not None}
+    try:
+        return SamplingParams(**values)
+    except InvalidRequestError as error:
+        raise ConfigError(
+            f"generation_config.json: {error}; correct it, or ignore it with generation_config='none'"
+        ) from error
+
+
+def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]:
+    """The end tokens it names: one, several or none.
+
+    Raises:
+        ConfigError: they are not token ids.
+    """
+    found = (generation_config or {}).get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
+        raise ConfigError(f"generation_config.json: eos_token_id={found!r} is neither a token id nor a list of them")
+    return frozenset(ids)

@@ -1,0 +1,281 @@
+"""`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
+
+The one place where a request meets the model's limits; every front end passes through it. It owns a counter of requests,
+from which those without a seed get one: the i-th call with the same engine seed draws the same, run after run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+
+from inflight.config.engine import ModelConfig
+from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.errors import InvalidRequestError
+from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.sample.seeds import derive_seed
+from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedRequest:
+    """A request, ready: `children` go to the engine core, all of it to the output processor.
+
+    `prompt` is None when the request was given as token ids. `children` are in the order of their index.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float
+    children: tuple[EngineCoreRequest, ...]
+
+
+class InputProcessor:
+    """Not thread-safe: one front end drives it.
+
+    Attributes:
+        default_params: the `SamplingParams` of a request that brings none.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        generation_config: Mapping[str, Any] | None,  # Any: JSON
+        engine_seed: int,
+        *,
+        use_generation_defaults: bool = True,
+    ) -> None:
+        """`generation_config` is generation_config.json, or None. Its end tokens count also without its defaults."""
+        self._tokenizer = tokenizer
+        self._vocab_size = model_config.architecture.vocab_size
+        self._max_model_len = model_config.max_model_len
+        self._engine_seed = engine_seed
+        self._num_requests = 0
+        self.default_params = default_sampling_params(generation_config if use_generation_defaults else None)
+        own = {tokenizer.eos_token_id} if tokenizer is not None else set()
+        ids = {*model_config.architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
+        self._eos_token_ids = frozenset(i for i in ids if i is not None and i < self._vocab_size)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        arrival_time: float,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> ProcessedRequest:
+        """Check and resolve one request.
+
+        Args:
+            params: None takes `default_params`, whose max_tokens gives way to the context's end.
+            arrival_time: `time.monotonic()`.
+            cache_salt: also a key of a dict prompt, which then counts.
+            add_special_tokens: False for a rendered chat template, which holds its own.
+
+        Raises:
+            InvalidRequestError: says what was given, what is allowed and what to do.
+        """
+        text, token_ids, cache_salt = self._read_prompt(prompt, cache_salt, add_special_tokens)
+        room = self._check_length(len(token_ids))
+        if params is None:
+            params = self.default_params
+            max_tokens = min(params.max_tokens or room, room)
+        else:
+            max_tokens = self._check_max_tokens(params.max_tokens, len(token_ids), room)
+        if params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens={params.min_tokens} is more than the {max_tokens} tokens that can follow this prompt; lower it"
+            )
+        self._check_params(params)
+        eos = frozenset() if params.ignore_eos else self._eos_token_ids
+        sampling = ResolvedSampling(
+            params=params,
+            seed=self._next_seed(params.seed),
+            max_tokens=max_tokens,
+            stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
+            eos_token_ids=eos,
+            bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
+        )
+        parent = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        return ProcessedRequest(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=token_ids.tolist(),
+            params=params,
+            arrival_time=arrival_time,
+            children=_make_children(parent),
+        )
+
+    # -- the prompt ----------------------------------------------------------------------------------------------------
+
+    def _read_prompt(self, prompt: Prompt, salt: str, add_special_tokens: bool) -> tuple[str | None, Int32Array, str]:
+        """Text if there is any, token ids, cache salt."""
+        given: object = prompt
+        if isinstance(prompt, Mapping):
+            given, salt = _open_dict(prompt, salt)
+        if not isinstance(salt, str):
+            raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
+        if not isinstance(given, str):
+            return None, self._check_token_ids(given), salt
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "the prompt is text, but the engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids"
+            )
+        return given, self._check_token_ids(self._tokenizer.encode(given, add_special_tokens)), salt
+
+    def _check_token_ids(self, token_ids: object) -> Int32Array:
+        if isinstance(token_ids, (bytes, bytearray)) or not isinstance(token_ids, (Sequence, np.ndarray)):
+            raise InvalidRequestError(
+                f"a prompt must be text, a list of token ids, {{'prompt': ...}} or {{'prompt_token_ids': ...}}; "
+                f"this one is a {type(token_ids).__name__}"
+            )
+        if len(token_ids) == 0:
+            raise InvalidRequestError("the prompt is empty; give at least one token")
+        self._check_length(len(token_ids))  # before anything is copied
+        for position, token_id in enumerate(token_ids):
+            if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
+                raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequestError(
+                    f"prompt token {token_id} at position {position} is outside the vocabulary of {self._vocab_size} tokens"
+                )
+        return np.array(token_ids, dtype=np.int32)
+
+    def _check_length(self, num_prompt_tokens: int) -> int:
+        """How many tokens may follow the prompt."""
+        room = self._max_model_len - num_prompt_tokens
+        if room < 1:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens; at most {self._max_model_len - 1} are allowed, which leaves one "
+                f"to generate within max_model_len={self._max_model_len}: shorten it"
+            )
+        return room
+
+    # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def _check_max_tokens(self, max_tokens: int | None, num_prompt_tokens: int, room: int) -> int:
+        if max_tokens is None:
+            return room
+        if max_tokens > room:
+            raise InvalidRequestError(
+                f"max_tokens={max_tokens} is too many: the prompt has {num_prompt_tokens} tokens, which leaves {room} of "
+                f"max_model_len={self._max_model_len}; lower it, or set it to None to fill the context"
+            )
+        return max_tokens
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            if count is not None and count > self._vocab_size:
+                raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {self._vocab_size} tokens")
+        self._check_in_vocabulary("stop_token_ids", params.stop_token_ids or ())
+        self._check_in_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_in_vocabulary("logit_bias", params.logit_bias or ())
+        if self._tokenizer is None:
+            for name in ("stop", "bad_words"):
+                if getattr(params, name):
+                    raise InvalidRequestError(
+                        f"{name} needs a tokenizer, and the engine has none (skip_tokenizer_init=True): leave it out"
+                    )
+
+    def _check_in_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if token_id >= self._vocab_size:
+                raise InvalidRequestError(
+                    f"{name} holds the token id {token_id}; the vocabulary has {self._vocab_size} tokens, so ids go from 0 "
+                    f"to {self._vocab_size - 1}"
+                )
+
+    def _tokenize_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenised at the beginning of a text and after a space, if that differs."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            at_start = self._tokenize_bad_word(word, bare or word)
+            found[at_start] = None
+            if bare:
+                after_space = self._tokenize_bad_word(word, " " + bare)
+                if after_space[-len(at_start) :] != at_start:  # else the first covers it
+                    found[after_space] = None
+        return tuple(found)
+
+    def _tokenize_bad_word(self, word: str, variant: str) -> tuple[int, ...]:
+        assert self._tokenizer is not None
+        token_ids = self._tokenizer.encode(variant, add_special_tokens=False)
+        unknown = self._tokenizer.unk_token_id in token_ids
+        if not token_ids or unknown or max(token_ids) >= self._vocab_size:
+            raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
+        return tuple(token_ids)
+
+    def _next_seed(self, seed: int | None) -> int:
+        """The user's, or the next of the engine's sequence. Every request advances the sequence."""
+        self._num_requests += 1
+        return derive_seed(self._engine_seed, self._num_requests) if seed is None else derive_seed(seed, 0)
+
+
+def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, Any]:  # Any: checked by the caller
+    if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
+        raise InvalidRequestError(
+            f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
+        )
+    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise InvalidRequestError("a dict prompt has either 'prompt' (text) or 'prompt_token_ids', and not both")
+    if "prompt" in prompt and not isinstance(prompt["prompt"], str):
+        raise InvalidRequestError(f"'prompt' is a {type(prompt['prompt']).__name__}; it must be text")
+    if isinstance(prompt.get("prompt_token_ids"), str):
+        raise InvalidRequestError("'prompt_token_ids' is text; give it as 'prompt'")
+    given = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+    return given, prompt.get("cache_salt", cache_salt)
+
+
+def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
+    """n sequences with seeds of their own. The first computes the prompt, and its logprobs, for all."""
+    params, seed = parent.sampling.params, parent.sampling.seed
+    if params.n == 1:
+        return (parent,)
+    without_prompt_logprobs = dataclasses.replace(params, prompt_logprobs=None)
+    leader = f"0_{parent.request_id}"
+    return tuple(
+        dataclasses.replace(
+            parent,
+            request_id=f"{index}_{parent.request_id}",
+            sampling=dataclasses.replace(
+                parent.sampling,
+                params=params if index == 0 else without_prompt_logprobs,
+                seed=derive_seed(seed, index),
+            ),
+            prompt_leader=None if index == 0 else leader,
+        )
+        for index in range(params.n)
+    )

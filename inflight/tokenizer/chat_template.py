@@ -1,0 +1,295 @@
+"""Chat templates: messages to a prompt, as transformers' `apply_chat_template` renders them.
+
+A template comes with the model and is not trusted: it runs in jinja2's immutable sandbox, sees plain JSON data only, and its
+repetitions and its output are bounded. See https://huggingface.co/docs/transformers/chat_templating.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.tokenizer.messages import check_documents, check_messages, check_template_kwargs, check_tools
+from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_config
+
+MAX_RENDERED_CHARS = 2**25
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+# {% for part in message.content %}, message['content'], content
+_LOOPS_OVER_CONTENT = re.compile(r"\{%-?\s*for\s+[\w\s,]+\s+in\s+[^%]*\bcontent\b")
+
+
+class ChatTemplate:
+    """The templates of one tokenizer, by name; "default" and "tool_use" are the names that count."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        """Compile the templates.
+
+        Raises:
+            TokenizerError: one of them is no valid Jinja.
+        """
+        environment = _environment()
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens or {})
+        self._compiled: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._compiled[name] = environment.from_string(source)
+            except (jinja2.TemplateSyntaxError, RecursionError) as error:
+                line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+                raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
+
+    @classmethod
+    def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
+        """The template `given` (Jinja text, or a file that holds it), else chat_template.jinja, else tokenizer_config.json.
+
+        A folder without any is no error: base models have none, and `render` says so.
+        """
+        config = read_tokenizer_config(folder)
+        sources = {"default": _read_given(given)} if given is not None else _find_sources(folder, config)
+        return cls(sources, read_special_tokens(config))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # Any: JSON
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. It holds its own BOS if the model wants one: encode it with add_special_tokens=False.
+
+        Args:
+            messages: `{"role": ..., "content": text or [{"type": "text", "text": ...}], ...}`.
+            tools: JSON schemas of functions.
+            add_generation_prompt: end with the header of an assistant message.
+            continue_final_message: leave the last message open, to be continued.
+            chat_template_kwargs: further variables for the template.
+
+        Raises:
+            TokenizerError: there is no template.
+            InvalidRequestError: the messages are malformed, or the template refuses them.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "
+                "message, the second opens a new one; set one of them to False"
+            )
+        name = self._select(has_tools=tools is not None)
+        keeps_parts = _LOOPS_OVER_CONTENT.search(self._sources[name]) is not None
+        conversation = check_messages(messages, keeps_parts=keeps_parts)
+        final_text = _tag_final_message(conversation) if continue_final_message else ""
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **check_template_kwargs(chat_template_kwargs),
+            "messages": conversation,
+            "tools": check_tools(tools),
+            "documents": check_documents(documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        rendered = _render(self._compiled[name], variables)
+        return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
+
+    def _select(self, *, has_tools: bool) -> str:
+        if not self._compiled:
+            raise TokenizerError(
+                "the model has no chat template (neither chat_template.jinja nor one in tokenizer_config.json); give one "
+                "with chat_template=..., or use generate() with a plain prompt"
+            )
+        if has_tools and "tool_use" in self._compiled:
+            return "tool_use"
+        if "default" not in self._compiled:
+            raise TokenizerError(
+                f"the model has chat templates named {', '.join(sorted(self._compiled))} but no default; choose one "
+                "with chat_template=..."
+            )
+        return "default"
+
+
+def _read_given(given: str) -> str:
+    """Text if it holds Jinja or several lines, else the path of a file."""
+    if "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            f"chat_template={given!r} is neither a Jinja template nor a file that can be read"
+        ) from error
+
+
+def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"{path} cannot be read as UTF-8 text") from error
+    found = config.get("chat_template")
+    if found is None:
+        return {}
+    if isinstance(found, str):
+        return {"default": found}
+    try:
+        sources = {entry["name"]: entry["template"] for entry in found}
+    except (TypeError, KeyError) as error:
+        raise TokenizerError(
+            f"chat_template in {folder / 'tokenizer_config.json'} is neither text nor a list of name and template"
+        ) from error
+    return sources
+
+
+# -- the environment, as transformers sets it up -------------------------------------------------------------------------
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox bounds `range` alone; repetition and powers can fill the memory too."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        for value, times in ((left, right), (right, left)):
+            if (
+                isinstance(value, (str, list, tuple))
+                and isinstance(times, int)
+                and len(value) * times > MAX_RENDERED_CHARS
+            ):
+                raise jinja2.TemplateRuntimeError("the template repeats a value too many times")
+        if operator == "**" and (abs(left) > 2**16 or abs(right) > 64):
+            raise jinja2.TemplateRuntimeError("the template raises a number to too high a power")
+        return super().call_binop(context, operator, left, right)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """{% generation %} marks the assistant's text for training; in a prompt its body stands as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  the base class says so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """No underscore names, so that nothing of Python's internals can be stored and reached."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=...) works, as in jinja2
+        attributes: dict[str, Any] = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template may not store {name!r} on a namespace")
+
+
+class _Dict:
+    """`dict(...)` and `dict.fromkeys(...)` for templates, without the class itself."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own escapes HTML; a prompt is none."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    pieces: list[str] = []
+    room = MAX_RENDERED_CHARS
+    try:
+        for piece in template.generate(variables):
+            pieces.append(piece)
+            room -= len(piece)
+            if room < 0:
+                raise InvalidRequestError(
+                    f"the chat template made more than {MAX_RENDERED_CHARS} characters of the messages"
+                )
+    except InvalidRequestError:
+        raise
+    except jinja2.TemplateError as error:
+        raise InvalidRequestError(
+            f"the chat template refuses the messages: {error.message or type(error).__name__}"
+        ) from error
+    except Exception as error:  # a template can raise whatever Python can: len(None), 1 + "a", [][0]
+        raise InvalidRequestError(
+            f"the chat template failed on the messages: {type(error).__name__}: {error}"
+        ) from error
+    return "".join(pieces)
+
+
+# -- continue_final_message ----------------------------------------------------------------------------------------------
+
+
+def _tag_final_message(conversation: list[dict[str, Any]]) -> str:
+    """Append a tag to the last message's text and return the text; the prompt will be cut at the tag."""
+    content = conversation[-1].get("content")
+    if isinstance(content, str):
+        conversation[-1]["content"] = content + _CONTINUE_TAG
+        return content
+    if content:
+        text: str = content[-1]["text"]
+        content[-1]["text"] = text + _CONTINUE_TAG
+        return text
+    raise InvalidRequestError("continue_final_message: the last message has no content to continue")
+
+
+def _cut_at_tag(rendered: str, final_text: str) -> str:
+    tag = _CONTINUE_TAG.strip()
+    if tag not in rendered or final_text.strip() not in rendered:
+        raise InvalidRequestError(
+            "continue_final_message: the chat template leaves out (part of) the last message, so it cannot be continued"
+        )
+    at = rendered.rindex(tag)
+    if rendered[at:].startswith(_CONTINUE_TAG):
+        return rendered[:at]
+    return rendered[:at].rstrip()  # the template strips messages, so it stripped what stood before the tag too

@@ -1,0 +1,144 @@
+"""Incremental decoding: one token in, the text that has become certain out, at constant cost a token.
+
+What the pieces of text, joined, are equal to:
+
+- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, whatever the ids. Bytes that are no UTF-8 become "�" by the rule
+  that both Python and Rust follow (one for each maximal part of a character, Unicode 15, section 3.9).
+- `WindowDecoder` (all others): `decode(prompt + output)` without its first `len(decode(prompt))` characters, so a word that
+  follows the prompt keeps its space. In a run of byte tokens (<0xE2><0x82><0xAC>) characters come out as they complete, and a
+  byte that belongs to none becomes one "�"; `decode` writes such a run off as a whole, good characters too, which a stream
+  could only do by holding back every run to its end.
+
+A special token that is skipped is never seen, so bytes on its two sides are joined, as in `decode`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "�"
+_MAX_PENDING = 8  # tokens held because the text ends in "�" and could still change
+
+
+class TokenTexts(Protocol):
+    """What the decoders ask of `Tokenizer`."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def id_to_piece(self, token_id: int) -> str | None: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def byte_fallback(self, token_id: int) -> int | None: ...
+
+
+class IncrementalDecoder(ABC):
+    """One sequence's decoder. `flush` ends it: after that nothing may be pushed."""
+
+    @abstractmethod
+    def push(self, token_id: int) -> str:
+        """The text that this token makes certain; "" while a character is incomplete."""
+
+    @abstractmethod
+    def flush(self) -> str:
+        """What is still held: an incomplete character, as "�"."""
+
+
+class ByteLevelDecoder(IncrementalDecoder):
+    """For vocabularies whose tokens are bytes: looks each token's bytes up and decodes UTF-8 across tokens."""
+
+    def __init__(self, tokenizer: TokenTexts, skipped: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id in self._skipped else self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder(IncrementalDecoder):
+    """For any other: decodes a window of tokens with and without the newest, and takes the difference.
+
+    ... emitted earlier | context | pending |
+                          decode(context) = context_text
+                          decode(context + pending) = context_text + what is new
+    """
+
+    def __init__(self, tokenizer: TokenTexts, skipped: frozenset[int], context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = skipped
+        self._context = list(context)
+        self._context_text = self._decode(self._context)
+        self._pending: list[int] = []
+        self._bytes = _ByteRun()
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped or self._tokenizer.id_to_piece(token_id) is None:
+            return ""
+        byte = self._tokenizer.byte_fallback(token_id)
+        if byte is not None and (
+            byte >= 0x80 or self._context
+        ):  # the very first character may be stripped: by `decode`
+            text = self._take_pending() + self._bytes.push(byte)
+            self._set_context([token_id])
+            return text
+        broken = self._bytes.flush()
+        self._pending.append(token_id)
+        text = self._new_text()
+        if text.endswith(REPLACEMENT) and len(self._pending) < _MAX_PENDING:
+            return broken
+        self._advance()
+        return broken + text
+
+    def flush(self) -> str:
+        return self._take_pending() + self._bytes.flush()
+
+    def _take_pending(self) -> str:
+        if not self._pending:
+            return ""
+        text = self._new_text()
+        self._advance()
+        return text
+
+    def _new_text(self) -> str:
+        return self._decode(self._context + self._pending)[len(self._context_text) :]
+
+    def _advance(self) -> None:
+        self._set_context(self._pending)
+        self._pending = []
+
+    def _set_context(self, context: list[int]) -> None:
+        self._context = context
+        self._context_text = self._decode(context)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class _ByteRun:
+    """UTF-8, byte by byte; each byte that belongs to no character is one "�"."""
+
+    def __init__(self) -> None:
+        self._bytes = b""  # the beginning of a character, at most 3 bytes
+
+    def push(self, byte: int) -> str:
+        candidate = self._bytes + bytes([byte])
+        try:
+            text = candidate.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                self._bytes = candidate
+                return ""
+            if not self._bytes:
+                return REPLACEMENT
+            return self.flush() + self.push(byte)
+        self._bytes = b""
+        return text
+
+    def flush(self) -> str:
+        text = REPLACEMENT * len(self._bytes)
+        self._bytes = b""
+        return text

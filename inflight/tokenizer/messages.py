@@ -1,0 +1,116 @@
+"""What a chat may hold, checked once for every front end: messages, tools and template variables as plain JSON data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inflight.errors import InvalidRequestError
+
+_MAX_DEPTH = 64
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+def check_messages(messages: object, *, keeps_parts: bool) -> list[dict[str, Any]]:
+    """A fresh plain copy of the messages, without the fields that are None.
+
+    Content given as text parts stays a list if the template loops over it (`keeps_parts`), else it is joined by newlines.
+
+    Raises:
+        InvalidRequestError: names the message and what is wrong with it.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise InvalidRequestError(
+            f"messages is a {type(messages).__name__}; give a list of {{'role', 'content'}} dicts"
+        )
+    if not messages:
+        raise InvalidRequestError("messages is empty; give at least one message")
+    return [_check_message(message, f"messages[{i}]", keeps_parts) for i, message in enumerate(messages)]
+
+
+def _check_message(message: object, where: str, keeps_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(f"{where} is a {type(message).__name__}, not a dict with 'role' and 'content'")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequestError(f"{where} has role={role!r}; it must be a string like 'user'")
+    content = message.get("content")
+    if content is None and role != "assistant":  # an assistant's message may hold tool calls only
+        raise InvalidRequestError(f"{where} (role {role!r}) has no content")
+    checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in message.items() if value is not None}
+    if content is not None:
+        checked["content"] = _check_content(checked["content"], f"{where}['content']", keeps_parts)
+    # newer templates read reasoning_content, gpt-oss reads thinking: transformers fills both from whichever is there
+    reasoning = next((checked[name] for name in _REASONING_FIELDS if name in checked), None)
+    return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+
+
+def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{where} is a {type(content).__name__}; it must be text or a list of text parts")
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text":
+            raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; this model takes 'text' parts only")
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f"{where}[{i}] is a text part without a string 'text'")
+    return content if keeps_parts else "\n".join(part["text"] for part in content)
+
+
+def check_tools(tools: object) -> list[dict[str, Any]] | None:
+    """A plain copy of the tools' JSON schemas."""
+    return _check_objects(tools, "tools", "a JSON schema of a function")
+
+
+def check_documents(documents: object) -> list[dict[str, Any]] | None:
+    """A plain copy of the documents, mostly {"title", "text"}."""
+    return _check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}")
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A plain copy of the further variables; those that have arguments of their own are refused."""
+    if taken := sorted(_RESERVED & set(kwargs or {})):
+        raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(taken)}: there are arguments for them")
+    return {str(name): plain_json(value, f"chat_template_kwargs[{name!r}]") for name, value in (kwargs or {}).items()}
+
+
+def _check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] | None:
+    if values is None:
+        return None
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise InvalidRequestError(f"{name} is a {type(values).__name__}; give a list, each {what}")
+    checked = []
+    for i, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{name}[{i}] is a {type(value).__name__}; it must be {what}")
+        checked.append(plain_json(value, f"{name}[{i}]"))
+    return checked
+
+
+def plain_json(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy made of exactly str, int, float, bool, None, list and dict: nothing a template could call into.
+
+    Raises:
+        InvalidRequestError: something else is in it, or it is nested too deep.
+    """
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"{where} is nested more than {_MAX_DEPTH} deep")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # an enum's text, not its name
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        if bad := [key for key in value if not isinstance(key, str)]:
+            raise InvalidRequestError(f"{where} has the key {bad[0]!r}; keys must be strings")
+        return {str.__str__(key): plain_json(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    raise InvalidRequestError(f"{where} is a {type(value).__name__}; only JSON data can stand there")

@@ -1,0 +1,34 @@
+"""The two ways in which vocabularies spell bytes: GPT-2's printable alphabet, and sentencepiece's <0xNN>.
+
+Byte-level BPE writes each byte as one printable character: those that are printable in Latin-1 as themselves, the other 68
+in order from U+0100 on (Radford et al. 2019, `bytes_to_unicode` in github.com/openai/gpt-2).
+"""
+
+from __future__ import annotations
+
+
+def _byte_of_character() -> dict[str, int]:
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def piece_to_bytes(piece: str) -> bytes:
+    """A byte-level token's bytes. A token with a character outside the alphabet (an added one) stands for itself."""
+    try:
+        return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
+    except KeyError:
+        return piece.encode("utf-8")
+
+
+def parse_byte_fallback(piece: str) -> int | None:
+    """0x0A of "<0x0A>", or None."""
+    if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
+        return None
+    try:
+        return int(piece[3:5], 16)
+    except ValueError:
+        return None

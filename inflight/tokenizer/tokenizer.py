@@ -1,0 +1,179 @@
+"""`Tokenizer`: a model folder's tokenizer.json, run by the `tokenizers` library, with the names of its special tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.hub import read_json
+from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
+from inflight.tokenizer.token_bytes import parse_byte_fallback, piece_to_bytes
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_PROMPT_CONTEXT = 8  # prompt tokens shown to a decoder before the first output token
+
+
+class Tokenizer:
+    """Immutable but for a cache; may be used by several threads.
+
+    Attributes:
+        special_tokens: "bos_token" and the like -> text; those that the folder names.
+        all_special_ids: tokens that `skip_special_tokens` leaves out.
+        vocab_size: number of tokens, the added ones too. A model's own vocabulary may be padded beyond it.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        extra_special_tokens: Iterable[str] = (),
+    ) -> None:
+        self._backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        backend.no_truncation()
+        backend.no_padding()
+        _mark_special(backend, [*self.special_tokens.values(), *extra_special_tokens])
+        added = backend.get_added_tokens_decoder()
+        self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        decoders = _decoder_types(backend)
+        self._is_byte_level = decoders == ["ByteLevel"]
+        self._has_byte_fallback = "ByteFallback" in decoders
+        self._token_bytes: dict[int, bytes] = {}  # filled as tokens occur, at most one entry a token
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json, and the special tokens' names from tokenizer_config.json or special_tokens_map.json.
+
+        Raises:
+            TokenizerError: there is no tokenizer.json, or it cannot be read.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            found = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).is_file()]
+            hint = f" ({', '.join(found)} alone cannot be read)" if found else ""
+            raise TokenizerError(
+                f"{folder} holds no tokenizer.json{hint}; name another folder or hub id with tokenizer=..., "
+                "or serve token ids only with skip_tokenizer_init=True"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
+        config = read_tokenizer_config(folder)
+        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+        extra = extra.values() if isinstance(extra, dict) else extra
+        return cls(backend, read_special_tokens(config), [text for token in extra if (text := _content(token))])
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        return self._named_id("unk_token")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`, with those around it that the tokenizer's post-processor adds (a BOS, mostly).
+
+        Raises:
+            InvalidRequestError: the text holds a lone surrogate, which is no Unicode character.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
+            ) from error
+        encoded: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return encoded
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of all of them at once. Ids without a token (a padded vocabulary) have no text."""
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def decode_token(self, token_id: int) -> str:
+        """The text of one token inside a text, its leading space included; "�" for part of a character."""
+        if self._is_byte_level:
+            return self.token_bytes(token_id).decode("utf-8", "replace")
+        once = self.decode([token_id], skip_special_tokens=False)
+        return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
+
+    def id_to_piece(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"), or None."""
+        piece: str | None = self._backend.id_to_token(token_id)
+        return piece
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of a byte-level token; b"" for an id without a token."""
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            piece = self.id_to_piece(token_id)
+            found = self._token_bytes[token_id] = b"" if piece is None else piece_to_bytes(piece)
+        return found
+
+    def byte_fallback(self, token_id: int) -> int | None:
+        """The byte that a token like <0x0A> stands for, if the decoder reads it so; else None."""
+        return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
+
+    def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
+        """A decoder for the tokens that follow the prompt. See incremental.py for what its text equals."""
+        skipped = self.all_special_ids if skip_special_tokens else frozenset()
+        if self._is_byte_level:
+            return ByteLevelDecoder(self, skipped)
+        recent = prompt_token_ids[-4 * _MAX_PROMPT_CONTEXT :]
+        context = [t for t in recent if t not in skipped and self.id_to_piece(t) is not None]
+        return WindowDecoder(self, skipped, context[-_MAX_PROMPT_CONTEXT:])
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        token_id: int | None = None if text is None else self._backend.token_to_id(text)
+        return token_id
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read
+    """tokenizer_config.json over special_tokens_map.json; {} where there is neither."""
+    merged: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            merged |= {key: value for key, value in read_json(path).items() if value is not None}
+    return merged
+
+
+def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens of a tokenizer_config.json, whether given as text or as {"content": text, ...}."""
+    return {name: text for name in SPECIAL_TOKEN_NAMES if (text := _content(config.get(name)))}
+
+
+def _content(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
+    """Named special tokens are special even if tokenizer.json does not flag them. Those it does not know are left out."""
+    flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    for text in texts:
+        if text not in flagged and backend.token_to_id(text) is not None:
+            backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
+
+
+def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
+    """The decoder's stages in order: ["ByteLevel"], ["Replace", "ByteFallback", "Fuse", "Strip"], []."""
+    if backend.decoder is None:
+        return []
+    state = json.loads(backend.decoder.__getstate__())
+    stages = state["decoders"] if state["type"] == "Sequence" else [state]
+    return [stage["type"] for stage in stages]

@@ -1,0 +1,43 @@
+"""generation_config.json: sampling defaults and end tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.errors import ConfigError
+from inflight.sampling_params import SamplingParams
+
+
+def test_nothing_given() -> None:
+    assert default_sampling_params(None) == SamplingParams()
+    assert default_sampling_params({"bos_token_id": 1, "transformers_version": "5"}) == SamplingParams()
+
+
+def test_the_fields_it_names() -> None:
+    config = {
+        "do_sample": False, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None,
+        "repetition_penalty": 1.05, "max_new_tokens": 77, "eos_token_id": [1, 2],
+    }  # fmt: skip
+    assert default_sampling_params(config) == SamplingParams(
+        temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05, max_tokens=77
+    )
+
+
+def test_a_value_out_of_bounds() -> None:
+    with pytest.raises(ConfigError, match=r"generation_config\.json: top_p=1\.5 .*generation_config='none'"):
+        default_sampling_params({"top_p": 1.5})
+
+
+@pytest.mark.parametrize(("value", "ids"), [(None, set()), (3, {3}), ([3, 5], {3, 5})])
+def test_eos(value: Any, ids: set[int]) -> None:
+    assert eos_token_ids({"eos_token_id": value}) == ids
+    assert eos_token_ids(None) == frozenset()
+
+
+@pytest.mark.parametrize("value", ["</s>", [None], -1, [True], 1.0])
+def test_bad_eos(value: Any) -> None:
+    with pytest.raises(ConfigError, match="eos_token_id"):
+        eos_token_ids({"eos_token_id": value})

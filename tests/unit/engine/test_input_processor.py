@@ -1,0 +1,238 @@
+"""`InputProcessor`: what is refused, and what a request becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.engine import ModelConfig
+from inflight.engine.input_processor import InputProcessor, ProcessedRequest
+from inflight.errors import InvalidRequestError
+from inflight.sample.seeds import derive_seed
+from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.tokenizer import Tokenizer
+from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_tokenizer, trained
+
+MAX_MODEL_LEN = 40
+
+
+def make(
+    tokenizer: Tokenizer | str | None = "bytes", generation_config: dict[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    architecture = ModelArchitecture(
+        name="LlamaForCausalLM", vocab_size=kwargs.pop("vocab_size", BYTE_VOCAB_SIZE), hidden_size=8, intermediate_size=8,
+        num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5, rope=RopeConfig(),
+        max_position_embeddings=MAX_MODEL_LEN, sliding_windows=(None,), eos_token_ids=kwargs.pop("eos", ()),
+    )  # fmt: skip
+    config = ModelConfig(
+        folder=Path("."), name="m", architecture=architecture, dtype="float32", max_model_len=MAX_MODEL_LEN,
+        load_format="dummy", seed=0, fingerprint="f",
+    )  # fmt: skip
+    chosen = byte_tokenizer() if isinstance(tokenizer, str) else tokenizer
+    return InputProcessor(config, chosen, generation_config, kwargs.pop("engine_seed", 0), **kwargs)
+
+
+def process(prompt: Any = "hello", processor: Any = None, **params: Any) -> ProcessedRequest:
+    result = (processor or make()).process("r", prompt, SamplingParams(**params), arrival_time=1.5)
+    assert isinstance(result, ProcessedRequest)
+    return result
+
+
+# -- prompts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("hi", "hi"),
+        ([104, 105], None),
+        ((104, 105), None),
+        (np.array([104, 105]), None),
+        ({"prompt": "hi"}, "hi"),
+        ({"prompt_token_ids": [104, 105]}, None),
+    ],
+)
+def test_the_ways_to_give_a_prompt(prompt: Any, text: str | None) -> None:
+    request = process(prompt)
+    [child] = request.children
+    assert (request.prompt, request.prompt_token_ids) == (text, [104, 105])
+    assert all(type(token_id) is int for token_id in request.prompt_token_ids)
+    assert child.prompt_token_ids.dtype == np.int32
+    assert (child.request_id, child.prompt_leader, child.arrival_time, child.cache_salt) == ("r", None, 1.5, "")
+
+
+def test_priority_and_salt() -> None:
+    processor = make()
+    plain = processor.process("r", "x", None, arrival_time=0.0, priority=3, cache_salt="a").children[0]
+    assert (plain.priority, plain.cache_salt) == (3, "a")
+    inner = processor.process("r", {"prompt": "x", "cache_salt": "b"}, None, arrival_time=0.0, cache_salt="a")
+    assert inner.children[0].cache_salt == "b"
+
+
+def test_special_tokens_are_added_once() -> None:
+    tokenizer = Tokenizer(trained("byte_level"))
+    processor = make(tokenizer, vocab_size=tokenizer.vocab_size)
+    with_bos = processor.process("r", "time", None, arrival_time=0.0)
+    rendered = processor.process("r", "time", None, arrival_time=0.0, add_special_tokens=False)
+    assert with_bos.prompt_token_ids == [0, *rendered.prompt_token_ids]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "prompt is empty"),
+        ([], "prompt is empty"),
+        ({"prompt_token_ids": []}, "prompt is empty"),
+        ([1, 300, 2], r"prompt token 300 at position 1 is outside the vocabulary of 259 tokens"),
+        ([1, -1], r"prompt token -1 at position 1 is outside"),
+        ([2**70], "outside the vocabulary"),
+        ([1, "a"], r"prompt token 'a' at position 1 is not an integer"),
+        ([1.0], r"prompt token 1\.0 at position 0 is not an integer"),
+        ([True], "prompt token True at position 0 is not an integer"),
+        ([[1, 2]], r"prompt token \[1, 2\] at position 0"),
+        (None, "this one is a NoneType"),
+        (b"bytes", "this one is a bytes"),
+        (5, "this one is a int"),
+        ({}, "either 'prompt'"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "and not both"),
+        ({"prompt": [1]}, "'prompt' is a list"),
+        ({"prompt_token_ids": "abc"}, "'prompt_token_ids' is text"),
+        ({"prompt": "a", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
+        ({"prompt": "a", "cache_salt": 7}, "cache_salt=7 is not a string"),
+        ("x" * 40, r"prompt has 40 tokens; at most 39 are allowed"),
+        ([1] * 41, r"prompt has 41 tokens; at most 39 are allowed"),
+        ("a\udfff", "not valid Unicode"),
+    ],
+)
+def test_bad_prompts(prompt: Any, says: str) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        process(prompt)
+
+
+def test_a_tokenizer_larger_than_the_model() -> None:
+    with pytest.raises(InvalidRequestError, match="prompt token 104 at position 0 is outside the vocabulary of 100"):
+        process("h", make(vocab_size=100))
+
+
+# -- parameters ----------------------------------------------------------------------------------------------------------
+
+
+def test_max_tokens() -> None:
+    assert process("x" * 39, max_tokens=1).children[0].sampling.max_tokens == 1
+    assert process("x" * 10, max_tokens=None).children[0].sampling.max_tokens == 30
+    assert process("x" * 10, max_tokens=30).children[0].sampling.max_tokens == 30
+    with pytest.raises(
+        InvalidRequestError, match="max_tokens=31 is too many: the prompt has 10 tokens, which leaves 30"
+    ):
+        process("x" * 10, max_tokens=31)
+    with pytest.raises(InvalidRequestError, match="min_tokens=31 is more than the 30 tokens"):
+        process("x" * 10, max_tokens=None, min_tokens=31)
+
+
+def test_default_params() -> None:
+    config = {"temperature": 0.5, "max_new_tokens": 20, "eos_token_id": 7}
+    processor = make(generation_config=config)
+    [child] = processor.process("r", "x" * 30, None, arrival_time=0.0).children
+    assert child.sampling.params == processor.default_params == SamplingParams(temperature=0.5, max_tokens=20)
+    assert child.sampling.max_tokens == 10  # gives way to the context
+    processor = make(generation_config=config, use_generation_defaults=False)
+    [child] = processor.process("r", "x", None, arrival_time=0.0).children
+    assert child.sampling.params == SamplingParams()
+    assert child.sampling.eos_token_ids == {7, EOS_ID}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"stop_token_ids": [3, 259]}, {"allowed_token_ids": [259]}, {"logit_bias": {259: 1.0}}],
+)
+def test_token_ids_in_parameters(params: dict[str, Any]) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=f"{next(iter(params))} holds the token id 259; the vocabulary has 259"
+    ):
+        process(**params)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_than_tokens(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name}=9 is more than the vocabulary's 8 tokens"):
+        process([1], make(None, vocab_size=8), **{name: 9})
+
+
+def test_without_a_tokenizer() -> None:
+    processor = make(None, eos=(5,))
+    with pytest.raises(InvalidRequestError, match="prompt is text, but the engine has no tokenizer"):
+        process("text", processor)
+    for params in ({"stop": "x"}, {"bad_words": ["x"]}):
+        with pytest.raises(InvalidRequestError, match=f"{next(iter(params))} needs a tokenizer"):
+            process([1], processor, **params)
+    assert process([1], processor).children[0].sampling.stop_token_ids == {5}
+
+
+def test_end_tokens() -> None:
+    processor = make(generation_config={"eos_token_id": [7, 9, 5000]}, eos=(5,))
+    sampling = process("x", processor, stop_token_ids=[5, 20]).children[0].sampling
+    assert sampling.eos_token_ids == {5, 7, 9, EOS_ID}
+    assert sampling.stop_token_ids == {5, 7, 9, 20, EOS_ID}
+    sampling = process("x", processor, stop_token_ids=[5, 20], ignore_eos=True).children[0].sampling
+    assert sampling.eos_token_ids == frozenset()
+    assert sampling.stop_token_ids == {5, 20}
+
+
+def test_bad_words() -> None:
+    def tokenized(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+        processor = make(tokenizer, vocab_size=tokenizer.vocab_size)
+        return process([5], processor, bad_words=words).children[0].sampling.bad_words_token_ids
+
+    assert tokenized(["ab", "\n"], byte_tokenizer()) == ((97, 98), (10,))  # after a space it is the same
+    merged = Tokenizer(trained("byte_level"))
+    there, after_space = (merged.encode(text, add_special_tokens=False) for text in ("the", " the"))
+    assert there != after_space
+    for word in ("the", " the"):
+        assert tokenized([word], merged) == (tuple(there), tuple(after_space))
+    assert tokenized([" "], merged) == (tuple(merged.encode(" ", add_special_tokens=False)),)
+    with pytest.raises(InvalidRequestError, match="bad word 'Ж' has no tokens"):
+        tokenized(["Ж"], Tokenizer(trained("metaspace"), {"unk_token": "<unk>"}))
+    with pytest.raises(InvalidRequestError, match="bad word 'z' has no tokens in the vocabulary"):
+        process([5], make(vocab_size=100), bad_words=["z"])
+
+
+# -- seeds and children --------------------------------------------------------------------------------------------------
+
+
+def test_seeds() -> None:
+    assert process(seed=5).children[0].sampling.seed == 5
+    assert process(seed=-1).children[0].sampling.seed == 2**64 - 1
+    first, second = make(engine_seed=3), make(engine_seed=3)
+    seeds = [process(processor=first).children[0].sampling.seed for _ in range(5)]
+    assert len(set(seeds)) == 5
+    assert seeds == [process(processor=second).children[0].sampling.seed for _ in range(5)]
+    assert seeds[0] != process(processor=make(engine_seed=4)).children[0].sampling.seed
+
+
+def test_a_seeded_request_does_not_shift_the_others() -> None:
+    first, second = make(), make()
+    process(processor=first, seed=1)
+    process(processor=second)
+    assert process(processor=first).children[0].sampling.seed == process(processor=second).children[0].sampling.seed
+
+
+def test_a_refused_request_does_not_shift_the_others() -> None:
+    first, second = make(), make()
+    with pytest.raises(InvalidRequestError):
+        process(processor=first, bad_words=["x"], max_tokens=1000)
+    assert process(processor=first).children[0].sampling.seed == process(processor=second).children[0].sampling.seed
+
+
+def test_children() -> None:
+    request = process("hi", n=3, seed=11, prompt_logprobs=2, logprobs=1)
+    assert [child.request_id for child in request.children] == ["0_r", "1_r", "2_r"]
+    assert [child.prompt_leader for child in request.children] == [None, "0_r", "0_r"]
+    assert [child.sampling.seed for child in request.children] == [derive_seed(11, i) for i in range(3)]
+    assert request.children[0].sampling.seed == process("hi", seed=11).children[0].sampling.seed
+    assert [child.sampling.params.prompt_logprobs for child in request.children] == [2, None, None]
+    assert {child.sampling.params.logprobs for child in request.children} == {1}
+    assert request.params.n == 3
