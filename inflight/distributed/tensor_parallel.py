@@ -1,0 +1,28 @@
+"""`TensorParallelGroup`: the ranks that share each layer. This one is a rank alone; collectives of one are the identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorParallelGroup:
+    """Layers take it explicitly and shard by `size` and `rank` only.
+
+    A group of several ranks overrides both collectives; every rank calls them in the same order with equal shapes.
+    """
+
+    size: int = 1
+    rank: int = 0
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks. May reuse `x`."""
+        assert self.size == 1, "several ranks need a group that can communicate"
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The ranks' tensors, concatenated along the last dimension in rank order."""
+        assert self.size == 1, "several ranks need a group that can communicate"
+        return x

@@ -1,0 +1,68 @@
+"""`Attention`: one layer's place between the model, which calls it, and the backend, which computes it over the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionMetadata
+from inflight.interface.kv_cache import KVCacheSpec
+
+
+class Attention(nn.Module):
+    """Causal attention of this rank's heads. `sliding_window` counts the tokens a query sees, itself included.
+
+    The worker asks for `kv_cache_spec`, allocates, and calls `bind`; only then can `forward` run.
+    """
+
+    def __init__(
+        self,
+        layer_name: str,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        sliding_window: int | None,
+        backend: AttentionBackend,
+    ) -> None:
+        super().__init__()
+        self.layer_name = layer_name
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.scale, self.sliding_window = scale, sliding_window
+        self.backend = backend
+        self.kv_cache: Tensor | None = None
+        self.group_index = 0
+
+    def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        return KVCacheSpec(
+            block_size=block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=str(dtype).removeprefix("torch."),
+            itemsize=dtype.itemsize,
+            sliding_window=self.sliding_window,
+        )
+
+    def bind(self, kv_cache: Tensor, group_index: int) -> None:
+        """`kv_cache`: this layer's typed view of the arena. `group_index`: whose block table, and metadata, it reads."""
+        self.kv_cache, self.group_index = kv_cache, group_index
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_metadata: tuple[AttentionMetadata, ...]
+    ) -> Tensor:
+        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim] -> as query.
+
+        Key and value are written to the cache. `attn_metadata`: one per KV group.
+        """
+        assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"
+        return self.backend.forward(
+            query,
+            key,
+            value,
+            self.kv_cache,
+            attn_metadata[self.group_index],
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+        )

@@ -1,0 +1,1 @@
+"""From a folder of safetensors, or from a seed, to a model that can run."""

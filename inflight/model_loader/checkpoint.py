@@ -1,0 +1,98 @@
+"""`Checkpoint`: the safetensors files of a folder as one table of tensors. It reads headers only, and keeps no file open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from inflight.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is and what its header says. `dtype` is the format's name: "BF16", "F32", "I8", ..."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@contextmanager
+def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
+    """The file, mapped; unmapped at exit, so that the pages read do not stay in the process.
+
+    Raises:
+        CheckpointError: the file cannot be read, here or inside the block.
+    """
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file}: truncated, corrupt or unreadable as safetensors ({error}); download it again"
+        ) from error
+
+
+class Checkpoint:
+    """The tensors of a model folder.
+
+    Files are, in this order: `model.safetensors`; those that `model.safetensors.index.json` names; every `*.safetensors`.
+
+    Raises:
+        CheckpointError: no weights, a file that is missing or corrupt, an index that does not fit the files, or a tensor
+            that two files have.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tensors: dict[str, StoredTensor] = {}
+        weight_map: dict[str, str] = {}
+        if (folder / SINGLE_FILE).is_file():
+            files = [folder / SINGLE_FILE]
+        elif (folder / INDEX_FILE).is_file():
+            weight_map = _read_index(folder / INDEX_FILE)
+            files = [folder / name for name in sorted(set(weight_map.values()))]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
+            if not files:
+                raise CheckpointError(
+                    f"{folder} has no *.safetensors; other formats are not read: save the weights as safetensors"
+                )
+        for file in files:
+            self._add_file(file)
+        for name, file_name in weight_map.items():
+            stored = self.tensors.get(name)
+            if stored is None or stored.file.name != file_name:
+                raise CheckpointError(f"{folder / INDEX_FILE} says that {name} is in {file_name}, but it is not there")
+
+    def _add_file(self, file: Path) -> None:
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, but {INDEX_FILE} names it; download it again")
+        with open_file(file) as opened:
+            names: list[str] = opened.keys()
+            for name in names:
+                if name in self.tensors:
+                    raise CheckpointError(f"{name} is both in {self.tensors[name].file} and in {file}; remove one")
+                header = opened.get_slice(name)
+                self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), header.get_dtype())
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    try:
+        weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
+        entries = {str(name): str(file_name) for name, file_name in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is no index of safetensors files ({error!r}); download it again") from error
+    for name, file_name in entries.items():
+        if Path(file_name).name != file_name:
+            raise CheckpointError(f"{file}: {name} is in {file_name!r}, which is not a file of this folder")
+    return entries

@@ -1,0 +1,58 @@
+"""`CausalLM`: what the model runner and the loader ask of every model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionMetadata
+from inflight.config.architecture import ModelArchitecture
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.attention import Attention
+from inflight.layers.weights import Loadable
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder. The constructor allocates and draws nothing; `model_loader` fills it unit by unit, then it can run."""
+
+    @abstractmethod
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend,
+        tp: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+
+    @abstractmethod
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attn_metadata: tuple[AttentionMetadata, ...],
+        num_layers: int | None = None,
+    ) -> Tensor:
+        """The tokens of one step, of all its sequences, without padding between them.
+
+        input_ids and positions [num_tokens], int32 or int64; attn_metadata: one per KV group; num_layers: stop after so many,
+        which is enough to see how much memory a step takes.
+        Returns the hidden states after the final norm, [num_tokens, hidden_size].
+        """
+
+    @abstractmethod
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [num_rows, hidden_size], the rows that are asked for -> float32 [num_rows, vocab_size]."""
+
+    @abstractmethod
+    def attention_layers(self) -> dict[str, Attention]:
+        """Layer name -> layer, in layer order."""
+
+    @abstractmethod
+    def load_units(self) -> list[tuple[str, Loadable]]:
+        """(checkpoint prefix, block) in loading order. One block at a time is held in plain and in final form."""

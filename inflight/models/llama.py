@@ -1,0 +1,238 @@
+"""Llama 2, 3 and 3.1+: pre-norm decoder with rotary embedding, grouped queries and a gated MLP (arXiv:2302.13971).
+
+The other families differ from it by what `ModelArchitecture` says: biases, windows, a norm on queries and keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionMetadata
+from inflight.config.architecture import ModelArchitecture
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.activation import silu_and_mul
+from inflight.layers.attention import Attention
+from inflight.layers.embedding import VocabParallelEmbedding
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
+from inflight.layers.logits import LogitsHead
+from inflight.layers.norm import QKNorm, RMSNorm
+from inflight.layers.rotary import RotaryEmbedding, Rotation
+from inflight.layers.weights import Loadable, WeightSlots
+from inflight.models.causal_lm import CausalLM
+
+
+class LlamaAttention(nn.Module):
+    """Self-attention with its projections. Queries, keys and values come out of one multiplication, heads side by side."""
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend,
+        tp: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        hidden_size, head_dim = architecture.hidden_size, architecture.head_dim
+        query = head_part(architecture.num_heads, head_dim, tp)
+        key_value = head_part(architecture.num_kv_heads, head_dim, tp)
+        self.head_dim = head_dim
+        self.num_heads, self.num_kv_heads = query.size // head_dim, key_value.size // head_dim
+        self.qkv_proj = ColumnParallelLinear(
+            hidden_size,
+            {"q_proj": query, "k_proj": key_value, "v_proj": key_value},
+            bias=architecture.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = RowParallelLinear(
+            query.total, hidden_size, bias=architecture.output_bias, dtype=dtype, device=device, tp=tp
+        )
+        self.qk_norm = (
+            QKNorm(self.num_heads, self.num_kv_heads, head_dim, architecture.rms_norm_eps, dtype=dtype, device=device)
+            if architecture.qk_norm
+            else None
+        )
+        self.attn = Attention(
+            f"model.layers.{layer}.self_attn",
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            sliding_window=architecture.sliding_windows[layer],
+            backend=backend,
+        )
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from self.qkv_proj.weight_slots(prefix)
+        yield from self.o_proj.weight_slots(f"{prefix}.o_proj")
+        if self.qk_norm is not None:
+            yield from self.qk_norm.weight_slots(prefix)
+
+    def finish_loading(self) -> None:
+        self.qkv_proj.finish_loading()
+        self.o_proj.finish_loading()
+        if self.qk_norm is not None:
+            self.qk_norm.finish_loading()
+
+    def forward(self, hidden: Tensor, rotation: Rotation, attn_metadata: tuple[AttentionMetadata, ...]) -> Tensor:
+        num_tokens, num_heads = hidden.shape[0], self.num_heads
+        heads = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)
+        num_rotated = num_heads + self.num_kv_heads  # queries and keys are normed and rotated together
+        query_key = heads[:, :num_rotated]
+        if self.qk_norm is not None:
+            query_key = self.qk_norm(query_key)
+        query_key = rotation.apply(query_key)
+        attended = self.attn(
+            query_key[:, :num_heads], query_key[:, num_heads:], heads[:, num_rotated:], attn_metadata
+        )  # [num_tokens, num_heads, head_dim]
+        out: Tensor = self.o_proj(attended.view(num_tokens, -1))
+        return out
+
+
+class LlamaMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(
+        self, architecture: ModelArchitecture, *, dtype: torch.dtype, device: torch.device, tp: TensorParallelGroup
+    ) -> None:
+        super().__init__()
+        hidden_size, intermediate_size = architecture.hidden_size, architecture.intermediate_size
+        part = even_part(intermediate_size, tp)
+        self.gate_up_proj = ColumnParallelLinear(
+            hidden_size, {"gate_proj": part, "up_proj": part}, bias=architecture.mlp_bias, dtype=dtype, device=device
+        )
+        self.down_proj = RowParallelLinear(
+            intermediate_size, hidden_size, bias=architecture.mlp_bias, dtype=dtype, device=device, tp=tp
+        )
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from self.gate_up_proj.weight_slots(prefix)
+        yield from self.down_proj.weight_slots(f"{prefix}.down_proj")
+
+    def finish_loading(self) -> None:
+        self.gate_up_proj.finish_loading()
+        self.down_proj.finish_loading()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        return out
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Attention and MLP, each on the norm of the residual stream, each added to it.
+
+    The MLP's output is left for the next norm to add, so that adding and norming can be one pass.
+    """
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend,
+        tp: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        size, eps = architecture.hidden_size, architecture.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
+        self.self_attn = LlamaAttention(architecture, layer, dtype=dtype, device=device, backend=backend, tp=tp)
+        self.post_attention_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
+        self.mlp = LlamaMLP(architecture, dtype=dtype, device=device, tp=tp)
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from self.input_layernorm.weight_slots(f"{prefix}.input_layernorm")
+        yield from self.self_attn.weight_slots(f"{prefix}.self_attn")
+        yield from self.post_attention_layernorm.weight_slots(f"{prefix}.post_attention_layernorm")
+        yield from self.mlp.weight_slots(f"{prefix}.mlp")
+
+    def finish_loading(self) -> None:
+        self.self_attn.finish_loading()
+        self.mlp.finish_loading()
+
+    def forward(
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        rotation: Rotation,
+        attn_metadata: tuple[AttentionMetadata, ...],
+    ) -> Tensor:
+        """`delta`: what the layer before left to be added; `residual` is changed in place. Returns this layer's."""
+        norm = self.input_layernorm
+        hidden = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
+        hidden = self.self_attn(hidden, rotation, attn_metadata)
+        hidden = self.post_attention_layernorm.add_and_norm(hidden, residual)
+        out: Tensor = self.mlp(hidden)
+        return out
+
+
+class LlamaForCausalLM(CausalLM):
+    """The decoder with its embedding and head."""
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend,
+        tp: TensorParallelGroup,
+    ) -> None:
+        nn.Module.__init__(self)
+        vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
+        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=device, tp=tp)
+        self.rotary = RotaryEmbedding(architecture.rope, architecture.head_dim, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(architecture, layer, dtype=dtype, device=device, backend=backend, tp=tp)
+            for layer in range(architecture.num_layers)
+        )
+        self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, dtype=dtype, device=device)
+        self.lm_head = LogitsHead(
+            vocab_size,
+            hidden_size,
+            tied_embedding=self.embed_tokens if architecture.tie_word_embeddings else None,
+            dtype=dtype,
+            device=device,
+            tp=tp,
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attn_metadata: tuple[AttentionMetadata, ...],
+        num_layers: int | None = None,
+    ) -> Tensor:
+        rotation = self.rotary(positions)
+        residual: Tensor = self.embed_tokens(input_ids)
+        delta = None
+        for layer in self.layers[:num_layers]:
+            delta = layer(delta, residual, rotation, attn_metadata)
+        assert delta is not None
+        return self.norm.add_and_norm(delta, residual)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def attention_layers(self) -> dict[str, Attention]:
+        return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
+
+    def load_units(self) -> list[tuple[str, Loadable]]:
+        layers = [
+            (f"model.layers.{index}", layer)
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer, LlamaDecoderLayer)
+        ]
+        return [
+            ("model.embed_tokens", self.embed_tokens),
+            *layers,
+            ("model.norm", self.norm),
+            ("lm_head", self.lm_head),
+        ]

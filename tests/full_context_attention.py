@@ -1,0 +1,42 @@
+"""An attention backend without a cache: all tokens of the step are one sequence, from position 0. For tests of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inflight.models.causal_lm import CausalLM
+
+
+class FullContextAttention:
+    """Causal attention in float64, written to be read."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: object,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        num_tokens, num_heads, _ = query.shape
+        group_size = num_heads // key.shape[1]
+        keys, values = (x.double().repeat_interleave(group_size, dim=1) for x in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * scale
+        age = torch.arange(num_tokens).unsqueeze(1) - torch.arange(num_tokens)  # [query, key]
+        visible = (age >= 0) & (age < (sliding_window or num_tokens))
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype).contiguous()
+
+
+def run_prompt(model: CausalLM, token_ids: Tensor) -> Tensor:
+    """Logits of every position of one prompt, of a model built with `FullContextAttention`: [num_tokens, vocab_size]."""
+    for layer in model.attention_layers().values():
+        layer.bind(torch.empty(0), 0)
+    metadata: Any = (None,)  # Any: the backend reads none
+    return model.compute_logits(model(token_ids, torch.arange(len(token_ids)), metadata))

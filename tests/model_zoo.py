@@ -1,0 +1,150 @@
+"""Small models of every family, odd ones too, written by transformers: what the engine's results are compared with.
+
+    folder = write_model(FAMILY_CONFIGS["qwen3"][0], tmp_path / "model", seed=0)
+
+Weights are wide (0.15 where models start with 0.02), norms and biases are random too: logits are far apart, and a norm
+or a bias that was left out shows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 203
+_STANDARD_DEVIATION = 0.15
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+def _llama(**fields: Any) -> LlamaConfig:
+    return LlamaConfig(**{**_COMMON, **fields})
+
+
+def _mistral(**fields: Any) -> MistralConfig:
+    return MistralConfig(**{**_COMMON, "sliding_window": None, **fields})
+
+
+def _qwen2(**fields: Any) -> Qwen2Config:
+    return Qwen2Config(**{**_COMMON, **fields})
+
+
+def _qwen3(**fields: Any) -> Qwen3Config:
+    return Qwen3Config(**{**_COMMON, "head_dim": 16, **fields})
+
+
+# The first of each family is the plain one; the others are the ways in which real checkpoints differ from it.
+FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
+    "llama": [
+        _llama(),
+        _llama(num_attention_heads=8, num_key_value_heads=1, head_dim=20),  # MQA; heads * head_dim is not hidden_size
+        _llama(num_attention_heads=8, num_key_value_heads=8, hidden_size=80, tie_word_embeddings=True),
+        _llama(rope_parameters=_LLAMA3_ROPE, num_hidden_layers=3),
+        _llama(rope_parameters=_LINEAR_ROPE, head_dim=24, tie_word_embeddings=True),
+        _llama(rope_parameters=_YARN_ROPE, head_dim=40, num_key_value_heads=1),
+        _llama(attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5),
+        _llama(head_dim=80, num_attention_heads=3, num_key_value_heads=3, hidden_size=60, intermediate_size=33),
+    ],
+    "mistral": [
+        _mistral(),
+        _mistral(sliding_window=7),
+        _mistral(sliding_window=1, num_key_value_heads=4),  # every token sees itself alone
+        _mistral(sliding_window=16, head_dim=20, num_attention_heads=5, num_key_value_heads=5, hidden_size=60),
+        _mistral(sliding_window=33, num_key_value_heads=1, tie_word_embeddings=True),
+        _mistral(head_dim=40, rope_parameters=_YARN_ROPE),
+        _mistral(head_dim=24, num_attention_heads=6, num_key_value_heads=3, rms_norm_eps=1e-5),
+    ],
+    "qwen2": [
+        _qwen2(),
+        _qwen2(tie_word_embeddings=True, num_key_value_heads=1),
+        _qwen2(use_sliding_window=True, sliding_window=9, max_window_layers=1, num_hidden_layers=3),
+        _qwen2(
+            use_sliding_window=True,
+            sliding_window=5,
+            num_hidden_layers=4,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        ),
+        _qwen2(num_attention_heads=7, num_key_value_heads=7, hidden_size=140, tie_word_embeddings=True),
+        _qwen2(rope_parameters=_YARN_ROPE, num_attention_heads=2, num_key_value_heads=2, hidden_size=80),
+        _qwen2(rope_parameters={"rope_type": "default", "rope_theta": 1000000.0}, sliding_window=4),  # not in use
+    ],
+    "qwen3": [
+        _qwen3(),
+        _qwen3(tie_word_embeddings=True, head_dim=32, num_key_value_heads=1),
+        _qwen3(attention_bias=True, head_dim=20),
+        _qwen3(use_sliding_window=True, sliding_window=6, max_window_layers=2, num_hidden_layers=3),
+        _qwen3(
+            use_sliding_window=True,
+            sliding_window=11,
+            num_hidden_layers=3,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            tie_word_embeddings=True,
+        ),
+        _qwen3(head_dim=24, num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5),
+        _qwen3(rope_parameters=_YARN_ROPE, head_dim=40, num_attention_heads=2, num_key_value_heads=2),
+        _qwen3(head_dim=80, hidden_size=48, num_hidden_layers=4, rope_parameters=_LINEAR_ROPE),
+    ],
+}
+
+
+def write_model(
+    config: PreTrainedConfig,
+    folder: Path,
+    seed: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Draws the model and saves it in `folder`, which is created and returned. A small shard size makes several files."""
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        is_norm = "norm" in name
+        values = torch.randn(parameter.shape, generator=generator) * _STANDARD_DEVIATION
+        parameter.data.copy_(1 + values if is_norm else values)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def reference_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The truth: transformers, eager attention."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    assert isinstance(model, PreTrainedModel)
+    return model.eval()

@@ -1,0 +1,70 @@
+"""RMSNorm: bit for bit what transformers computes, but for the last bit of the sum of squares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from inflight.layers.norm import QKNorm, RMSNorm
+
+CPU = torch.device("cpu")
+
+
+def truth(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    norm = Qwen3RMSNorm(len(weight), eps)
+    norm.weight.data = weight
+    out: Tensor = norm(x)
+    return out.detach()
+
+
+def assert_nearly_equal_bits(ours: Tensor, theirs: Tensor) -> None:
+    """A bf16 value on the edge between two may fall to either side; none is farther off, and few are."""
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs, rtol=2**-7 if ours.dtype == torch.bfloat16 else 1e-6, atol=1e-7)
+    if ours.dtype == torch.bfloat16:
+        assert (ours != theirs).double().mean() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 100.0])
+def test_as_transformers(dtype: torch.dtype, scale: float) -> None:
+    norm = RMSNorm(96, 1e-5, dtype=dtype, device=CPU)
+    norm.weight.data.copy_(torch.randn(96))
+    x = (torch.randn(17, 96) * scale).to(dtype)
+    before = x.clone()
+    assert_nearly_equal_bits(norm(x), truth(x, norm.weight.data, 1e-5))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_add_and_norm_changes_the_residual_only(dtype: torch.dtype) -> None:
+    norm = RMSNorm(32, 1e-6, dtype=dtype, device=CPU)
+    x, residual = torch.randn(4, 32).to(dtype), torch.randn(4, 32).to(dtype)
+    x_before, total = x.clone(), x + residual
+    out = norm.add_and_norm(x, residual)
+    assert torch.equal(x, x_before)
+    assert torch.equal(residual, total)
+    assert torch.equal(out, norm(total))
+
+
+def test_zeros_stay_zeros() -> None:
+    norm = RMSNorm(8, 1e-6, dtype=torch.bfloat16, device=CPU)
+    assert torch.equal(norm(torch.zeros(2, 8).bfloat16()), torch.zeros(2, 8).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_and_keys_have_weights_of_their_own(dtype: torch.dtype) -> None:
+    norm = QKNorm(3, 2, 20, 1e-6, dtype=dtype, device=CPU)
+    weights = {"a.q_norm.weight": torch.randn(20).to(dtype), "a.k_norm.weight": torch.randn(20).to(dtype)}
+    slots = dict(norm.weight_slots("a"))
+    assert slots.keys() == weights.keys()
+    for name, slot in slots.items():
+        assert slot.shape == (20,)
+        slot.destination.copy_(weights[name])
+    norm.finish_loading()
+    fused = torch.randn(5, 7, 20).to(dtype)  # values behind the keys, as the fused projection leaves them
+    out = norm(fused[:, :5])
+    assert_nearly_equal_bits(out[:, :3], truth(fused[:, :3], weights["a.q_norm.weight"], 1e-6))
+    assert_nearly_equal_bits(out[:, 3:], truth(fused[:, 3:5], weights["a.k_norm.weight"], 1e-6))
