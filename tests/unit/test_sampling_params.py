@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -45,8 +46,8 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("skip_special_tokens", [True, False], [0, None]),
     ("include_stop_str_in_output", [True, False], [0, None]),
     ("detokenize", [True, False], [0, None]),
-    ("stop", [None, "a", "", [], ["a", "b"], ("a",), ["a" * MAX_STOP_STRING_LENGTH], ["a"] * MAX_STOP_STRINGS], []),
-    ("stop", [], [[""], ["a", ""], [1], [None], 5, b"ab", {"a": 1}]),
+    ("stop", [None, "a", [], ["a", "b"], ("a",), ["a" * MAX_STOP_STRING_LENGTH], ["a"] * MAX_STOP_STRINGS], []),
+    ("stop", [], ["", [""], ["a", ""], [1], [None], 5, b"ab", {"a": 1}]),
     ("stop", [], [["a" * (MAX_STOP_STRING_LENGTH + 1)], ["a"] * (MAX_STOP_STRINGS + 1)]),
     ("stop_token_ids", [None, [], [0], range(MAX_STOP_TOKEN_IDS)], [range(MAX_STOP_TOKEN_IDS + 1)]),
     ("stop_token_ids", [], [[-1], [1.0], ["1"], [True], [None], 5, "12"]),
@@ -79,12 +80,14 @@ def test_every_field_is_tested() -> None:
     assert {name for name, _, _ in RANGES} == {field.name for field in dataclasses.fields(SamplingParams)}
 
 
-@given(name=st.sampled_from(sorted({name for name, _, _ in RANGES})), value=st.from_type(object) | st.lists(st.text()))
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary()
+ANYTHING = SCALARS | st.lists(SCALARS) | st.dictionaries(st.integers() | st.text(), SCALARS) | st.builds(object)
+
+
+@given(name=st.sampled_from(sorted({name for name, _, _ in RANGES})), value=ANYTHING)
 def test_no_value_raises_anything_else(name: str, value: object) -> None:
-    try:
+    with contextlib.suppress(InvalidRequestError):
         with_field(name, value)
-    except InvalidRequestError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_lists_are_frozen_copies() -> None:
     stop, ids, bias, words = ["a"], [1, 2], {3: 1.0}, ["b"]
     params = SamplingParams(stop=stop, stop_token_ids=ids, logit_bias=bias, bad_words=words, allowed_token_ids=ids)
     for mutable in (stop, ids, words):
-        mutable.clear()  # type: ignore[attr-defined]
+        mutable.clear()
     bias.clear()
     assert params.stop == params.stop_strings == ("a",)
     assert params.stop_token_ids == (1, 2)
@@ -138,7 +141,6 @@ def test_generators_are_read_once() -> None:
 
 def test_stop_in_its_forms() -> None:
     assert SamplingParams(stop="ab").stop_strings == ("ab",)
-    assert SamplingParams(stop="").stop_strings == ()
     assert SamplingParams(stop=None).stop_strings == ()
     assert SamplingParams().stop_strings == ()
 

@@ -1,0 +1,127 @@
+"""`EngineArgs` and `resolve`: every "auto" becomes a value, what does not fit is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import detect_machine
+from inflight.config.resolve import Machine, resolve
+from inflight.errors import ConfigError
+
+ARCHITECTURE = ModelArchitecture(
+    name="LlamaForCausalLM",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    max_position_embeddings=4096,
+    sliding_windows=(None, None),
+    dtype="bfloat16",
+)
+MACHINE = Machine(device="cpu", num_cores=6, dtypes=("bfloat16", "float32"))
+
+
+def resolved(architecture: ModelArchitecture = ARCHITECTURE, **arguments: Any) -> EngineConfig:
+    return resolve(
+        EngineArgs(**arguments), folder=Path("model"), architecture=architecture, machine=MACHINE, timeout_seconds=60.0
+    )
+
+
+def test_defaults() -> None:
+    config = resolved()
+    assert config.model.dtype == config.cache.dtype == "bfloat16"
+    assert config.model.max_model_len == 4096
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 2048)
+    assert (config.cache.block_size, config.cache.memory_bytes) == (16, None)
+    assert config.device.num_threads == 6
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "served"),
+    [
+        ("float32", "auto", "float32"),
+        ("float16", "auto", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+    ],
+)
+def test_dtype(stored: str, wanted: str, served: str) -> None:
+    assert resolved(replace(ARCHITECTURE, dtype=stored), dtype=wanted).model.dtype == served
+
+
+def test_limits_follow_one_another() -> None:
+    assert resolved(max_num_batched_tokens=10).scheduler.max_num_seqs == 10
+    assert resolved(enable_chunked_prefill=False).scheduler.max_num_batched_tokens == 4096
+    assert resolved(max_model_len=100, enable_chunked_prefill=False).scheduler.max_num_batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "float16"}, "bfloat16, float32"),
+        ({"max_model_len": 4097}, "4096 positions"),
+        ({"max_num_seqs": 20, "max_num_batched_tokens": 10}, "max_num_seqs=20"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, "max_model_len=4096"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int8"}, "dtype='int8'"),
+        ({"load_format": "pt"}, "load_format"),
+        ({"block_size": 0}, "block_size=0"),
+        ({"max_num_seqs": True}, "max_num_seqs=True"),
+        ({"seed": -1}, "seed=-1"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"enable_prefix_caching": "yes"}, "enable_prefix_caching"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"distributed_executor_backend": "ray"}, "ray"),
+    ],
+)
+def test_bounds_of_the_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(**arguments)
+
+
+def test_an_unknown_argument_is_named() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'enable_prefix_caching'"):
+        EngineArgs.from_kwargs({"enable_prefix_cache": True})
+    with pytest.raises(ConfigError, match="known arguments: model, "):
+        EngineArgs.from_kwargs({"zzz": True})
+
+
+def test_the_fingerprint_tells_models_apart() -> None:
+    prints = {
+        resolved().model.fingerprint,
+        resolved(dtype="float32").model.fingerprint,
+        resolved(load_format="dummy").model.fingerprint,
+        resolved(load_format="dummy", seed=1).model.fingerprint,
+        resolved(replace(ARCHITECTURE, num_layers=3, sliding_windows=(None,) * 3)).model.fingerprint,
+    }
+    assert len(prints) == 5
+    assert resolved(seed=1, max_num_seqs=3).model.fingerprint == resolved().model.fingerprint
+
+
+def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert detect_machine("auto").num_cores == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    assert 1 <= detect_machine("cpu").num_cores < 100000
+    monkeypatch.setenv("OMP_NUM_THREADS", "garbage")
+    assert detect_machine("cpu").num_cores >= 1

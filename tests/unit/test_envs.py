@@ -1,0 +1,31 @@
+"""Environment variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from inflight import envs
+from inflight.errors import ConfigError
+
+
+def test_the_step_budget_and_its_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, alias = "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+    for name in (ours, alias):
+        monkeypatch.delenv(name, raising=False)
+    assert envs.execute_model_timeout_seconds() == 60.0
+    monkeypatch.setenv(alias, "7")
+    assert envs.execute_model_timeout_seconds() == 7.0
+    monkeypatch.setenv(ours, "2.5")
+    assert envs.execute_model_timeout_seconds() == 2.5
+    for bad in ("0", "-1", "soon", "nan"):
+        monkeypatch.setenv(ours, bad)
+        with pytest.raises(ConfigError, match=ours):
+            envs.execute_model_timeout_seconds()
+
+
+def test_the_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "debug")
+    assert envs.log_level() == "DEBUG"
+    monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "loud")
+    with pytest.raises(ConfigError, match="LOUD"):
+        envs.log_level()
