@@ -1,0 +1,67 @@
+"""`AttentionBackend`: paged attention for one kind of device, head dimension and dtype."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.interface.kv_cache import KVCacheSpec
+
+
+class AttentionBackend(ABC):
+    """Reads and writes the KV cache of attention layers.
+
+    Who calls what, in this order:
+
+    1. at start-up the worker calls `kv_cache_view` once per layer; the arena stays the device's, the view is an alias;
+    2. once per step and KV group the model runner calls `build_metadata`, on any thread: it reads no device memory and
+       keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
+    3. once per layer the model calls `forward`. All forwards of a backend run one after the other, in step order, on the
+       device's compute thread or stream: a backend may keep workspaces between them.
+
+    What the result depends on: a query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of
+    its own sequence. Other bytes of the arena (blocks of others, stale entries of the block table, the rest of the last
+    block) never influence it, even where they hold NaN. To that end the forward that writes a block's first token also
+    zeroes the slots of that block behind the row's last token: the rest of a block that a row reads is always finite.
+    Whoever fills a block in another way (a KV connector) fills the whole of it.
+    """
+
+    @abstractmethod
+    def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
+        """One layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
+
+        `layer_index` is the layer's position in its KV group. Dimension 0 is the block; the layout within a block is the
+        backend's own, fills `spec.block_bytes` and starts `layer_index * spec.block_bytes` bytes into the block.
+        """
+
+    @abstractmethod
+    def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
+        """Everything about a step that its layers share: slots to write, what to gather, masks. No synchronisation."""
+
+    @abstractmethod
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """Write `key` and `value` to the cache, then attend.
+
+        Args:
+            query: `[num_tokens, num_heads, head_dim]`, positions encoded, in the cache's dtype.
+            key, value: `[num_tokens, num_kv_heads, head_dim]`; head h of the query reads head h // (heads / kv heads).
+            kv_cache: this layer's `kv_cache_view`.
+            metadata: this step's, built by this backend for the layer's KV group.
+            scale: what the scores are multiplied with before the softmax.
+            sliding_window: the window of the spec that the metadata was built with.
+
+        Returns:
+            `[num_tokens, num_heads, head_dim]`, contiguous, a tensor of its own.
+        """

@@ -1,0 +1,88 @@
+"""`CpuDevice`: host memory, and one compute thread for submitted stages.
+
+Side effects: `set_num_threads` changes torch's thread pool for the process; the compute thread starts with the first
+`submit` and ends in `close`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from inflight.device import host_memory
+from inflight.device.base import Device, T
+from inflight.errors import OutOfMemoryError
+
+
+class CpuDevice(Device):
+    kind = "cpu"
+    torch_device = torch.device("cpu")
+    dtypes = ("bfloat16", "float32")
+
+    def __init__(self) -> None:
+        # The one thread makes long calls that release the interpreter lock, so the caller's thread can prepare meanwhile.
+        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
+        self._closed = False
+
+    @property
+    def num_cores(self) -> int:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def available_memory_bytes(self) -> int:
+        return host_memory.available_bytes()
+
+    def measure_peak_bytes(self, work: Callable[[], object]) -> int:
+        before = host_memory.resident_bytes()
+        host_memory.reset_peak()
+        work()
+        return max(0, host_memory.peak_resident_bytes() - before)
+
+    def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
+        """The kernel hands out the pages, zeroed, when they are first touched: an arena larger than its use costs nothing."""
+        num_bytes = num_blocks * block_bytes
+        assert num_bytes > 0, f"an arena of {num_blocks} blocks of {block_bytes} bytes"
+        try:
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise OutOfMemoryError(
+                f"the KV cache of {num_blocks} blocks, {num_bytes / 2**30:.1f} GiB, cannot be allocated ({error}): "
+                "lower kv_cache_memory_bytes or max_model_len"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            _advise_huge_pages(pages)
+        # The tensor's storage holds the mapping's only reference, and unmaps it at its end.
+        return torch.frombuffer(pages, dtype=torch.uint8).view(num_blocks, block_bytes)
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array.copy())
+
+    def submit(self, stage: Callable[[], T]) -> Future[T]:
+        assert not self._closed, "submit after close"
+        return self._compute.submit(stage)
+
+    def set_num_threads(self, num_threads: int) -> None:
+        # Each OpenMP thread that opens parallel regions has a setting of its own.
+        torch.set_num_threads(num_threads)
+        self.submit(lambda: torch.set_num_threads(num_threads)).result()
+
+    def synchronize(self) -> None:
+        if not self._closed:
+            self.submit(lambda: None).result()
+
+    def close(self) -> None:
+        self._closed = True
+        self._compute.shutdown(wait=True, cancel_futures=True)
+
+
+def _advise_huge_pages(pages: mmap.mmap) -> None:
+    """10 % more read bandwidth where huge pages are to be had; kernels built without them refuse, which is no loss."""
+    try:
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        return

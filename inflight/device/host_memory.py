@@ -1,0 +1,97 @@
+"""How much memory this host, or the container around this process, still has; how much this process takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """What the kernel calls available, within the limits of every control group around this process.
+
+    `root` is the folder that `proc` and `sys` are in.
+    """
+    return max(0, min([_host_available_bytes(root), *_cgroup_headrooms(root)]))
+
+
+def _host_available_bytes(root: Path) -> int:
+    available = _read_field(root / "proc/meminfo", "MemAvailable:")
+    if available is not None:
+        return available * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_headrooms(root: Path) -> Iterator[int]:
+    """Limit minus use, for each group from the process's own up to the root that has a limit.
+
+    Page cache that nobody uses right now (`inactive_file`) counts as free, as container runtimes count it.
+    """
+    for folder, limit_name, usage_name, cache_name in _cgroups(root):
+        limit, usage = _read_int(folder / limit_name), _read_int(folder / usage_name)
+        if limit is not None and usage is not None:
+            yield limit - usage + (_read_field(folder / "memory.stat", cache_name) or 0)
+
+
+def _cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return  # no control groups here
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = mount, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top, names = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        # In a container the path may be the host's, and only the mount's top, the container's own group, is there.
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            yield folder, *names
+            if folder == top:
+                break
+
+
+def resident_bytes(root: Path = ROOT) -> int:
+    """This process's memory in use; 0 where the host does not say."""
+    return 1024 * (_read_field(root / "proc/self/status", "VmRSS:") or 0)
+
+
+def peak_resident_bytes(root: Path = ROOT) -> int:
+    """The most this process has had in use since `reset_peak`; 0 where the host does not say."""
+    return 1024 * (_read_field(root / "proc/self/status", "VmHWM:") or 0)
+
+
+def reset_peak(root: Path = ROOT) -> None:
+    """Start the peak anew from what is in use. Where the host does not allow it, the peak stays the process's highest."""
+    try:
+        (root / "proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # a sandbox: `peak_resident_bytes` then only overestimates
+
+
+def _read_int(path: Path) -> int | None:
+    """The number in `path`; None if there is no such file or it says "max"."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _read_field(path: Path, name: str) -> int | None:
+    """The number behind `name` in a file of "name number" lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) > 1 and words[0] == name:
+            return int(words[1])
+    return None

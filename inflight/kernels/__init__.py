@@ -1,0 +1,1 @@
+"""Kernels, and the plain truth they are tested against."""

@@ -1,0 +1,74 @@
+"""The truth that kernels are tested against: plain formulas, in the dtype they are given (tests give float64).
+
+Nothing here is fast, and nothing outside of tests calls it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """Causal attention of each row's last tokens over the row's blocks, the step's own keys and values included.
+
+    Args:
+        query: `[num_tokens, num_heads, head_dim]`; row i has tokens `[query_start_loc[i], query_start_loc[i + 1])`, the
+            last ones of its `seq_lens[i]`.
+        key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`.
+        block_table: `[num_rows, max_blocks]`; position p of row i is in block `block_table[i, p // block_size]`.
+        sliding_window: a query at p sees the keys at `[max(0, p - sliding_window + 1), p]`; None: `[0, p]`.
+    """
+    block_size, num_kv_heads = key_cache.shape[1:3]
+    per_head = query.shape[1] // num_kv_heads
+    output = torch.empty_like(query)
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        start, end = query_start_loc[row : row + 2].tolist()
+        for token in range(start, end):
+            position = seq_len - (end - token)
+            first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+            seen = torch.arange(first, position + 1)
+            block_ids = block_table[row, seen // block_size]
+            keys = key_cache[block_ids, seen % block_size].repeat_interleave(per_head, dim=1)
+            values = value_cache[block_ids, seen % block_size].repeat_interleave(per_head, dim=1)
+            scores = torch.einsum("hd,khd->hk", query[token], keys) * scale
+            output[token] = torch.einsum("hk,khd->hd", torch.softmax(scores, dim=1), values)
+    return output
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019).
+
+    `residual` is added to x first. Returns the normed values and x, with the residual: the next residual.
+    """
+    x = x if residual is None else x + residual
+    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight, x
+
+
+def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotary position embedding (Su et al., 2021), halves rotated as in Hugging Face's Llama.
+
+    x: `[num_tokens, num_heads, head_dim]`; the pair (j, j + head_dim / 2) turns by `position * theta ** (-2j / head_dim)`.
+    """
+    half = x.shape[-1] // 2
+    frequencies = torch.tensor([theta ** (-j / half) for j in range(half)], dtype=x.dtype)
+    angles = (positions.to(x.dtype)[:, None] * frequencies)[:, None, :]  # [num_tokens, 1, half]
+    a, b = x[..., :half], x[..., half:]
+    cos, sin = torch.cos(angles), torch.sin(angles)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """`silu(gate) * up`, where the last dimension of x is gate, then up."""
+    gate, up = x.chunk(2, dim=-1)
+    return gate / (1 + torch.exp(-gate)) * up

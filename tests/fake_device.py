@@ -1,0 +1,78 @@
+"""`FakeDevice`: a device whose time stands still. What is submitted runs when the test says so, in the test's thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from inflight.device.base import Device
+
+T = TypeVar("T")
+
+
+class FakeDevice(Device):
+    """`release(n)` runs the n oldest stages; `synchronize` runs them all. `memory_bytes` is what it claims to have."""
+
+    kind = "cpu"
+    torch_device = torch.device("cpu")
+    dtypes = ("float32", "bfloat16")
+
+    def __init__(self, *, memory_bytes: int = 1 << 30, num_cores: int = 2) -> None:
+        self.memory_bytes = memory_bytes
+        self.num_threads: int | None = None
+        self.closed = False
+        self._num_cores = num_cores
+        self._stages: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+
+    @property
+    def num_cores(self) -> int:
+        return self._num_cores
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._stages)
+
+    def release(self, num_stages: int = 1) -> None:
+        for _ in range(num_stages):
+            stage, future = self._stages.popleft()
+            future.set_running_or_notify_cancel()
+            try:
+                future.set_result(stage())
+            except Exception as error:
+                future.set_exception(error)
+
+    def available_memory_bytes(self) -> int:
+        return self.memory_bytes
+
+    def measure_peak_bytes(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
+
+    def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array.copy())
+
+    def submit(self, stage: Callable[[], T]) -> Future[T]:
+        assert not self.closed, "submit after close"
+        future: Future[T] = Future()
+        self._stages.append((stage, future))
+        return future
+
+    def set_num_threads(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+
+    def synchronize(self) -> None:
+        self.release(len(self._stages))
+
+    def close(self) -> None:
+        self.closed = True
+        for _, future in self._stages:
+            future.cancel()
+        self._stages.clear()

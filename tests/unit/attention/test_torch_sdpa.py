@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from inflight.attention import matmul_attention, sdpa_plan, torch_sdpa
+from inflight.attention.selector import get_backend
+from inflight.interface.kv_cache import KVCacheSpec
+from tests.unit.attention.paged_case import Case, World, cases
+
+CASE = Case(
+    num_kv_heads=2,
+    per_head=2,
+    head_dim=16,
+    block_size=4,
+    window=None,
+    num_layers=2,
+    padding=0,
+    steps=((5, 9, 1, 0), (1, 1, 3, 30), (1, 20, 1, 1), (3, 3, 1, 3)),
+    seed=0,
+)
+
+
+def world(case: Case) -> World:
+    return World(case, get_backend("cpu", case.head_dim, case.dtype))
+
+
+@hypothesis.given(cases())
+def test_float32_equals_the_reference(case: Case) -> None:
+    assert world(case).run() < 1e-5
+
+
+@pytest.mark.parametrize("matmul", [False, True])
+@hypothesis.given(case=cases())
+def test_bfloat16_equals_the_reference(matmul: bool, case: Case) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if matmul and not matmul_attention.is_available(torch.device("cpu"), torch.bfloat16):
+            pytest.skip("no bfloat16 product here")
+        if matmul:
+            patch.setattr(matmul_attention, "MIN_GROUP_KEYS", 0)
+            patch.setattr(torch_sdpa, "FLASH_PROMPT_TOKENS", 50)
+        else:
+            patch.setattr(matmul_attention, "is_available", lambda device, dtype: False)
+        assert world(dataclasses.replace(case, dtype=torch.bfloat16)).run() < 4e-2
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_dtype(dtype: torch.dtype, window: int | None) -> None:
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
+    assert world(dataclasses.replace(CASE, dtype=dtype, window=window)).run() < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 90, 300])
+def test_chunks_longer_than_a_piece(window: int | None, dtype: torch.dtype) -> None:
+    steps = ((2 * sdpa_plan.PIECE_TOKENS + 3, 5), (1, sdpa_plan.PIECE_TOKENS + 40), (20, 1))
+    case = dataclasses.replace(CASE, steps=steps, window=window, block_size=16, num_layers=1, dtype=dtype)
+    assert world(case).run() < (2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_groups_are_cut_at_the_gather_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa_plan, "MAX_GROUP_BYTES", 3 * CASE.spec.block_bytes)
+    assert world(CASE).run() < 1e-5
+
+
+def test_the_view_aliases_its_layer_alone() -> None:
+    spec = KVCacheSpec(block_size=4, num_kv_heads=2, head_dim=8, dtype="float32", itemsize=4)
+    arena = torch.zeros(3, 2 * spec.block_bytes + 12, dtype=torch.uint8)
+    view = get_backend("cpu", 8, torch.float32).kv_cache_view(arena, spec, 1)
+    assert view.dtype == torch.float32
+    assert view[0].numel() * 4 == spec.block_bytes
+    view.fill_(-1.0)
+    assert not arena[:, : spec.block_bytes].any()
+    assert not arena[:, 2 * spec.block_bytes :].any()
+    assert arena[:, spec.block_bytes : 2 * spec.block_bytes].view(torch.float32).eq(-1).all()
+
+
+def test_a_reused_block_is_clean_behind_its_last_token() -> None:
+    reused = world(dataclasses.replace(CASE, steps=((6, 0, 0), (0, 2, 5), (1, 1, 1))))
+    reused.step(np.array([6, 0, 0]))
+    for view in reused.views:
+        assert not view[int(reused.tables[0][1])][:, :, 2:].any()
+        assert not view[int(reused.tables[0][0])].isnan().any()
+    assert reused.views[0].isnan().any(), "other blocks are left alone"
+
+
+def test_metadata_keeps_no_reference_to_its_inputs() -> None:
+    case = dataclasses.replace(CASE, steps=((3, 20), (1, 20)), num_layers=1)
+    truth, staged = world(case), world(case)
+    build = staged.backend.build_metadata
+
+    def build_and_overwrite(inputs, spec):
+        copies = dataclasses.replace(
+            inputs, **{name: getattr(inputs, name).copy() for name in ("query_start_loc", "seq_lens", "block_table")}
+        )
+        metadata = build(copies, spec)
+        for array in (copies.query_start_loc, copies.seq_lens, copies.block_table):
+            array.fill(-1)
+        return metadata
+
+    staged.backend.build_metadata = build_and_overwrite
+    assert truth.run() == staged.run() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [20, 64, 128])
+def test_every_path_reaches_the_flash_kernel(
+    dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The math path is some ten times slower, and torch takes it without a word."""
+    monkeypatch.setattr(matmul_attention, "is_available", lambda device, dtype: False)
+    case = dataclasses.replace(CASE, dtype=dtype, head_dim=head_dim, num_layers=1)
+    for window in (None, 6):
+        built = world(dataclasses.replace(case, window=window))
+        for lengths in case.steps:
+            with profile(activities=[ProfilerActivity.CPU]) as profiled:
+                built.step(np.array(lengths))
+            counts = {event.key: event.count for event in profiled.key_averages()}
+            assert counts["aten::scaled_dot_product_attention"] > 0
+            assert (
+                counts["aten::_scaled_dot_product_flash_attention_for_cpu"]
+                == counts["aten::scaled_dot_product_attention"]
+            )

@@ -1,0 +1,62 @@
+"""The truth itself, against torch's and transformers' own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.masking_utils import sliding_window_causal_mask_function
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from inflight.kernels import reference
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 12])
+def test_paged_attention(generator: torch.Generator, window: int | None) -> None:
+    """A prompt, a chunk and a decode row over a shuffled arena; the mask is the one transformers makes for Mistral."""
+    q = torch.randn(11 + 4 + 1, 4, 8, generator=generator, dtype=torch.float64)
+    caches = torch.randn(2, 12, 4, 2, 8, generator=generator, dtype=torch.float64)
+    block_table = torch.randperm(12, generator=generator).view(3, 4)
+    seq_lens, query_start_loc = torch.tensor([11, 13, 16]), torch.tensor([0, 11, 15, 16])
+    out = reference.paged_attention(
+        q, *caches, block_table, query_start_loc, seq_lens, scale=0.3, sliding_window=window
+    )
+    visible = sliding_window_causal_mask_function(100 if window is None else window)
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        tokens = slice(*query_start_loc[row : row + 2].tolist())
+        keys, values = caches[:, block_table[row]].flatten(1, 2)[:, :seq_len].repeat_interleave(2, dim=2)
+        num_queries = len(q[tokens])
+        positions = torch.arange(seq_len)
+        mask = visible(0, 0, positions[-num_queries:, None], positions)
+        expected = F.scaled_dot_product_attention(
+            q[tokens].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), attn_mask=mask, scale=0.3
+        )
+        torch.testing.assert_close(out[tokens], expected.transpose(0, 1))
+
+
+def test_rms_norm(generator: torch.Generator) -> None:
+    x, residual, weight = torch.randn(3, 5, 16, generator=generator, dtype=torch.float64)
+    out, total = reference.rms_norm(x, weight[0], 1e-5, residual)
+    torch.testing.assert_close(total, x + residual)
+    torch.testing.assert_close(out, F.rms_norm(x + residual, (16,), weight[0], 1e-5))
+    torch.testing.assert_close(reference.rms_norm(x, weight[0], 1e-5)[0], F.rms_norm(x, (16,), weight[0], 1e-5))
+
+
+def test_rotary(generator: torch.Generator) -> None:
+    x = torch.randn(5, 3, 12, generator=generator, dtype=torch.float64)
+    positions = torch.tensor([0, 1, 7, 100, 4000])
+    inverse = 500.0 ** (-torch.arange(0, 12, 2, dtype=torch.float64) / 12)
+    angles = (positions[:, None] * inverse).repeat(1, 2)[None]
+    by_head = x.transpose(0, 1)[None]
+    expected, _ = apply_rotary_pos_emb(by_head, by_head, angles.cos(), angles.sin())
+    torch.testing.assert_close(reference.rotary(x, positions, 500.0), expected[0].transpose(0, 1))
+
+
+def test_silu_and_mul(generator: torch.Generator) -> None:
+    x = torch.randn(4, 10, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(reference.silu_and_mul(x), F.silu(x[:, :5]) * x[:, 5:])
