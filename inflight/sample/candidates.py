@@ -1,0 +1,168 @@
+"""Draws from the tokens that min_p, top_k and top_p leave, without sorting the vocabulary.
+
+The filters, on logits already divided by the temperature, in this order:
+
+    min_p   keep p >= min_p * max(p)
+    top_k   keep the k most probable, and all that tie with the k-th
+    top_p   of what is left, renormalised: keep the shortest prefix, by falling probability and rising id, that reaches top_p
+
+Survivors are a prefix of the tokens in that order. So a window of the most probable tokens is looked at: where the prefix
+ends inside it, the race is among few. Where it goes on (a flat distribution, a large k), the race is among all tokens, and the
+winner is tested: if it is not in the prefix, neither is any token after it; these leave, and the race is run again. Both ways
+see the same noise and the same sums, so which one a row takes, and which rows are beside it, cannot change its token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.sample.draw import draw_random
+from inflight.sample.metadata import RestrictedRows
+from inflight.sample.noise import log_exponential, noise_words
+from inflight.sample.reductions import argmax_rows, row_chunks, softmax_mass, top_window
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What decides over survival; columns of one row each. `vocab_mass` is the sum of exp(logit - max) over the vocabulary."""
+
+    vocab_size: int
+    top_k: Tensor  # int64 [n, 1]
+    top_p: Tensor  # float64 [n, 1]
+    log_min_p: Tensor  # float32 [n, 1]
+    floored: Tensor  # bool [n, 1]: top_k or min_p bound the survivors from below
+    vocab_mass: Tensor  # float64 [n, 1], where `floored` is false: then top_p is a part of it
+
+    @staticmethod
+    def of(logits: Tensor, restricted: RestrictedRows) -> Limits:
+        vocab_size = logits.shape[1]
+        floored = (restricted.top_k < vocab_size) | (restricted.log_min_p > -torch.inf)
+        vocab_mass = torch.zeros_like(restricted.top_p)
+        open_rows = (~floored[:, 0]).nonzero()[:, 0]
+        if len(open_rows):
+            open_logits = logits if len(open_rows) == len(logits) else logits[open_rows]
+            vocab_mass[open_rows] = softmax_mass(open_logits).to(torch.float64)
+        return Limits(vocab_size, restricted.top_k, restricted.top_p, restricted.log_min_p, floored, vocab_mass)
+
+    def rows(self, rows: Tensor | slice) -> Limits:
+        return Limits(
+            self.vocab_size,
+            self.top_k[rows],
+            self.top_p[rows],
+            self.log_min_p[rows],
+            self.floored[rows],
+            self.vocab_mass[rows],
+        )
+
+
+def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw one token per row. Waits for the device, to see which rows are decided.
+
+    Args:
+        logits: float32 [n, vocab_size], the rows of `restricted`, divided by their temperatures; not modified.
+        hashes: int32 [vocab_size], `token_hashes`.
+
+    Returns:
+        token ids, int64 [n], and their scores, float32 [n]; -inf or NaN where no token was possible.
+    """
+    limits = Limits.of(logits, restricted)
+    values, ids = top_window(logits, restricted.window)
+    kept, decided = survivors(values, limits)
+    noise = log_exponential(noise_words(hashes[ids], restricted.keys))
+    race = torch.where(kept, values - noise, -torch.inf)
+    best = argmax_rows(race)[:, None]
+    tokens, scores = ids.gather(1, best)[:, 0], race.gather(1, best)[:, 0]
+    undecided = (~decided).nonzero()[:, 0]
+    if len(undecided):
+        left = logits[undecided]
+        for chunk in row_chunks(left):
+            rows = undecided[chunk]
+            tokens[rows], scores[rows] = race_all(left[chunk], limits.rows(rows), restricted.keys[rows], hashes)
+    return tokens, scores
+
+
+def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+    """Which tokens of a window survive, and in which rows the window was wide enough to tell.
+
+    Args:
+        values: float32 [n, C], `top_window`'s.
+
+    Returns:
+        kept, bool [n, C], a prefix of each row; and decided, bool [n].
+    """
+    width = values.shape[1]
+    top, last = values[:, :1], values[:, -1:]
+    kth = values.gather(1, limits.top_k.clamp(max=width) - 1)
+    kth = torch.where(limits.top_k <= width, kth, -torch.inf)
+    floor = torch.maximum(kth, top + limits.log_min_p)
+    kept = (values >= floor) & (values > -torch.inf)
+    # Nothing outside the window is above the floor:
+    complete = (last < floor) | (last == -torch.inf) if width < limits.vocab_size else torch.ones_like(limits.floored)
+
+    weights = torch.where(kept, (values - top).exp_(), 0.0).to(torch.float64)
+    upto = weights.cumsum(dim=1)
+    mass = torch.where(limits.floored, upto[:, -1:], limits.vocab_mass)
+    kept &= upto - weights < limits.top_p * mass  # a token stays while those before it do not reach top_p
+    num_kept = kept.sum(dim=1, keepdim=True)
+    cut_inside = values.gather(1, (num_kept - 1).clamp_(min=0)) > last
+    return kept, (complete | (cut_inside & ~limits.floored))[:, 0]
+
+
+def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
+    """`draw_restricted` by racing all tokens and testing the winner: for rows of any distribution. Overwrites `logits`."""
+    prefix = Prefix.of(logits, limits)
+    while True:
+        tokens, scores = draw_random(logits, keys, hashes)
+        held = prefix.holds(tokens[:, None])
+        if bool(held.all()):
+            return tokens, scores
+        logits.masked_fill_(~held & ~prefix.before(tokens[:, None]), -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The survivors, as a test of one token: the weight of the tokens before it does not reach top_p's share.
+
+    Shares the memory of the logits it is made of; what falls outside may be overwritten with -inf.
+    """
+
+    logits: Tensor  # float32 [n, vocab_size]; -inf below what min_p and top_k leave
+    weights: Tensor  # float32 [n, vocab_size], exp(logit - max) of those
+    share: Tensor  # float64 [n, 1]
+
+    @staticmethod
+    def of(logits: Tensor, limits: Limits) -> Prefix:
+        """Overwrites `logits`."""
+        top = logits.amax(dim=1, keepdim=True)
+        mass = limits.vocab_mass
+        if bool(limits.floored.any()):
+            has_top_k = limits.top_k < limits.vocab_size
+            floor = top + limits.log_min_p
+            k = int(torch.where(has_top_k, limits.top_k, 1).max())
+            kth = torch.topk(logits, k, dim=1).values.gather(1, limits.top_k.clamp(max=k) - 1)
+            floor = torch.where(has_top_k, torch.maximum(floor, kth), floor)
+            logits.masked_fill_(logits < floor, -torch.inf)
+        weights = (logits - top).exp_()
+        if bool(limits.floored.any()):
+            mass = torch.where(limits.floored, weights.sum(dim=1, keepdim=True, dtype=torch.float64), mass)
+        return Prefix(logits, weights, limits.top_p * mass)
+
+    def holds(self, tokens: Tensor) -> Tensor:
+        """Whether each row's token, int64 [n, 1], is in the prefix: bool [n, 1]. The first always is; so is nothing at all."""
+        logit = self.logits.gather(1, tokens)
+        upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
+        weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)
+        held = weight < self.share  # even if all that tie with it came first
+        if bool(held.all()):
+            return held
+        weight = torch.where(self.before(tokens), self.weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)
+        return (weight < self.share) | (weight == 0) | weight.isnan()
+
+    def before(self, tokens: Tensor) -> Tensor:
+        """The tokens before each row's token in the order of survival: bool [n, vocab_size]."""
+        logit = self.logits.gather(1, tokens)
+        columns = torch.arange(self.logits.shape[1], device=self.logits.device)
+        return (self.logits > logit) | ((self.logits == logit) & (columns < tokens))

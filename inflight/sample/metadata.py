@@ -1,0 +1,101 @@
+"""`SamplingMetadata`: what the sampler needs to know about one step's rows. Built by `SamplingState.metadata`.
+
+Rows are the step's sampling rows, [0, num_rows). What no row needs is None, so a plain batch costs nothing. Entries of
+sparse features (a bias, a ban, a penalty) address the logits flat: `row * vocab_size + token_id`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: of whatever dtype
+    """The array as a tensor of the same dtype, sharing its memory on the CPU."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomRows:
+    """Rows that draw from the whole vocabulary. `rows` is None where they are all rows of the step, in order."""
+
+    rows: Tensor | None  # int64 [n]
+    temperature: Tensor | None  # float32 [n, 1]; None: all are 1
+    keys: Tensor  # int32 [n, 2], of (seed, position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestrictedRows(RandomRows):
+    """Rows that draw from the tokens that min_p, top_k and top_p leave."""
+
+    top_k: Tensor  # int64 [n, 1]; the vocabulary's size where unused
+    top_p: Tensor  # float64 [n, 1]; above 1 where unused, so that rounding drops nothing
+    log_min_p: Tensor  # float32 [n, 1]; -inf where unused
+    window: int  # how many of the most probable tokens to look at first: enough for every top_k, if they are small
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedTokens:
+    """A row with allowed_token_ids."""
+
+    row: int
+    token_ids: Tensor  # int64 [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitBias:
+    entries: Tensor  # int64 [m], flat, unique
+    values: Tensor  # float32 [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bans:
+    """Tokens forbidden in this step, by bad_words or min_tokens. A ban yields in a row that it would leave empty."""
+
+    entries: Tensor  # int64 [m], flat
+    rows: Tensor  # int64 [n], the rows that have bans
+    owners: Tensor  # int64 [m], index into `rows` of each entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionPenalties:
+    entries: Tensor  # int64 [m], flat, prompt and output tokens; repeats are harmless
+    penalties: Tensor  # float32 [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPenalties:
+    """Frequency and presence penalties, summed: count * frequency_penalty + presence_penalty."""
+
+    entries: Tensor  # int64 [m], flat, output tokens, unique
+    penalties: Tensor  # float32 [m]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingMetadata:
+    """One step's sampling. Every row is in exactly one of greedy, random and restricted.
+
+    `greedy_rows` is None where no row is greedy or (then random and restricted are None too) all are.
+    """
+
+    num_rows: int
+    greedy_rows: Tensor | None = None  # int64 [n]
+    random: RandomRows | None = None
+    restricted: RestrictedRows | None = None
+    allowed: tuple[AllowedTokens, ...] = ()
+    bias: LogitBias | None = None
+    bad_words: Bans | None = None
+    min_tokens: Bans | None = None
+    repetition: RepetitionPenalties | None = None
+    output_penalties: OutputPenalties | None = None
+    logprobs_rows: npt.NDArray[np.int32] | None = None  # [n], the rows that asked
+    num_logprobs: int = 0  # the most that any of them asked for
+
+    @property
+    def all_greedy(self) -> bool:
+        return self.random is None and self.restricted is None

@@ -1,0 +1,88 @@
+"""Passes over the vocabulary that several steps share: largest, mass, the most probable ones in order.
+
+On a CPU a pass goes by as many rows as fit a core's cache: with temporaries of the size of all the logits it would take three
+times as long. A row's result does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 128 * 1024  # half a megabyte of float32: temporaries stay in a core's second-level cache
+
+
+def row_chunks(values: Tensor) -> Iterator[slice]:
+    """Slices that cover the rows of `values`, [n, m]: a cacheful at a time on a CPU, all at once elsewhere."""
+    num_rows, width = values.shape
+    step = max(1, CHUNK_ELEMENTS // width) if values.device.type == "cpu" else max(1, num_rows)
+    return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+
+
+def argmax_rows(values: Tensor) -> Tensor:
+    """The column of each row's largest value, the lowest on a tie; a NaN is the largest. int64 [n].
+
+    numpy's is vectorised (ten times torch's speed on a CPU) and promises the first index, as torch does since 1.7.
+    """
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(axis=1))
+    return values.argmax(dim=1)
+
+
+def softmax_mass(logits: Tensor) -> Tensor:
+    """Sum of exp(logit - max) of each row, float32 [n, 1]: 1 over the largest probability."""
+    mass = logits.new_empty(len(logits), 1)
+    for rows in row_chunks(logits):
+        torch.reciprocal(logits[rows].softmax(dim=1).amax(dim=1, keepdim=True), out=mass[rows])
+    return mass
+
+
+def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits of each row, falling, ties by rising id; and their token ids, int64. Both [n, k].
+
+    Which of the tokens that tie with the k-th are named is arbitrary on a GPU: to find out would wait for the device.
+    """
+    num_rows, vocab_size = logits.shape
+    values = logits.new_empty(num_rows, k)
+    ids = torch.empty(num_rows, k, dtype=torch.int64, device=logits.device)
+    for rows in row_chunks(logits):
+        chunk = logits[rows]
+        window, window_ids = top_window(chunk, min(k + 1, vocab_size))
+        if k < vocab_size and chunk.device.type == "cpu" and bool((window[:, k - 1] <= window[:, k]).any()):
+            window, window_ids = torch.sort(chunk, dim=1, descending=True, stable=True)
+        values[rows], ids[rows] = window[:, :k], window_ids[:, :k]
+    return values, ids
+
+
+def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest logits of each row, falling, ties by rising id; and their token ids, int64. Both [n, width].
+
+    Which of the tokens that tie with the last one are in the window is arbitrary, unless it is the whole vocabulary.
+
+    Token j is in group j % G. A token of the top C is in one of the C groups with the largest maxima, so it is enough to order
+    the members of those: with groups of about sqrt(V / C), both steps look at few numbers.
+    """
+    num_rows, vocab_size = logits.shape
+    group_size = math.isqrt(vocab_size // width)
+    num_groups = vocab_size // group_size
+    grouped = num_groups * group_size if group_size > 1 else 0
+    ids = torch.arange(grouped, vocab_size, device=logits.device).expand(num_rows, -1)  # in no group
+    values = logits
+    if grouped:
+        maxima = logits[:, :grouped].view(num_rows, group_size, num_groups).amax(dim=1)
+        groups = torch.topk(maxima, width, dim=1, sorted=False).indices
+        members = torch.arange(0, grouped, num_groups, device=logits.device)
+        ids = torch.cat([(groups[:, :, None] + members).flatten(1), ids], dim=1)
+        values = logits.gather(1, ids)
+    order = torch.topk(sort_keys(values, ids), width, dim=1).indices
+    return values.gather(1, order), ids.gather(1, order)
+
+
+def sort_keys(values: Tensor, ids: Tensor) -> Tensor:
+    """int64 keys that are larger where the value is larger or, of equal values, the id smaller."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0: no negative zero
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # floats order like sign and magnitude: turn the negative ones round
+    return (ordered.to(torch.int64) << 32) - ids

@@ -1,0 +1,48 @@
+"""Seeds and draw keys: every draw is a pure function of (seed, position). Numpy only, no torch.
+
+request seed --derive_seed(seed, index)--> seed of completion `index`   (n > 1)
+(seed, position) --draw_keys--> two 32-bit keys --noise.py--> one Gumbel variate per token id
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+MASK64 = 2**64 - 1
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed, in [0, 2**64), of completion `index` of a request with `seed`; index 0 keeps the request's own.
+
+    The same seed alone (n=1) and as child 0 of n > 1 thus gives the same tokens.
+    """
+    assert index >= 0, f"completion index {index} is negative"
+    if index == 0:
+        return seed & MASK64
+    digest = hashlib.sha256(f"inflight seed {seed & MASK64} child {index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit words in which every bit moves every other."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """The two keys of each draw, int32 [n, 2]; the second is odd, since it multiplies (see noise.py).
+
+    Args:
+        seeds: [n].
+        positions: [n], the number of tokens before the one to be drawn.
+    """
+    words = mix64(mix64(seeds + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
+    keys = words.view(np.int32).reshape(-1, 2)
+    keys[:, 1] |= 1
+    return keys

@@ -1,0 +1,40 @@
+"""What of a request's sampling can only be checked where the vocabulary is known. No torch: the front end calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inflight.errors import InvalidRequestError
+from inflight.interface.request import ResolvedSampling
+
+
+def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
+    """Refuse what cannot be done with `vocab_size` logits.
+
+    Raises:
+        InvalidRequestError: a token id of the user is outside the vocabulary; or the only allowed tokens are end tokens that
+            min_tokens forbids, or bad words of one token, so that nothing could be drawn.
+    """
+    params = sampling.params
+    _check_within("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_within("logit_bias", params.logit_bias or (), vocab_size)
+    _check_within("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    if params.allowed_token_ids is None:
+        return
+    allowed = frozenset(params.allowed_token_ids)
+    bad = {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
+    if allowed <= bad:
+        raise InvalidRequestError(
+            "bad_words forbid every token of allowed_token_ids: nothing could be drawn; allow one more"
+        )
+    if params.min_tokens > 0 and allowed <= bad | sampling.stop_token_ids:
+        raise InvalidRequestError(
+            f"allowed_token_ids={sorted(allowed)[:8]} holds end tokens only, which min_tokens={params.min_tokens} forbids: "
+            "allow one more token, or drop min_tokens"
+        )
+
+
+def _check_within(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"{name} holds {token_id}, but the model's token ids are 0 to {vocab_size - 1}")

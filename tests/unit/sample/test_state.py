@@ -1,0 +1,195 @@
+"""`SamplingState`: columns per slot, and the metadata made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inflight.interface.request import ResolvedSampling
+from inflight.sample.metadata import SamplingMetadata
+from inflight.sample.sampler import Sampler
+from inflight.sample.seeds import draw_keys
+from inflight.sample.state import SamplingState
+from inflight.sampling_params import SamplingParams
+from tests.unit.sample.batch import GREEDY, Row, metadata_of
+
+VOCAB_SIZE = 50
+
+
+def resolved(seed: int = 0, **fields: Any) -> ResolvedSampling:  # Any: the fields of SamplingParams
+    return Row(SamplingParams(**fields), seed=seed, stop_token_ids=[2]).resolved
+
+
+def metadata(state: SamplingState, slots: list[int], positions: list[int]) -> SamplingMetadata:
+    num_tokens = np.array(positions, dtype=np.int32)
+    token_ids = np.ones((8, 100), dtype=np.int32)
+    return state.metadata(np.array(slots, dtype=np.int32), num_tokens, token_ids, np.ones_like(num_tokens), num_tokens)
+
+
+def test_a_plain_greedy_batch_needs_nothing() -> None:
+    state = SamplingState(8, VOCAB_SIZE, "cpu")
+    for slot in range(8):
+        state.add(slot, Row(GREEDY, seed=slot, stop_token_ids=[2]).resolved)
+    built = metadata(state, [3, 1, 2], [5, 6, 7])
+    assert built == SamplingMetadata(num_rows=3)
+    assert built.all_greedy
+
+
+def test_no_rows() -> None:
+    assert metadata(SamplingState(8, VOCAB_SIZE, "cpu"), [], []) == SamplingMetadata(num_rows=0)
+
+
+def test_rows_are_divided_by_the_way_they_are_drawn() -> None:
+    state = SamplingState(8, VOCAB_SIZE, "cpu")
+    state.add(0, resolved(temperature=0))
+    state.add(1, resolved(seed=11, temperature=0.5))
+    state.add(2, resolved(seed=12, top_k=7, top_p=0.5, min_p=0.25))
+    state.add(3, resolved(seed=13, top_p=0.75, temperature=2.0))
+    built = metadata(state, [3, 0, 1, 2, 0], [10, 20, 30, 40, 50])
+    assert not built.all_greedy
+    assert built.greedy_rows is not None
+    assert built.greedy_rows.tolist() == [1, 4]
+    assert built.random is not None
+    assert built.random.rows is not None
+    assert built.random.rows.tolist() == [2]
+    assert built.random.temperature is not None
+    assert built.random.temperature.tolist() == [[0.5]]
+    restricted = built.restricted
+    assert restricted is not None
+    assert restricted.rows is not None
+    assert restricted.rows.tolist() == [0, 3]
+    assert restricted.temperature is not None
+    assert restricted.temperature.tolist() == [[2.0], [1.0]]
+    assert restricted.top_k.tolist() == [[VOCAB_SIZE], [7]]
+    assert restricted.top_p.tolist() == [[0.75], [0.5]]
+    assert restricted.log_min_p.exp().tolist() == [[0.0], [0.25]]
+    keys = draw_keys(np.array([13, 11, 12], dtype=np.uint64), np.array([10, 30, 40]))
+    assert restricted.keys.tolist() == keys[[0, 2]].tolist()
+    assert built.random.keys.tolist() == keys[[1]].tolist()
+
+
+def test_all_rows_alike_are_not_gathered() -> None:
+    state = SamplingState(8, VOCAB_SIZE, "cpu")
+    for slot in range(4):
+        state.add(slot, resolved(seed=slot))
+    built = metadata(state, [0, 1, 2, 3], [1, 2, 3, 4])
+    assert built.random is not None
+    assert built.random.rows is None
+    assert built.random.temperature is None
+    assert built.greedy_rows is None
+    assert built.restricted is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_k": -1}, {"top_k": VOCAB_SIZE}, {"top_k": 2**31 - 1}, {"top_p": 1.0, "min_p": 0.0}]
+)
+def test_limits_that_limit_nothing(fields: dict[str, Any]) -> None:
+    state = SamplingState(1, VOCAB_SIZE, "cpu")
+    state.add(0, resolved(**fields))
+    assert metadata(state, [0], [3]).restricted is None
+
+
+def test_a_slot_forgets_its_last_request() -> None:
+    state = SamplingState(8, VOCAB_SIZE, "cpu")
+    everything = resolved(
+        top_k=5,
+        top_p=0.5,
+        min_p=0.1,
+        repetition_penalty=2.0,
+        frequency_penalty=1.0,
+        presence_penalty=1.0,
+        logit_bias={1: 1.0},
+        allowed_token_ids=[1, 3],
+        min_tokens=16,
+        logprobs=3,
+    )
+    state.add(0, dataclasses.replace(everything, bad_words_token_ids=((4,), (5, 6))))
+    full = metadata(state, [0], [3])
+    assert all(
+        part is not None
+        for part in (full.restricted, full.bias, full.bad_words, full.min_tokens, full.repetition, full.logprobs_rows)
+    )
+    assert full.output_penalties is not None
+    assert len(full.allowed) == 1
+    assert full.num_logprobs == 3
+    state.add(0, Row(GREEDY).resolved)
+    assert metadata(state, [0], [3]) == SamplingMetadata(num_rows=1)
+
+
+def test_metadata_is_a_snapshot() -> None:
+    """The next step is prepared while this one runs."""
+    state = SamplingState(2, VOCAB_SIZE, "cpu")
+    fields: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 9, "top_k": 3}
+    state.add(0, resolved(seed=1, **fields))
+    state.add(1, resolved(seed=2, temperature=0.5))
+    slots = np.array([1, 0], dtype=np.int32)
+    token_ids = np.arange(20, dtype=np.int32).reshape(2, 10)
+    positions, num_prompt = np.array([5, 6], dtype=np.int32), np.array([2, 2], dtype=np.int32)
+    logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    sampler = Sampler(VOCAB_SIZE, "cpu")
+    built = state.metadata(slots, positions, token_ids, num_prompt, positions)
+    expected = sampler(logits.clone(), built).token_ids.tolist()
+    built = state.metadata(slots, positions, token_ids, num_prompt, positions)
+    state.add(0, resolved(temperature=0, logit_bias={7: 100.0}))
+    state.add(1, resolved(seed=3, temperature=5.0))
+    for array in (slots, positions, token_ids, num_prompt):
+        array[:] = 1
+    assert sampler(logits.clone(), built).token_ids.tolist() == expected
+
+
+def test_which_slots_need_history() -> None:
+    state = SamplingState(8, VOCAB_SIZE, "cpu")
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0, "min_tokens": 3, "logprobs": 2},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 1.0},
+    ]
+    for slot, fields in enumerate(kinds):
+        state.add(slot, resolved(**fields))
+    state.add(4, Row(GREEDY, bad_words=[[1, 2]]).resolved)
+    needs = [state.needs_history(np.array([slot], dtype=np.int32)) for slot in range(5)]
+    assert needs == [False, False, True, True, True]
+    assert state.needs_history(np.array([0, 1, 2], dtype=np.int32))
+    assert not state.needs_history(np.array([1, 0], dtype=np.int32))
+    assert not state.needs_history(np.empty(0, dtype=np.int32))
+
+
+def test_a_slot_may_come_twice() -> None:
+    """Drafts being verified: each position with its own draw, and its own history."""
+    state = SamplingState(2, VOCAB_SIZE, "cpu")
+    state.add(1, resolved(seed=5, frequency_penalty=2.0))
+    token_ids = np.array([[0] * 6, [1, 2, 3, 4, 4, 4]], dtype=np.int32)
+    slots, positions = np.array([1, 1, 1], dtype=np.int32), np.array([2, 4, 6], dtype=np.int32)
+    built = state.metadata(slots, positions, token_ids, np.array([2, 2, 2]), positions)
+    assert built.random is not None
+    assert built.random.keys.tolist() == draw_keys(np.full(3, 5, dtype=np.uint64), positions).tolist()
+    assert built.output_penalties is not None
+    assert built.output_penalties.entries.tolist() == [
+        VOCAB_SIZE + 3,
+        VOCAB_SIZE + 4,
+        2 * VOCAB_SIZE + 3,
+        2 * VOCAB_SIZE + 4,
+    ]
+    assert built.output_penalties.penalties.tolist() == [2.0, 2.0, 2.0, 6.0]
+
+
+def test_no_output_yet_is_no_penalty() -> None:
+    built = metadata_of([Row(SamplingParams(frequency_penalty=1.0), prompt=[1, 2])], VOCAB_SIZE)
+    assert built.output_penalties is None
+
+
+def test_extreme_values_stay_finite() -> None:
+    built = metadata_of(
+        [Row(SamplingParams(temperature=1e-300, top_p=5e-324, repetition_penalty=1e-300), prompt=[1])], VOCAB_SIZE
+    )
+    assert built.restricted is not None
+    assert built.restricted.temperature is not None
+    assert built.repetition is not None
+    assert float(built.restricted.temperature) > 0
+    assert float(built.restricted.top_p) > 0
+    assert float(built.repetition.penalties) > 0
