@@ -44,6 +44,8 @@ class LLMEngine:
         input_processor: InputProcessor,
         tokenizer: Tokenizer | None,
         chat_template: ChatTemplate | None,
+        *,
+        serves_priorities: bool,
     ) -> None:
         self.core = core
         self.executor = executor
@@ -52,6 +54,7 @@ class LLMEngine:
         self._input_processor = input_processor
         self._output_processor = OutputProcessor(tokenizer)
         self._chat_template = chat_template
+        self._serves_priorities = serves_priorities
         self._is_closed = False
 
     @classmethod
@@ -85,7 +88,14 @@ class LLMEngine:
             executor.shutdown()
             raise
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
-        return cls(core, executor, input_processor, tokenizer, chat_template)
+        return cls(
+            core,
+            executor,
+            input_processor,
+            tokenizer,
+            chat_template,
+            serves_priorities=config.scheduler.policy == "priority",
+        )
 
     def process(
         self,
@@ -102,6 +112,10 @@ class LLMEngine:
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
         self._check_open()
+        if priority and not self._serves_priorities:
+            raise InvalidRequestError(
+                f"priority={priority} has no effect with scheduling_policy='fcfs'; make the engine with 'priority'"
+            )
         return self._input_processor.process(
             request_id,
             prompt,

@@ -1,0 +1,1 @@
+"""Where users come in."""
