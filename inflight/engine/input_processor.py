@@ -7,7 +7,7 @@ from which those without a seed get one: the i-th call with the same engine seed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
@@ -18,6 +18,7 @@ from inflight.engine.generation_defaults import default_sampling_params, eos_tok
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.sample.seeds import derive_seed
+from inflight.sample.validation import check_sampling
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -120,6 +121,7 @@ class InputProcessor:
             eos_token_ids=eos,
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
         )
+        check_sampling(sampling, self._vocab_size)
         parent = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -199,23 +201,12 @@ class InputProcessor:
             count = getattr(params, name)
             if count is not None and count > self._vocab_size:
                 raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {self._vocab_size} tokens")
-        self._check_in_vocabulary("stop_token_ids", params.stop_token_ids or ())
-        self._check_in_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_in_vocabulary("logit_bias", params.logit_bias or ())
         if self._tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):
                     raise InvalidRequestError(
                         f"{name} needs a tokenizer, and the engine has none (skip_tokenizer_init=True): leave it out"
                     )
-
-    def _check_in_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if token_id >= self._vocab_size:
-                raise InvalidRequestError(
-                    f"{name} holds the token id {token_id}; the vocabulary has {self._vocab_size} tokens, so ids go from 0 "
-                    f"to {self._vocab_size - 1}"
-                )
 
     def _tokenize_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it is tokenised at the beginning of a text and after a space, if that differs."""

@@ -1,6 +1,6 @@
 """Many requests of random sizes through few slots: every block comes back, memory does not grow.
 
-`make test` runs a share of the 10,000 requests that `make test-full` runs; `benchmarks/soak.py` does the same on a larger model.
+`make test` runs a share of the 10,000 requests that `make test-full` runs; `benchmarks/soak.py` takes a larger model.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_default_params() -> None:
 )
 def test_token_ids_in_parameters(params: dict[str, Any]) -> None:
     with pytest.raises(
-        InvalidRequestError, match=f"{next(iter(params))} holds the token id 259; the vocabulary has 259"
+        InvalidRequestError, match=f"{next(iter(params))} holds 259, but the model's token ids are 0 to 258"
     ):
         process(**params)
 
