@@ -48,3 +48,9 @@ def pytest_collection_finish() -> None:
     """Torch may have been imported before OMP_NUM_THREADS was set: by a plugin, or by the process that forked us."""
     if XDIST_WORKER and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers_in_every_run() -> None:
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)

@@ -1,0 +1,304 @@
+"""The command line itself: help, options, errors and exit codes, prompts on the command line, chat, env."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import inflight
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.engine_options import EngineOptions, parse_bytes
+from inflight.entrypoints.cli.machine_report import environment
+from inflight.entrypoints.cli.main import app
+from inflight.entrypoints.cli.printer import CompletionPrinter
+from inflight.entrypoints.cli.sampling_options import SamplingOptions
+from inflight.errors import StepError
+from inflight.outputs import CompletionOutput, RequestOutput
+from inflight.sampling_params import SamplingParams
+from tests.architecture.source import ROOT
+from tests.unit.entrypoints.fake_engine import FakeEngine
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    level = logging.getLogger("inflight").level
+    yield
+    logging.getLogger("inflight").setLevel(level)
+
+
+def run(*arguments: str, engine: FakeEngine | None = None, input: str = "") -> Result:
+    return CliRunner().invoke(app, list(arguments), obj=engine or FakeEngine(), input=input)
+
+
+# -- help and options --------------------------------------------------------------------------------------------------
+
+_HELP = """
+import sys
+from inflight.entrypoints.cli.main import app
+try:
+    app(sys.argv[1:])
+finally:
+    print(sorted({"torch", "numpy", "transformers", "tokenizers", "jinja2", "rich", "tqdm"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("generate",), ("chat",), ("bench",), ("bench", "offline"), ("env",)])
+def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", _HELP, *arguments, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: ")
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_options_are_grouped() -> None:
+    text = run("generate", "--help").output
+    titles = ["Options:", "Sampling (default", "Model:", "Engine:", "Examples:"]
+    assert sorted(titles, key=text.index) == titles
+    assert "<" not in text.replace("<file", "")  # no type names of Python
+
+
+def test_version() -> None:
+    assert run("--version").output == f"inflight {inflight.__version__}\n"
+
+
+def test_engine_options_are_engine_args() -> None:
+    args = {field.name: field.default for field in dataclasses.fields(EngineArgs)}
+    options = {field.name: field.default for field in dataclasses.fields(EngineOptions)}
+    assert options.pop("verbose") is False
+    assert options == {name: args[name] for name in options}
+    assert EngineOptions().to_args() == EngineArgs()
+
+
+def test_every_option_reaches_the_engine() -> None:
+    engine = FakeEngine()
+    options = (
+        "--model m --dtype float32 --max-model-len 77 --max-num-seqs 3 --kv-cache-memory-bytes 1.5M --num-threads 1"
+    )
+    assert run("generate", "-p", "a", *options.split(), "--no-enable-prefix-caching", engine=engine).exit_code == 0
+    assert engine.args == EngineArgs(
+        model="m", dtype="float32", max_model_len=77, max_num_seqs=3, kv_cache_memory_bytes=3 * 2**19, num_threads=1,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+
+
+def test_sampling_options_are_sampling_params() -> None:
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {field.name for field in dataclasses.fields(SamplingOptions)} <= names
+    engine = FakeEngine(default_params=SamplingParams(temperature=0.3, top_k=9, max_tokens=99))
+    options = "--top-p 0.5 --stop a --stop b --stop-token-id 4 --ignore-eos --max-tokens 2 --seed 0 --n 2 --bad-word x"
+    done = run("generate", "-p", "a", *options.split(), engine=engine)
+    assert done.exit_code == 0, done.output
+    assert engine.params["1"] == SamplingParams(
+        temperature=0.3, top_k=9, top_p=0.5, stop=["a", "b"], stop_token_ids=[4], ignore_eos=True, max_tokens=2, seed=0,
+        n=2, bad_words=["x"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5", 5), ("2G", 2**31), ("512m", 2**29), ("1.5KiB", 1536), ("1 TB", 2**40)]
+)
+def test_bytes(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "G", "-5", "2X", "1e9", "5 5"])
+def test_no_bytes(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_bytes(text)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate"], "either --prompt"),
+        (["generate", "-p", "a", "-i", "x"], "either --prompt"),
+        (["generate", "-p", "a", "-o", "x"], "go with --input"),
+        (["generate", "-p", "a", "--logprobs", "1"], "JSON"),
+        (["generate", "-i", "no-such-file", "-o", "x"], "no such file"),
+        (["generate", "-i", "no-such-file"], "no such file"),
+        (["generate", "-p", "a", "--max-tokens", "0"], "max_tokens=0"),
+        (["generate", "-p", "a", "--temperature", "0", "-n", "2"], "n=2"),
+        (["generate", "-p", "a", "--dtype", "int3"], "dtype='int3'"),
+        (["generate", "-p", "a", "--kv-cache-memory-bytes", "lots"], "number of bytes"),
+        (["generate", "-p", "a", "--nonsense"], "--nonsense"),
+        (["chat", "-n", "2"], "inflight generate"),
+        (["bench", "offline", "-w", "decode7"], "decode7"),
+        (["bench", "offline", "-w", "all", "--batch-size", "1"], "not both"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_command_line_loads_no_engine(arguments: list[str], message: str) -> None:
+    engine = FakeEngine()
+    done = run(*arguments, engine=engine)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert engine.args is None
+
+
+def test_the_input_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    done = run("generate", "-i", str(path), "-o", str(path), "--overwrite")
+    assert done.exit_code == 2
+    assert path.read_text() == '{"prompt": "a"}\n'
+
+
+def test_an_error_is_one_line_and_verbose_shows_all() -> None:
+    short = run("generate", "-p", "a" * 2000)
+    assert (short.exit_code, short.stderr) == (2, "error: too long: -1000 tokens are left\n")
+    for arguments in (["-v", "generate"], ["generate", "-v"]):
+        long = run(*arguments, "-p", "a" * 2000)
+        assert long.exit_code == 2
+        assert "Traceback" in long.stderr
+
+
+def test_the_log_level_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "debug")
+    assert "Traceback" in run("generate", "-p", "a" * 2000).stderr
+    monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "loud")
+    done = run("generate", "-p", "a")
+    assert done.exit_code == 2
+    assert "INFLIGHT_LOG_LEVEL='LOUD'" in done.stderr
+
+
+def test_an_engine_that_fails_is_no_mistake_of_the_user() -> None:
+    def fail(step: int) -> None:
+        raise StepError("rank 0 raised", rank=0, worker_traceback="Traceback of the worker")
+
+    engine = FakeEngine(on_step=fail)
+    done = run("generate", "-p", "a", engine=engine)
+    assert (done.exit_code, done.stderr) == (1, "error: rank 0 raised (-v shows all of it)\n")
+    assert engine.is_closed
+
+
+# -- prompts on the command line ---------------------------------------------------------------------------------------
+
+
+def test_one_prompt_is_printed_alone() -> None:
+    assert run("generate", "-p", "Hello").stdout == "Hello!\n"
+
+
+def test_several_prompts_are_printed_in_their_order() -> None:
+    done = run("generate", "-p", "a long one", "-p", "b")
+    assert done.stdout == "> a long one\na long one!\n\n> b\nb!\n"
+
+
+def test_several_completions_are_numbered() -> None:
+    assert run("generate", "-p", "a", "-n", "2").stdout == "[0] a!\n[1] a!\n"
+
+
+def test_prompts_as_json() -> None:
+    done = run("generate", "-p", "long", "-p", "b", "--json", "--logprobs", "0")
+    assert [json.loads(line)["row"] for line in done.stdout.splitlines()] == [2, 1]
+
+
+def test_a_prompt_is_a_message_where_there_is_a_template() -> None:
+    assert run("generate", "-p", "Hi", engine=FakeEngine(has_chat_template=True)).stdout == "<user>Hi!\n"
+    assert run("generate", "-p", "Hi", "--raw", engine=FakeEngine(has_chat_template=True)).stdout == "Hi!\n"
+    done = run("generate", "-p", "Hi", "--chat")
+    assert done.exit_code == 2
+    assert "no chat template" in done.stderr
+
+
+def test_max_tokens_has_a_default_that_gives_way_to_the_context() -> None:
+    for max_model_len, expected in ((1000, 256), (100, 99)):
+        engine = FakeEngine(max_model_len=max_model_len, answer=lambda prompt: "x" * 5000)
+        assert len(run("generate", "-p", "a", engine=engine).stdout) == expected + 1
+    # a limit that was asked for does not
+    assert run("generate", "-p", "a", "--max-tokens", "100", engine=FakeEngine(max_model_len=100)).exit_code == 2
+
+
+def test_the_printer_streams_whose_turn_it_is() -> None:
+    def output(text: str, finished: bool) -> RequestOutput:
+        completion = CompletionOutput(index=0, text=text, token_ids=[])
+        return RequestOutput(request_id="", prompt=None, prompt_token_ids=[], outputs=[completion], finished=finished)
+
+    file = StringIO()
+    printer = CompletionPrinter(file, ["p", "q"])
+    seen = []
+    for index, text, finished in ((1, "b", False), (0, "a", False), (1, "bb", True), (0, "aa", False), (0, "aa", True)):
+        printer.update(index, output(text, finished))
+        seen.append(file.getvalue())
+    assert seen == ["", "> p\na", "> p\na", "> p\naa", "> p\naa\n\n> q\nbb\n"]
+
+
+# -- chat --------------------------------------------------------------------------------------------------------------
+
+
+def answer(prompt: str) -> str:
+    return f"({prompt.count('<user>')})"
+
+
+def test_a_chat_remembers_until_it_is_reset() -> None:
+    engine = FakeEngine(has_chat_template=True, answer=answer)
+    done = run("chat", "--system", "Be brief.", engine=engine, input="a\n\nb\n/reset\nc\n/what\n/exit\nd\n")
+    assert done.exit_code == 0
+    assert done.stdout == "(1)\n(2)\n(1)\n"
+    assert list(engine.prompts.values()) == [
+        "<system>Be brief.<user>a",
+        "<system>Be brief.<user>a<assistant>(1)<user>b",
+        "<system>Be brief.<user>c",
+    ]
+    assert engine.is_closed
+
+
+def test_ctrl_c_stops_the_answer_only() -> None:
+    def interrupt(step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine = FakeEngine(has_chat_template=True, answer=lambda prompt: "abcdefgh", on_step=interrupt)
+    done = run("chat", engine=engine, input="a\nb\n")
+    assert done.exit_code == 0
+    assert done.stdout == "abc (stopped)\nabcdefgh\n"
+    assert list(engine.prompts.values())[1] == "<user>a<assistant>abc<user>b"
+
+
+def test_a_message_too_long_is_forgotten() -> None:
+    engine = FakeEngine(has_chat_template=True, answer=answer, max_model_len=50)
+    done = run("chat", engine=engine, input="a\n" + "x" * 100 + "\nb\n")
+    assert done.stdout == "(1)\n(2)\n"
+    assert "/reset" in done.stderr
+
+
+def test_a_chat_needs_a_template() -> None:
+    done = run("chat", engine=FakeEngine(), input="a\n")
+    assert done.exit_code == 2
+    assert done.stderr == "error: the model has no chat template\n"
+
+
+# -- env ---------------------------------------------------------------------------------------------------------------
+
+
+def test_env() -> None:
+    done = run("env", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["inflight"]["version"] == inflight.__version__
+    assert report["cpu"]["cores for this process"] >= 1
+    assert report["packages"]["torch"] == report["torch"]["build"]
+    assert "LlamaForCausalLM" in report["models"]["families"]
+    text = run("env").stdout
+    assert all(f"\n{section}\n" in f"\n{text}" for section in report)
+
+
+def test_secrets_are_not_shown() -> None:
+    variables = {"HF_TOKEN": "hf_secret", "OMP_NUM_THREADS": "2", "HOME": "/home/me"}
+    assert environment(variables.items()) == {"HF_TOKEN": "(set)", "OMP_NUM_THREADS": "2"}

@@ -1,0 +1,90 @@
+"""The pure parts of `benchmarks/`: what is computed from the measurements."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks import models
+from benchmarks.control_plane import by_phase
+from benchmarks.models import SHAPES, Shape, model_folder, weight_bytes
+from benchmarks.report import memory_bytes, percentile, print_table
+from benchmarks.soak import draw_requests, growth_bytes
+from inflight.timeline import Event
+
+
+def test_percentile() -> None:
+    values = [float(value) for value in range(1, 101)]
+    random.Random(0).shuffle(values)
+    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
+
+
+def test_phases_are_summed_per_step() -> None:
+    def event(step_id: int, phase: str, milliseconds: int) -> Event:
+        return Event(step_id, phase, 0, milliseconds * 1_000_000)
+
+    whole = [event(3, phase, 1 + i) for i, phase in enumerate(("plan", "prepare", "forward", "sample", "commit"))]
+    times = by_phase([*whole, event(4, "plan", 100)])  # step 4 is not over
+    assert times["plan+prepare"] == [3.0]
+    assert (times["plan"], times["forward"], times["commit"]) == ([1.0], [3.0], [5.0])
+
+
+def test_growth_is_that_after_the_warm_up() -> None:
+    assert growth_bytes([0, 50, 100, 100, 100, 100, 100, 100]) == 0
+    assert growth_bytes([0, 10, 20, 30, 40, 50, 60, 70]) == 40
+    assert growth_bytes([5]) == 0
+
+
+def test_the_soak_draws_the_same_requests_again() -> None:
+    requests = list(draw_requests(1, 200, 128, 48))
+    assert requests == list(draw_requests(1, 200, 128, 48))
+    assert requests != list(draw_requests(2, 200, 128, 48))
+    assert max(len(prompt) for prompt, _, _ in requests) < 128 + 64
+    assert any(params.n == 2 for _, params, _ in requests)
+    assert any(abort_after is not None for _, _, abort_after in requests)
+
+
+def test_memory_of_this_process() -> None:
+    assert 2**20 < memory_bytes("VmRSS") <= memory_bytes("VmHWM")
+    with pytest.raises(ValueError, match="VmNone"):
+        memory_bytes("VmNone")
+
+
+def test_a_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "x"], [["a", 1], ["longer", 100]])
+    assert capsys.readouterr().out == "\nname      x\na         1\nlonger  100\n"
+
+
+def test_a_shape_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(shape: Shape, folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps(shape.fields))
+
+    def fail(shape: Shape, folder: Path) -> None:
+        write(shape, folder)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(models, "write_model", fail)
+    with pytest.raises(OSError, match="disk full"):
+        model_folder("llama-tiny", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(models, "write_model", write)
+    folder = model_folder("llama-tiny", tmp_path)
+    assert json.loads((folder / "config.json").read_text()) == SHAPES["llama-tiny"].fields
+    monkeypatch.setattr(models, "write_model", fail)
+    assert model_folder("llama-tiny", tmp_path) == folder == model_folder(str(folder), tmp_path)
+    with pytest.raises(SystemExit):
+        model_folder("no-such-model", tmp_path)
+
+
+@pytest.mark.full
+def test_a_model_is_written(tmp_path: Path) -> None:
+    folder = model_folder("llama-tiny", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert {name: config[name] for name in SHAPES["llama-tiny"].fields} == SHAPES["llama-tiny"].fields
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert weight_bytes(folder) == pytest.approx(2 * 4 * (256 * 256 * 3 + 256 * 768 * 3) + 2 * 2 * 4096 * 256, rel=0.01)
+    assert (folder / "tokenizer.json").is_file()
