@@ -1,0 +1,184 @@
+"""Any number of rows through one engine: read as they are needed, answered in the order in which they end.
+
+rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD waiting ──▶ on_output
+               ╰─ a bad row ─────────────────────────────────────────────▶ on_error, and the rest goes on
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from inflight.entrypoints.cli.interrupt import InterruptFlag
+from inflight.entrypoints.cli.rows import Row
+from inflight.entrypoints.cli.sampling_options import SamplingOptions, params_from_json
+from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
+from inflight.outputs import Logprob, RequestOutput
+from inflight.sampling_params import MAX_SEED, SamplingParams
+
+if TYPE_CHECKING:
+    from inflight.engine.input_processor import Prompt
+    from inflight.engine.llm_engine import LLMEngine
+
+LOOKAHEAD = 256  # requests that wait in the engine, so that no slot stays empty
+DEFAULT_MAX_TOKENS = 256
+
+_LOWEST = -9999.0  # a log-probability of minus infinity, which JSON cannot say
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+_KEYS = (*_PROMPT_KEYS, "tools", "params")
+
+
+class RequestMaker:
+    """Rows to requests: the row's own parameters over the command's options over the model's defaults."""
+
+    def __init__(self, engine: LLMEngine, options: SamplingOptions, *, as_chat: bool | None) -> None:
+        """`as_chat`: whether a "prompt" is a user's message; None: if the model has a chat template."""
+        self._engine = engine
+        self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
+        self._params = dataclasses.replace(unbounded(engine.default_params), **options.given())
+
+    def submit(self, row: Row) -> None:
+        """Add the row to the engine; its number is the request's id.
+
+        Raises:
+            InvalidRequestError, ConfigError: the row is wrong; the engine is as it was.
+        """
+        if row.problem:
+            raise InvalidRequestError(row.problem)
+        if unknown := sorted(set(row.fields) - set(_KEYS)):
+            raise InvalidRequestError(f"unknown key {unknown[0]!r}; known are 'id', {', '.join(map(repr, _KEYS))}")
+        own = {} if row.fields.get("params") is None else row.fields["params"]
+        params = params_from_json(self._params, own)
+        if params.seed is None and not params.greedy:  # of the row alone: a resumed run draws what the first would have
+            params = dataclasses.replace(params, seed=_row_seed(row.number))
+        request_id, prompt = str(row.number), self._prompt(row.fields)
+        if params.max_tokens is not None or "max_tokens" in own:
+            self._engine.add_request(request_id, prompt, params)
+            return
+        try:
+            at_most = max(DEFAULT_MAX_TOKENS, params.min_tokens)
+            self._engine.add_request(request_id, prompt, dataclasses.replace(params, max_tokens=at_most))
+        except InvalidRequestError:  # the context may end before; if not, this raises again
+            self._engine.add_request(request_id, prompt, params)
+
+    def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
+        given = [key for key in _PROMPT_KEYS if key in fields]
+        if len(given) != 1:
+            raise InvalidRequestError(f"a row has one of {', '.join(map(repr, _PROMPT_KEYS))}; this one has {given}")
+        key = given[0]
+        prompt, tools = fields[key], fields.get("tools")
+        if key == "prompt":
+            if not isinstance(prompt, str):
+                raise InvalidRequestError(f"prompt is a {type(prompt).__name__}; it must be text")
+            if self._as_chat:
+                key, prompt = "messages", [{"role": "user", "content": prompt}]
+        if key == "messages":
+            return {"prompt_token_ids": self._engine.render_chat(prompt, tools=tools)}
+        if tools is not None:
+            raise InvalidRequestError("tools are for chats: give the row 'messages'")
+        return {"prompt": prompt} if key == "prompt" else {"prompt_token_ids": prompt}
+
+
+def run_batch(
+    engine: LLMEngine,
+    rows: Iterator[Row],
+    maker: RequestMaker,
+    interrupt: InterruptFlag,
+    *,
+    on_output: Callable[[Row, RequestOutput], None],
+    on_error: Callable[[Row, str], None],
+) -> None:
+    """Run to the end, or until `interrupt` is set; what is unfinished then, or when an error is raised, is aborted.
+
+    `on_output` sees every change of a request, `finished` with the last one.
+
+    Raises:
+        EngineError: a step failed.
+    """
+    running: dict[str, Row] = {}
+    try:
+        while not interrupt.is_set:
+            while engine.core.scheduler.num_waiting < LOOKAHEAD and not interrupt.is_set:
+                if (next_row := next(rows, None)) is None:
+                    break
+                try:
+                    maker.submit(next_row)
+                    running[str(next_row.number)] = next_row
+                except (InvalidRequestError, ConfigError) as error:
+                    on_error(next_row, str(error))
+            if not running:
+                return
+            for output in engine.step():
+                row = running.pop(output.request_id) if output.finished else running[output.request_id]
+                on_output(row, output)
+    finally:
+        engine.abort_requests(list(running))
+
+
+def has_chat_template(engine: LLMEngine) -> bool:
+    if engine.tokenizer is None:
+        return False
+    try:
+        engine.render_chat([{"role": "user", "content": "Hello"}])
+    except TokenizerError:
+        return False
+    except InvalidRequestError:  # there is one, and it wants other messages
+        return True
+    return True
+
+
+def unbounded(params: SamplingParams) -> SamplingParams:
+    """The model's defaults, without the 16 tokens that `SamplingParams` has of itself."""
+    if params.max_tokens != SamplingParams().max_tokens:
+        return params
+    return dataclasses.replace(params, max_tokens=None)
+
+
+def _row_seed(number: int) -> int:
+    from inflight.sample.seeds import derive_seed  # loads numpy
+
+    return derive_seed(0, number) & MAX_SEED
+
+
+def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
+    """The result row."""
+    completions = []
+    for completion in output.outputs:
+        entry: dict[str, Any] = {
+            "index": completion.index,
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "num_tokens": len(completion.token_ids),
+        }
+        if with_token_ids:
+            entry["token_ids"] = completion.token_ids
+        if completion.logprobs is not None:
+            entry["cumulative_logprob"] = completion.cumulative_logprob
+            entry["logprobs"] = [_logprobs_to_json(logprobs) for logprobs in completion.logprobs]
+        completions.append(entry)
+    result: dict[str, Any] = {**row_key(row), "outputs": completions}
+    result |= {"num_prompt_tokens": len(output.prompt_token_ids), "num_cached_tokens": output.num_cached_tokens}
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [
+            None if logprobs is None else _logprobs_to_json(logprobs) for logprobs in output.prompt_logprobs
+        ]
+    return result
+
+
+def error_to_json(row: Row, message: str) -> dict[str, Any]:
+    """The result row of a row that could not be run."""
+    return {**row_key(row), "error": message}
+
+
+def row_key(row: Row) -> dict[str, Any]:
+    """What a result is found by: the input's line number, and the id where the row has one."""
+    return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
+
+
+def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:
+    return [
+        {"token_id": token_id, "token": entry.decoded_token, "logprob": max(entry.logprob, _LOWEST), "rank": entry.rank}
+        for token_id, entry in logprobs.items()
+    ]

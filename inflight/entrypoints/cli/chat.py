@@ -1,0 +1,136 @@
+"""`inflight chat`: a conversation on the terminal, streamed; the prefix cache keeps what was said before."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inflight.entrypoints.cli.batch import unbounded
+from inflight.entrypoints.cli.command import command
+from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
+from inflight.entrypoints.cli.interrupt import InterruptFlag
+from inflight.entrypoints.cli.printer import TextStream
+from inflight.entrypoints.cli.sampling_options import SamplingOptions
+from inflight.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine
+    from inflight.sampling_params import SamplingParams
+
+HELP = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+
+EPILOG = """\b
+Examples:
+  inflight chat
+  inflight chat -m ./my-model --system "Answer in one sentence." --temperature 0.7
+"""
+
+
+@command
+def chat(
+    context: typer.Context,
+    system: Annotated[
+        str | None, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")
+    ] = None,
+    *,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Talk to a model that has a chat template.
+
+    In the conversation: /reset forgets it, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. An answer
+    may fill the rest of the context unless --max-tokens is given.
+    """
+    given = sampling.given()
+    if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & set(given)):
+        raise typer.BadParameter(f"{unusable[0]} is for `inflight generate`; a chat shows one answer's text")
+    sampling.check()
+    running = start_engine(context, engine, skip_tokenizer_init=False)
+    try:
+        params = dataclasses.replace(unbounded(running.default_params), **given)
+        conversation = Conversation(running, params, system)
+        if sys.stdin.isatty():
+            _enable_line_editing()
+            typer.echo(HELP, err=True)
+        while (line := _read_line()) is not None and line.strip() != "/exit":
+            _take_turn(conversation, line)
+    finally:
+        running.close()
+
+
+class Conversation:
+    """The messages so far, and the engine that goes on with them."""
+
+    def __init__(self, engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
+        """
+        Raises:
+            TokenizerError: the model has no chat template.
+        """
+        self._engine = engine
+        self._params = params
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._opening)
+        self._request_ids = (f"turn-{turn}" for turn in itertools.count())
+        engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])  # tells at once if it cannot chat
+
+    def reset(self) -> None:
+        self._messages = list(self._opening)
+
+    def answer(self, text: str, stream: TextStream) -> bool:
+        """Stream the answer to a user's message. False if it was interrupted; then what there is of it counts.
+
+        Raises:
+            InvalidRequestError: the message cannot be answered, and is forgotten.
+        """
+        messages = [*self._messages, {"role": "user", "content": text}]
+        request_id, answer, finished = next(self._request_ids), "", False
+        self._engine.add_request(request_id, {"prompt_token_ids": self._engine.render_chat(messages)}, self._params)
+        try:
+            with InterruptFlag() as interrupt:
+                while not finished and not interrupt.is_set:
+                    for output in self._engine.step():
+                        answer, finished = output.outputs[0].text, output.finished
+                        stream.update(answer)
+        finally:
+            self._engine.abort_requests([request_id])
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
+        return finished
+
+
+def _take_turn(conversation: Conversation, line: str) -> None:
+    text = line.strip()
+    if text == "/reset":
+        conversation.reset()
+        typer.echo("(forgotten)", err=True)
+    elif text.startswith("/") and " " not in text:
+        typer.echo(HELP, err=True)
+    elif text:
+        try:
+            finished = conversation.answer(line, TextStream(sys.stdout))
+        except InvalidRequestError as error:
+            typer.echo(f"error: {error} (/reset forgets the conversation)", err=True)
+            return
+        typer.echo("" if finished else " (stopped)")
+
+
+def _read_line() -> str | None:
+    """The next line of the user, or None at the end of the input. Ctrl-C drops the line."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            typer.echo(f"\n{HELP}", err=True)
+
+
+def _enable_line_editing() -> None:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  optional; once imported, input() has history and editing

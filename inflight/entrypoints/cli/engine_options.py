@@ -1,0 +1,127 @@
+"""`EngineOptions`: the options of every command that runs a model, named after `EngineArgs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.command import set_log_level
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine  # loads torch
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+MODEL, ENGINE = "Model", "Engine"
+
+
+def parse_bytes(text: str) -> int:
+    """ "1500000", "512M", "2GiB", "1.5g": units are powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(text).strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes like 1500000, 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _model(help: str, *names: str, **more: Any) -> Any:  # Any: typer's own type of an option
+    return typer.Option(*names, help=help, rich_help_panel=MODEL, **more)
+
+
+def _engine(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=ENGINE, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Fields have the names and the defaults of `EngineArgs`; None leaves the choice to the engine."""
+
+    model: Annotated[
+        str | None,
+        _model(
+            "Folder in the Hugging Face layout, or hub id. Without it: the small embedded model.",
+            "--model",
+            "-m",
+            metavar="TEXT",
+        ),
+    ] = None
+    tokenizer: Annotated[str | None, _model("Take the tokenizer from this folder or hub id.", metavar="TEXT")] = None
+    revision: Annotated[str | None, _model("Branch, tag or commit of a hub id.", metavar="TEXT")] = None
+    chat_template: Annotated[
+        str | None, _model("Jinja template, or a file that holds one, instead of the model's own.", metavar="TEXT")
+    ] = None
+    generation_config: Annotated[
+        str, _model("Take sampling defaults from the model's generation_config.json.", metavar="auto|none")
+    ] = "auto"
+    dtype: Annotated[str, _model("Of weights, activations and KV cache.", metavar="auto|bfloat16|float16|float32")] = (
+        "auto"
+    )
+    load_format: Annotated[
+        str, _model("dummy draws random weights from the config alone.", metavar="auto|safetensors|dummy")
+    ] = "auto"
+    skip_tokenizer_init: Annotated[
+        bool, _model("Serve token ids only; no tokenizer is read.", "--skip-tokenizer-init")
+    ] = False
+    max_model_len: Annotated[
+        int | None,
+        _engine("Longest sequence, prompt and output together. Default: the model's own limit.", metavar="N"),
+    ] = None
+    max_num_seqs: Annotated[int | None, _engine("Most sequences in one step.", metavar="N")] = None
+    max_num_batched_tokens: Annotated[int | None, _engine("Most tokens in one step.", metavar="N")] = None
+    block_size: Annotated[int | None, _engine("Tokens per KV block.", metavar="N")] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        _engine("Size of the KV cache: 2G, 512M, ... Default: from what is free.", parser=parse_bytes, metavar="BYTES"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None, _engine("Share of the device's memory (on a CPU: of the free RAM) to use.", metavar="X")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool,
+        _engine(
+            "Reuse the KV blocks of equal prompt beginnings (on by default).",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            show_default=False,
+        ),
+    ] = True
+    enable_chunked_prefill: Annotated[
+        bool,
+        _engine(
+            "Let a long prompt take several steps (on by default).",
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+            show_default=False,
+        ),
+    ] = True
+    scheduling_policy: Annotated[str, _engine("Who is served first.", metavar="fcfs|priority")] = "fcfs"
+    device: Annotated[str, _engine("What to run on.", metavar="auto|cpu")] = "auto"
+    num_threads: Annotated[int | None, _engine("Compute threads on a CPU. Default: one a core.", metavar="N")] = None
+    verbose: Annotated[
+        bool, _engine("Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.", "--verbose", "-v")
+    ] = False
+
+    def to_args(self, **changes: Any) -> EngineArgs:  # Any: EngineArgs checks every value
+        """
+        Raises:
+            ConfigError: a value is out of bounds.
+        """
+        names = {field.name for field in fields(EngineArgs)}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
+        return EngineArgs(**{**values, **changes})
+
+
+def start_engine(context: typer.Context, options: EngineOptions, **changes: Any) -> LLMEngine:
+    """The engine for these options; `changes` are `EngineArgs` on top. The caller closes it.
+
+    The context's object, where it has one, is called with the `EngineArgs` instead of `LLMEngine.from_args`.
+    """
+    if options.verbose:
+        set_log_level("DEBUG")
+    args = options.to_args(**changes)
+    if context.obj is not None:
+        return cast("Callable[[EngineArgs], LLMEngine]", context.obj)(args)
+    from inflight.engine.llm_engine import LLMEngine  # loads torch: not for `--help`, not for a mistyped option
+
+    return LLMEngine.from_args(args)

@@ -1,0 +1,173 @@
+"""`inflight generate`: prompts from the command line, or any number of them from a JSON-lines file that can be resumed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inflight.entrypoints.cli.batch import RequestMaker, error_to_json, run_batch, to_json
+from inflight.entrypoints.cli.command import command
+from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
+from inflight.entrypoints.cli.interrupt import InterruptFlag
+from inflight.entrypoints.cli.printer import CompletionPrinter
+from inflight.entrypoints.cli.result_file import ResultFile
+from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, count_rows, open_input, read_rows
+from inflight.entrypoints.cli.sampling_options import SamplingOptions
+from inflight.errors import InvalidRequestError
+from inflight.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine
+
+INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+
+EPILOG = """\b
+Examples:
+  inflight generate -p "What is 2 + 3?" -p "Name a colour." --temperature 0
+  inflight generate -m ./my-model --raw -p "Once upon a time" --max-tokens 64
+  inflight generate -m ./my-model -i questions.jsonl -o answers.jsonl --max-tokens 512
+  echo '{"messages": [{"role": "user", "content": "Hi"}]}' | inflight generate -i - | jq .outputs[0].text
+"""
+
+
+@command
+def generate(
+    context: typer.Context,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt. May be repeated: all run in one batch."),
+    ] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", help="JSON lines, one request each; - is standard input.", metavar="FILE"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where results of --input go; - (the default) prints.", metavar="FILE"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start --output anew instead of going on with it.")
+    ] = False,
+    as_chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Give a prompt to the model as a user's message, or as text to be continued. Default: as a message if the "
+            "model has a chat template.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results of --prompt as JSON lines.")] = False,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Put token ids into JSON results.")] = False,
+    *,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Generate text, for a few prompts or for a file of them.
+
+    A row of --input is a JSON object with one of "prompt" (text), "prompt_token_ids" or "messages" (a chat), and
+    optionally "id", "tools" and "params" (sampling parameters over those of the command line).
+
+    A row of --output has the row's line number and id and either "outputs" or, where the row could not be run, "error".
+    Results are written as they are ready, not in order. Started again, the command skips the rows whose results are there
+    (by id, else by line number), so an interrupted run goes on where it stopped.
+    """
+    _check_usage(prompt, input, output, overwrite, as_json, sampling)
+    sampling.check()
+    running = start_engine(context, engine)
+    try:
+        maker = RequestMaker(running, sampling, as_chat=as_chat)
+        with_token_ids = token_ids or running.tokenizer is None
+        if input is not None:
+            _run_file(running, maker, input, output or STANDARD_STREAM, overwrite, with_token_ids)
+        else:
+            _run_prompts(running, maker, prompt or [], as_json, with_token_ids)
+    finally:
+        running.close()
+
+
+def _check_usage(
+    prompt: list[str] | None,
+    input: Path | None,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    sampling: SamplingOptions,
+) -> None:
+    """Before the model is loaded."""
+    if bool(prompt) == (input is not None):
+        raise typer.BadParameter("give either --prompt, once or more, or --input")
+    if input is None and (output is not None or overwrite):
+        raise typer.BadParameter("--output and --overwrite go with --input; --json prints results of --prompt as JSON")
+    if input is None and not as_json and (sampling.logprobs is not None or sampling.prompt_logprobs is not None):
+        raise typer.BadParameter("log-probabilities are in JSON results only: add --json, or use --input")
+    if input is None or input == STANDARD_STREAM:
+        return
+    if not input.exists():
+        raise typer.BadParameter(f"--input {input}: there is no such file")
+    if output is not None and output.exists() and output.samefile(input):
+        raise typer.BadParameter("--output is the input file itself; choose another one")
+
+
+def _run_prompts(
+    engine: LLMEngine, maker: RequestMaker, prompts: list[str], as_json: bool, with_token_ids: bool
+) -> None:
+    rows = [Row(number, None, {"prompt": prompt}) for number, prompt in enumerate(prompts, 1)]
+    printer = CompletionPrinter(sys.stdout, prompts)
+
+    def on_output(row: Row, output: RequestOutput) -> None:
+        if not as_json:
+            printer.update(row.number - 1, output)
+        elif output.finished:
+            print(json.dumps(to_json(row, output, with_token_ids=with_token_ids), ensure_ascii=False), flush=True)
+
+    def on_error(row: Row, message: str) -> None:
+        raise InvalidRequestError(message if len(rows) == 1 else f"prompt {row.number}: {message}")
+
+    with InterruptFlag() as interrupt:
+        run_batch(engine, iter(rows), maker, interrupt, on_output=on_output, on_error=on_error)
+    if interrupt.is_set:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run_file(
+    engine: LLMEngine, maker: RequestMaker, source: Path, target: Path, overwrite: bool, with_token_ids: bool
+) -> None:
+    from tqdm import tqdm  # not for `--help`
+
+    num_errors = 0
+    with (
+        ResultFile(target, overwrite=overwrite) as results,
+        open_input(source) as lines,
+        InterruptFlag() as interrupt,
+        tqdm(total=count_rows(source), unit="row", dynamic_ncols=True, disable=None) as bar,
+    ):
+
+        def undone() -> Iterator[Row]:
+            for row in read_rows(lines):
+                if results.is_done(row):
+                    bar.update()
+                else:
+                    yield row
+
+        def on_output(row: Row, output: RequestOutput) -> None:
+            if output.finished:
+                results.write(to_json(row, output, with_token_ids=with_token_ids))
+                bar.update()
+
+        def on_error(row: Row, message: str) -> None:
+            nonlocal num_errors
+            num_errors += 1
+            results.write(error_to_json(row, message))
+            bar.update()
+
+        run_batch(engine, undone(), maker, interrupt, on_output=on_output, on_error=on_error)
+    if num_errors:
+        typer.echo(f"{num_errors} rows could not be run; their results have an 'error'", err=True)
+    if interrupt.is_set:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(INTERRUPTED)

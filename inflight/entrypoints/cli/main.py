@@ -1,0 +1,75 @@
+"""The console script: `inflight COMMAND`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import inflight
+from inflight import envs
+from inflight.entrypoints.cli import bench, chat, env, generate
+from inflight.entrypoints.cli.command import HELP_SETTINGS, GroupedHelp, command, set_log_level
+
+EPILOG = """\b
+Examples:
+  inflight generate -p "What is 2 + 3?"
+  inflight generate -m ./my-model -i questions.jsonl -o answers.jsonl
+  inflight chat -m ./my-model
+
+Without --model the commands run the small model that is part of the installation. Exit codes: 1 the engine or the machine
+failed, 2 a wrong option or input, 130 interrupted.
+"""
+
+app = typer.Typer(
+    name="inflight",
+    help="Inflight serves large language models: generate text, chat, and measure.",
+    epilog=EPILOG,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback is a defect of Inflight: plain, to be pasted
+    context_settings=HELP_SETTINGS,
+)
+bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+app.command("generate", cls=GroupedHelp, epilog=generate.EPILOG)(generate.generate)
+app.command("chat", cls=GroupedHelp, epilog=chat.EPILOG)(chat.chat)
+app.command("env", cls=GroupedHelp)(env.env)
+app.add_typer(bench_app, name="bench", help="Measure how fast a model runs here.")
+bench_app.command("offline", cls=GroupedHelp, epilog=bench.EPILOG)(bench.offline)
+
+
+@bench_app.callback()
+def bench_group() -> None:
+    """Keeps `offline` a command of its own while it is the only one."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"inflight {inflight.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+@command
+def inflight_options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave."),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.",
+        ),
+    ] = False,
+) -> None:
+    set_log_level("DEBUG" if verbose else envs.log_level())
+
+
+def main() -> None:
+    """What `pyproject.toml` installs as `inflight`."""
+    app()

@@ -1,0 +1,64 @@
+"""Completions on a terminal: the first one as it grows, the others in their order as soon as they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from inflight.outputs import RequestOutput
+
+
+class TextStream:
+    """Writes what is new of a text that only grows."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._num_written = 0
+
+    def update(self, text: str) -> None:
+        if len(text) > self._num_written:
+            self._file.write(text[self._num_written :])
+            self._file.flush()
+            self._num_written = len(text)
+
+
+class CompletionPrinter:
+    """Prints several prompts' completions one after the other, whatever the order in which they end.
+
+    The prompt whose turn it is streams if it has one completion. A header tells prompts apart where there are several.
+    """
+
+    def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
+        self._file = file
+        self._prompts = prompts
+        self._outputs: dict[int, RequestOutput] = {}  # the newest of each prompt not printed yet
+        self._turn = 0
+        self._stream: TextStream | None = None
+
+    def update(self, index: int, output: RequestOutput) -> None:
+        """`index` is the prompt's; `output` holds all its text so far."""
+        self._outputs[index] = output
+        while (current := self._outputs.get(self._turn)) is not None:
+            if len(current.outputs) == 1:
+                self._stream_text(current.outputs[0].text)
+            if not current.finished:
+                return
+            if len(current.outputs) > 1:
+                self._header()
+                for completion in current.outputs:
+                    self._file.write(f"[{completion.index}] {completion.text}\n")
+            else:
+                self._file.write("\n")
+            self._file.flush()
+            del self._outputs[self._turn]
+            self._turn, self._stream = self._turn + 1, None
+
+    def _stream_text(self, text: str) -> None:
+        if self._stream is None:
+            self._header()
+            self._stream = TextStream(self._file)
+        self._stream.update(text)
+
+    def _header(self) -> None:
+        if len(self._prompts) > 1:
+            self._file.write(f"{'' if self._turn == 0 else chr(10)}> {self._prompts[self._turn]}\n")

@@ -1,0 +1,116 @@
+"""`ResultFile`: the JSON-lines output that a run can be resumed from.
+
+Owns the file, under an advisory lock. A row is one write and one flush, so whatever ends the process leaves whole lines
+and at most one half line at the end; opening the file again drops that half line and knows which rows are done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, RowId
+from inflight.errors import ConfigError
+
+
+class ResultFile:
+    """A context manager. For the path "-" it is standard output, which nothing can be resumed from.
+
+    Attributes:
+        num_done: rows that the file held when it was opened.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        """
+        Raises:
+            ConfigError: the file cannot be written, another run writes to it, or it holds something else than results.
+        """
+        self._done_ids: set[RowId] = set()
+        self._done_rows: set[int] = set()  # of rows without an id
+        self._is_stream = path == STANDARD_STREAM
+        self._file: IO[bytes] = sys.stdout.buffer if self._is_stream else _open_locked(path)
+        if not self._is_stream:
+            try:
+                if overwrite:
+                    self._file.truncate(0)
+                self._read_done(path)
+            except BaseException:
+                self._file.close()
+                raise
+        self.num_done = len(self._done_ids) + len(self._done_rows)
+
+    def is_done(self, row: Row) -> bool:
+        return row.number in self._done_rows if row.id is None else row.id in self._done_ids
+
+    def write(self, result: dict[str, Any]) -> None:  # Any: JSON
+        """Append one row and hand it to the operating system."""
+        self._file.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_stream:
+            self._file.close()
+
+    def _read_done(self, path: Path) -> None:
+        """Take in the rows that are there and place the file's end after the last whole one."""
+        self._file.seek(0)
+        end = 0
+        for number, line in enumerate(self._file, 1):
+            result = _parse_result(line)
+            if result is None and not line.endswith(b"\n"):
+                break  # the half line of a run that was killed: its row is run again
+            if result is None:
+                raise ConfigError(
+                    f"--output {path}, line {number}, is not a result of inflight generate; choose another file, "
+                    "or start anew with --overwrite"
+                )
+            end += len(line)
+            if "id" in result:
+                self._done_ids.add(result["id"])
+            else:
+                self._done_rows.add(result["row"])
+            if not line.endswith(b"\n"):  # an editor took the last newline
+                self._file.seek(end)
+                self._file.write(b"\n")
+                end += 1
+                break
+        self._file.truncate(end)
+        self._file.seek(end)
+
+
+def _parse_result(line: bytes) -> dict[str, Any] | None:  # Any: JSON
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_result = (
+        isinstance(result, dict) and isinstance(result.get("row"), int) and isinstance(result.get("id", ""), (str, int))
+    )
+    return result if is_result else None
+
+
+def _open_locked(path: Path) -> IO[bytes]:
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    except OSError as error:
+        raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigError(
+            f"--output {path} is being written by another run; wait for it, or choose another file"
+        ) from (error)
+    except OSError:  # a file system without locks: two runs at once are then the user's care
+        pass
+    return file

@@ -1,0 +1,85 @@
+"""Rows of a JSON-lines input file, read one at a time: the file may be larger than memory.
+
+    {"id": optional, "prompt": text | "prompt_token_ids": [...] | "messages": [...], "tools": [...], "params": {...}}
+
+A row's number is its line's, from 1; empty lines count and are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from inflight.errors import ConfigError
+
+STANDARD_STREAM = Path("-")
+
+RowId = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line. `problem`, where there is one, says why `fields` cannot be used."""
+
+    number: int
+    id: RowId | None
+    fields: dict[str, Any]  # Any: JSON, checked where each field is used
+    problem: str = ""
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[IO[bytes]]:
+    """The file, or standard input for "-".
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if path == STANDARD_STREAM:
+        yield sys.stdin.buffer
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"--input {path} cannot be read: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
+    """Parse line by line. Never raises for what a line holds."""
+    rows_by_id: dict[RowId, int] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = parse_row(number, line)
+        if row.id is not None:
+            first = rows_by_id.setdefault(row.id, number)
+            if first != number:  # without its id: that one names the other row's result
+                row = Row(number, None, {}, f"id {row.id!r} is the one of row {first} already; give each its own")
+        yield row
+
+
+def parse_row(number: int, line: bytes) -> Row:
+    try:
+        fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        return Row(number, None, {}, f"the line is not valid JSON: {error}")
+    if not isinstance(fields, dict):
+        return Row(number, None, {}, f"the line is a {type(fields).__name__}, not a JSON object")
+    row_id = fields.pop("id", None)
+    if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, (str, int))):
+        return Row(number, None, {}, f"id={row_id!r} is neither a string nor an integer")
+    return Row(number, row_id, fields)
+
+
+def count_rows(path: Path) -> int | None:
+    """How many rows there are, for a progress bar; None for a stream, which can be read only once."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
