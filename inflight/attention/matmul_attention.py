@@ -62,9 +62,9 @@ def attend_piece(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scal
     at_once = max(2, SCORE_BYTES // (4 * per_head * num_queries * num_keys))
     for first in range(0, num_kv_heads, at_once):
         heads = slice(first, min(first + at_once, num_kv_heads))
-        q = query[heads].to(torch.float32, memory_format=torch.contiguous_format)
+        q = query[heads].to(torch.float32, memory_format=torch.contiguous_format).mul_(scale)  # far fewer than scores
         q = q.view(-1, per_head * num_queries, head_dim)
-        scores = torch.bmm(q, keys[heads].transpose(1, 2)).mul_(scale)
+        scores = torch.bmm(q, keys[heads].transpose(1, 2))
         scores.view(-1, per_head, num_queries, num_keys)[..., num_keys - mask.shape[1] :].add_(mask)
         out = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values[heads])
         output[heads].copy_(out.view(-1, per_head, num_queries, head_dim))

@@ -37,8 +37,9 @@ class OneDnnPackedLinear(LinearMethod):
     3072x1024 on 2 cores Zen 4: 1 row 28 GB/s instead of 16, 32 rows 384 GFLOP/s instead of 266. The batch size that
     `_reorder_linear_weight` takes as a hint makes no difference, so none is given.
 
-    oneDNN's kernel for 4 rows is faster than those for 1 and 2 (a 6144x1024 weight: 340 us against 410 and 480), so so
-    few rows are repeated.
+    Rows are padded to one of some sixty counts. oneDNN compiles a kernel for every (row count, weight shape) it meets and keeps
+    about 0.7 MiB of code for each of up to 1,024: over all counts a long-running engine would fill a gigabyte with them.
+    The least count is 4, whose kernel is faster than those for 1 and 2 (a 6144x1024 weight: 340 us against 410 and 480).
     """
 
     @staticmethod
@@ -52,11 +53,25 @@ class OneDnnPackedLinear(LinearMethod):
         return packed
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        num_tokens = x.shape[0]
-        if 1 <= num_tokens <= 2:
-            x = x.repeat(4 // num_tokens, 1)
+        num_rows = x.shape[0]
+        padded = padded_rows(num_rows)
+        if padded == num_rows:
+            exact: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            return exact
+        x = F.pad(x, (0, 0, 0, padded - num_rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return out[:num_tokens] if num_tokens <= 2 else out
+        return out[:num_rows]
+
+
+def padded_rows(num_rows: int) -> int:
+    """The next row count that kernels are compiled for: steps of 4 up to 32, of 8 up to 128, then of an eighth at most."""
+    if num_rows <= 32:
+        step = 4
+    elif num_rows <= 128:
+        step = 8
+    else:
+        step = 16 if num_rows <= 256 else 32 if num_rows <= 512 else 64
+    return -(-num_rows // step) * step
 
 
 def select_linear_method(device: torch.device, dtype: torch.dtype) -> LinearMethod:

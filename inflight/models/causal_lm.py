@@ -36,13 +36,15 @@ class CausalLM(nn.Module, ABC):
         input_ids: Tensor,
         positions: Tensor,
         attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None = None,
         num_layers: int | None = None,
     ) -> Tensor:
         """The tokens of one step, of all its sequences, without padding between them.
 
-        input_ids and positions [num_tokens], int32 or int64; attn_metadata: one per KV group; num_layers: stop after so many,
-        which is enough to see how much memory a step takes.
-        Returns the hidden states after the final norm, [num_tokens, hidden_size].
+        input_ids and positions [num_tokens], int32 or int64; attn_metadata: one per KV group; rows [num_rows], int64: the
+        tokens whose hidden states are wanted, None for all (the others leave the last layer once their keys are written);
+        num_layers: stop after so many, which is enough to see how much memory a step takes.
+        Returns the hidden states after the final norm, [num_rows, hidden_size].
         """
 
     @abstractmethod

@@ -79,7 +79,13 @@ class LlamaAttention(nn.Module):
         if self.qk_norm is not None:
             self.qk_norm.finish_loading()
 
-    def forward(self, hidden: Tensor, rotation: Rotation, attn_metadata: tuple[AttentionMetadata, ...]) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None,
+    ) -> Tensor:
         num_tokens, num_heads = hidden.shape[0], self.num_heads
         heads = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)
         num_rotated = num_heads + self.num_kv_heads  # queries and keys are normed and rotated together
@@ -90,7 +96,8 @@ class LlamaAttention(nn.Module):
         attended = self.attn(
             query_key[:, :num_heads], query_key[:, num_heads:], heads[:, num_rotated:], attn_metadata
         )  # [num_tokens, num_heads, head_dim]
-        out: Tensor = self.o_proj(attended.view(num_tokens, -1))
+        attended = attended.view(num_tokens, -1)
+        out: Tensor = self.o_proj(attended if rows is None else attended[rows])
         return out
 
 
@@ -162,14 +169,20 @@ class LlamaDecoderLayer(nn.Module):
         residual: Tensor,
         rotation: Rotation,
         attn_metadata: tuple[AttentionMetadata, ...],
-    ) -> Tensor:
-        """`delta`: what the layer before left to be added; `residual` is changed in place. Returns this layer's."""
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`delta`: what the layer before left to be added. Returns this layer's, and `residual`, which is changed in place.
+
+        Keys and values are those of all tokens; with `rows`, only these tokens go on from there.
+        """
         norm = self.input_layernorm
         hidden = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
-        hidden = self.self_attn(hidden, rotation, attn_metadata)
+        hidden = self.self_attn(hidden, rotation, attn_metadata, rows)
+        if rows is not None:
+            residual = residual[rows]
         hidden = self.post_attention_layernorm.add_and_norm(hidden, residual)
         out: Tensor = self.mlp(hidden)
-        return out
+        return out, residual
 
 
 class LlamaForCausalLM(CausalLM):
@@ -207,14 +220,16 @@ class LlamaForCausalLM(CausalLM):
         input_ids: Tensor,
         positions: Tensor,
         attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None = None,
         num_layers: int | None = None,
     ) -> Tensor:
         rotation = self.rotary(positions)
         residual: Tensor = self.embed_tokens(input_ids)
         delta = None
-        for layer in self.layers[:num_layers]:
-            delta = layer(delta, residual, rotation, attn_metadata)
-        assert delta is not None
+        *layers, last = self.layers[:num_layers]
+        for layer in layers:
+            delta, residual = layer(delta, residual, rotation, attn_metadata)
+        delta, residual = last(delta, residual, rotation, attn_metadata, rows)
         return self.norm.add_and_norm(delta, residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -153,13 +153,16 @@ class ModelRunner:
     def execute_model(self, model_input: ModelInput) -> ForwardOutput:
         """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head."""
         with self._timeline.span(model_input.plan.step_id, "forward"):
-            hidden = self._model(model_input.input_ids, model_input.positions, model_input.attn_metadata)
+            rows = model_input.logits_indices
+            inputs = (model_input.input_ids, model_input.positions, model_input.attn_metadata)
+            if not model_input.prompt_logprobs:
+                return ForwardOutput(self._model.compute_logits(self._model(*inputs, rows)), ())
+            hidden = self._model(*inputs)
             prompt_logprobs = tuple(
                 PromptLogprobs(row=work.row, start=work.start, columns=self._logprobs_of_prompt(hidden, work))
                 for work in model_input.prompt_logprobs
             )
-            logits = self._model.compute_logits(hidden[model_input.logits_indices])
-            return ForwardOutput(logits, prompt_logprobs)
+            return ForwardOutput(self._model.compute_logits(hidden[rows]), prompt_logprobs)
 
     def sample(self, model_input: ModelInput, forward: ForwardOutput) -> ModelRunnerOutput:
         """Draw one token per sampling row and add it to the batch."""

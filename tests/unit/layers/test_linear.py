@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
-from inflight.layers.linear_method import OneDnnPackedLinear, PlainLinear, select_linear_method
+from inflight.layers.linear_method import OneDnnPackedLinear, PlainLinear, padded_rows, select_linear_method
 from inflight.layers.weights import WeightSlot
 
 CPU = torch.device("cpu")
@@ -116,3 +116,10 @@ def test_a_group_of_several_ranks_has_to_bring_collectives() -> None:
     assert ALONE.all_gather(x) is x
     with pytest.raises(AssertionError):
         TensorParallelGroup(2, 0).all_reduce(x)
+
+
+def test_few_row_counts_reach_the_kernels() -> None:
+    counts = {padded_rows(n) for n in range(1, 2049)}
+    assert len(counts) <= 64 and {4, 8, 16, 32, 64, 512, 1024, 2048} <= counts
+    for n in range(1, 2049):
+        assert n <= padded_rows(n) <= max(4, n + 3, n * 1.25)
