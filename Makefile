@@ -18,10 +18,12 @@ help:
 	@echo "make clean      remove caches and build products (.venv stays)"
 
 demo: .venv/.stamp-runtime
-	$(BIN)/inflight generate \
-		--prompt "Once upon a time" \
-		--prompt "The little dog" \
-		--prompt "One day, a girl named Lily"
+	$(BIN)/inflight generate --temperature 0 \
+		--prompt "What is 47 + 38?" \
+		--prompt "Extract name and age as JSON: Mia is 34 years old and lives in Oslo." \
+		--prompt "What is the capital of France?" \
+		--prompt "Sort these numbers: 42, 7, 19" \
+		--prompt "Tell me a story about a fox named Anna in the forest."
 
 test: check
 	$(PYTEST)
@@ -35,7 +37,6 @@ check: .venv/.stamp-dev
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
-	find inflight -name '*.so' -type f -delete
 
 # Set-up, run again only when pyproject.toml or constraints.txt change. torch comes first and alone: together with the
 # rest the resolver may take a CUDA build of it where a CPU build is offered.

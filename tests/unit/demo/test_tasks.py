@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from inflight.demo import corpus
+from inflight.demo import fact_table
 from inflight.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct, is_held_out
 
 COUNT = 300
@@ -72,8 +72,8 @@ def test_no_held_out_prompt_is_a_training_prompt(kind: str) -> None:
 
 
 def test_every_fact_is_seen_in_training() -> None:
-    for column, entity, _ in corpus.FACTS:
-        wordings = range(len(corpus.FACT_COLUMNS[column][1]))
+    for column, entity, _ in fact_table.FACTS:
+        wordings = range(len(fact_table.FACT_COLUMNS[column][1]))
         assert not all(is_held_out(("facts", column, entity, wording)) for wording in wordings)
 
 
@@ -125,7 +125,9 @@ def test_lists() -> None:
 
 def test_facts_answer_with_the_row_of_the_table() -> None:
     rows = [
-        row.split("|") for row in (corpus.COUNTRY_ROWS + corpus.ELEMENT_ROWS + corpus.PLANET_ROWS).split("\n") if row
+        row.split("|")
+        for row in (fact_table.COUNTRY_ROWS + fact_table.ELEMENT_ROWS + fact_table.PLANET_ROWS).split("\n")
+        if row
     ]
     for sample in samples("facts"):
         (row,) = (row for row in rows if row[0] == sample.key[2])
