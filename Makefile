@@ -22,7 +22,7 @@ demo: .venv/.stamp-runtime
 		--prompt "What is 47 + 38?" \
 		--prompt "Extract name and age as JSON: Mia is 34 years old and lives in Oslo." \
 		--prompt "What is the capital of France?" \
-		--prompt "Sort these numbers: 42, 7, 19" \
+		--prompt "Which is the largest of 42, 7, 19 and 63?" \
 		--prompt "Tell me a story about a fox named Anna in the forest."
 
 test: check
