@@ -109,11 +109,6 @@ class Soak:
         )  # fmt: skip
 
 
-def num_free_blocks(engine: LLMEngine) -> int:
-    """Blocks that could be given out, cached contents included. Not part of the scheduler's API."""
-    return engine.core.scheduler._kv_cache.pool.num_free_blocks
-
-
 def growth_bytes(samples: list[int]) -> int:
     """Median of the last quarter less that of the second: the first quarter is warm-up."""
     quarter = max(1, len(samples) // 4)
@@ -144,14 +139,14 @@ def main() -> None:
         num_threads=args.num_threads,
     )
     engine = LLMEngine.from_args(engine_args)
-    num_free = num_free_blocks(engine)
+    num_free = engine.core.scheduler.num_free_blocks
     start = time.perf_counter()
     requests = draw_requests(args.seed, args.requests, args.max_prompt_len, args.max_tokens)
     soak = Soak(engine, requests, num_waiting=args.slots)
     try:
         soak.run(max(1, args.requests // args.samples))
         engine.core.scheduler.check_integrity()
-        num_free_after = num_free_blocks(engine)
+        num_free_after = engine.core.scheduler.num_free_blocks
     finally:
         engine.close()
     seconds = time.perf_counter() - start

@@ -30,7 +30,6 @@ class EngineCore:
     def __init__(self, config: EngineConfig, executor: Executor, timeline: Timeline | None = None) -> None:
         self._executor = executor
         self.timeline = timeline or Timeline()
-        start = time.perf_counter()
         specs = executor.get_kv_cache_specs()
         if config.cache.memory_bytes is not None:
             available = [config.cache.memory_bytes] * len(specs)
@@ -54,7 +53,6 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(config.scheduler, kv_cache, max_model_len=config.model.max_model_len)
-        self.kv_cache_init_seconds = time.perf_counter() - start
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:

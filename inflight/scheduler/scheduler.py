@@ -69,6 +69,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that could be given out, cached contents included."""
+        return self._kv_cache.pool.num_free_blocks
+
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 

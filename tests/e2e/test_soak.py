@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from benchmarks.soak import MAX_GROWTH, Soak, draw_requests, growth_bytes, num_free_blocks
+from benchmarks.soak import MAX_GROWTH, Soak, draw_requests, growth_bytes
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.llm_engine import LLMEngine
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
@@ -29,14 +29,14 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     )
     engine = LLMEngine.from_args(arguments)
     try:
-        baseline = num_free_blocks(engine)
+        baseline = engine.core.scheduler.num_free_blocks
         requests = draw_requests(0, NUM_REQUESTS, 128, 48)
         small = (([token % VOCAB_SIZE for token in prompt], *rest) for prompt, *rest in requests)
         soak = Soak(engine, small, num_waiting=64)  # type: ignore[arg-type]
         soak.run(sample_every=NUM_REQUESTS // 40)
         assert soak.num_done + soak.num_aborted == NUM_REQUESTS
         assert engine.core.scheduler.stats.num_preemptions > 0
-        assert num_free_blocks(engine) == baseline
+        assert engine.core.scheduler.num_free_blocks == baseline
         engine.core.scheduler.check_integrity()
         if FULL:
             assert growth_bytes([resident for _, resident in soak.samples]) <= MAX_GROWTH
