@@ -1,7 +1,9 @@
-# `make demo` and `make test` work on a fresh clone: Python 3.11 to 3.13 and a C compiler are all they need.
+# `make demo` and `make test` work on a fresh clone: Python 3.11 to 3.13 and a C++ compiler are all they need.
 
 PYTHON ?= python3
 BIN := .venv/bin
+# the install builds the C++ kernels
+KERNELS := setup.py $(wildcard inflight/kernels/cpu/*.cpp inflight/kernels/cpu/*.h)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Two processes for the tests, one compute thread in each: the machine is used and not oversubscribed.
@@ -38,7 +40,7 @@ clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Set-up, run again only when pyproject.toml or constraints.txt change. torch comes first and alone: together with the
+# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. torch comes first and alone: together with the
 # rest the resolver may take a CUDA build of it where a CPU build is offered.
 
 .venv/.stamp-torch: constraints.txt
@@ -46,10 +48,10 @@ clean:
 	$(BIN)/pip install $(TORCH)
 	@touch $@
 
-.venv/.stamp-runtime: .venv/.stamp-torch pyproject.toml constraints.txt
+.venv/.stamp-runtime: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
 	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
-.venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt
+.venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	@touch .venv/.stamp-runtime $@

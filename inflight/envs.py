@@ -29,3 +29,13 @@ def log_level() -> str:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"INFLIGHT_LOG_LEVEL={level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     return level
+
+
+def cpu_kernels() -> str:
+    """`INFLIGHT_CPU_KERNELS`: "auto" (the default), "off" for plain torch, or the instruction set to use."""
+    return os.environ.get("INFLIGHT_CPU_KERNELS", "auto")
+
+
+def require_kernels() -> bool:
+    """`INFLIGHT_REQUIRE_KERNELS=1`: it is an error if the C++ kernels cannot be used (or, in an install, not be built)."""
+    return os.environ.get("INFLIGHT_REQUIRE_KERNELS") == "1"

@@ -13,22 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from inflight.config.architecture import RopeConfig
+from inflight.kernels.layer_ops import LayerOps
+from inflight.kernels.selector import select_layer_ops
+from inflight.layers.norm import QKNorm
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The angles of one step's tokens: [num_tokens, 1, head_dim] in the engine's dtype, for every layer.
+    """The angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for every layer.
 
     `sin` carries the sign of the rotation: negative in the first half of the head.
     """
 
     cos: Tensor
     sin: Tensor
+    ops: LayerOps
 
-    def apply(self, heads: Tensor) -> Tensor:
-        """heads [num_tokens, num_heads, head_dim] -> rotated, contiguous."""
-        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-        return torch.addcmul(heads * self.cos, swapped, self.sin)
+    def apply(self, heads: Tensor, norm: QKNorm | None) -> Tensor:
+        """heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first -> normed and rotated, perhaps in place."""
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)
 
 
 class RotaryEmbedding(nn.Module):
@@ -38,6 +42,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, rope: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.dtype = dtype
+        self.ops = select_layer_ops(device, dtype)
         self.attention_factor = rope.attention_factor
         inverse = inverse_frequencies(rope, head_dim)
         self.frequencies = torch.cat((inverse, inverse)).to(device)  # [head_dim]
@@ -46,11 +51,11 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> what each layer applies to its queries and keys."""
-        angles = (positions.to(torch.float32).unsqueeze(-1) * self.frequencies).unsqueeze(1)
+        angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
         cos, sin = angles.cos(), angles.sin_().mul_(self.sign)
         if self.attention_factor != 1.0:
             cos, sin = cos.mul_(self.attention_factor), sin.mul_(self.attention_factor)
-        return Rotation(cos.to(self.dtype), sin.to(self.dtype))
+        return Rotation(cos.to(self.dtype), sin.to(self.dtype), self.ops)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

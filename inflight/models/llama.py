@@ -12,7 +12,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.activation import silu_and_mul
+from inflight.kernels.selector import select_layer_ops
 from inflight.layers.attention import Attention
 from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
@@ -89,10 +89,7 @@ class LlamaAttention(nn.Module):
         num_tokens, num_heads = hidden.shape[0], self.num_heads
         heads = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)
         num_rotated = num_heads + self.num_kv_heads  # queries and keys are normed and rotated together
-        query_key = heads[:, :num_rotated]
-        if self.qk_norm is not None:
-            query_key = self.qk_norm(query_key)
-        query_key = rotation.apply(query_key)
+        query_key = rotation.apply(heads[:, :num_rotated], self.qk_norm)
         attended = self.attn(
             query_key[:, :num_heads], query_key[:, num_heads:], heads[:, num_rotated:], attn_metadata
         )  # [num_tokens, num_heads, head_dim]
@@ -116,6 +113,7 @@ class LlamaMLP(nn.Module):
         self.down_proj = RowParallelLinear(
             intermediate_size, hidden_size, bias=architecture.mlp_bias, dtype=dtype, device=device, tp=tp
         )
+        self.ops = select_layer_ops(device, dtype)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from self.gate_up_proj.weight_slots(prefix)
@@ -126,7 +124,7 @@ class LlamaMLP(nn.Module):
         self.down_proj.finish_loading()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        out: Tensor = self.down_proj(self.ops.silu_and_mul(self.gate_up_proj(hidden)))
         return out
 
 

@@ -41,7 +41,8 @@ class Worker(WorkerBase):
             return
         model_config = self._config.model
         dtype: torch.dtype = getattr(torch, model_config.dtype)
-        backend = get_backend(self._device.kind, model_config.architecture.head_dim, dtype)
+        head_dim, block_size = model_config.architecture.head_dim, self._config.cache.block_size
+        backend = get_backend(self._device.kind, head_dim, block_size, dtype)
         model = load_model(
             model_config, device=self._device.torch_device, backend=backend, tp=TensorParallelGroup(size=1, rank=0)
         )

@@ -28,7 +28,13 @@ from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_m
 
 NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 40
 MAX_MODEL_LEN, MAX_TOKENS = 96, 12
-MODELS = {"full attention": ("llama", 1), "mixed windows": ("qwen3", 4)}
+# (family, configuration, block size): head_dim 16 in blocks of 16 goes to the C++ attention kernel, others to plain torch
+MODELS = {
+    "full attention": ("llama", 1, 4),
+    "full attention, C++": ("llama", 0, 16),
+    "mixed windows": ("qwen3", 4, 4),
+    "mixed windows, C++": ("qwen3", 4, 16),
+}
 MARGIN = 1e-4
 
 
@@ -81,6 +87,7 @@ class Engines:
     """Engines of one model, made once for each set of features, and the plain runs' outputs."""
 
     folder: Path
+    block_size: int
     llms: dict[Features, LLM] = field(default_factory=dict)
     plain_outputs: dict[str, RequestOutput] = field(default_factory=dict)
     num_tokens: int = 0
@@ -100,7 +107,7 @@ class Engines:
                 skip_tokenizer_init=True,
                 dtype="float32",
                 max_model_len=MAX_MODEL_LEN,
-                block_size=4,
+                block_size=self.block_size,
                 enable_prefix_caching=features.caching,
                 enable_chunked_prefill=features.chunk is not None,
                 max_num_batched_tokens=features.chunk or MAX_MODEL_LEN,
@@ -120,9 +127,9 @@ class Engines:
 
 @pytest.fixture(scope="module", params=MODELS)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    family, index = MODELS[request.param]
+    family, index, block_size = MODELS[request.param]
     folder = write_model(FAMILY_CONFIGS[family][index], tmp_path_factory.mktemp("identity") / "model", seed=1)
-    found = Engines(folder)
+    found = Engines(folder, block_size)
     yield found
     for llm in found.llms.values():
         llm.close()

@@ -22,7 +22,7 @@ from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
-BLOCK_SIZE = 8
+BLOCK_SIZE = 16
 NUM_TOKENS = 61  # longer than every window in the zoo, and past the context that the scaled rotary kinds start from
 CASES = [(family, index) for family, configs in FAMILY_CONFIGS.items() for index in range(len(configs))]
 
@@ -119,13 +119,15 @@ def run_in_chunks(model: CausalLM, backend: AttentionBackend, token_ids: Tensor,
     return torch.cat(logits)
 
 
+@pytest.mark.parametrize("kernels", ["off", "auto"])
 @pytest.mark.parametrize(("family", "index"), CASES)
 def test_float32_logits_in_chunks_over_the_paged_cache(
-    folders: dict[tuple[str, int], Path], family: str, index: int
+    folders: dict[tuple[str, int], Path], family: str, index: int, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
     folder = folders[family, index]
     head_dim = parse_architecture(json.loads((folder / "config.json").read_text())).head_dim
-    backend = get_backend("cpu", head_dim, torch.float32)
+    backend = get_backend("cpu", head_dim, BLOCK_SIZE, torch.float32)
     with torch.inference_mode():
         truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0]
         ours = run_in_chunks(load(folder, "float32", backend), backend, prompt(), (23, 1, 1, 2, 30, 4))

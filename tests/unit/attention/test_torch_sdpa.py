@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from inflight.attention import matmul_attention, sdpa_plan, torch_sdpa
-from inflight.attention.selector import get_backend
+from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.interface.kv_cache import KVCacheSpec
 from tests.unit.attention.paged_case import Case, World, cases
 
@@ -27,7 +27,7 @@ CASE = Case(
 
 
 def world(case: Case) -> World:
-    return World(case, get_backend("cpu", case.head_dim, case.dtype))
+    return World(case, TorchSdpaBackend(torch.device("cpu")))
 
 
 @hypothesis.given(cases())
@@ -72,7 +72,7 @@ def test_groups_are_cut_at_the_gather_limit(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_view_aliases_its_layer_alone() -> None:
     spec = KVCacheSpec(block_size=4, num_kv_heads=2, head_dim=8, dtype="float32", itemsize=4)
     arena = torch.zeros(3, 2 * spec.block_bytes + 12, dtype=torch.uint8)
-    view = get_backend("cpu", 8, torch.float32).kv_cache_view(arena, spec, 1)
+    view = TorchSdpaBackend(torch.device("cpu")).kv_cache_view(arena, spec, 1)
     assert view.dtype == torch.float32
     assert view[0].numel() * 4 == spec.block_bytes
     view.fill_(-1.0)

@@ -1,4 +1,4 @@
-"""RMSNorm: bit for bit what transformers computes, but for the last bit of the sum of squares."""
+"""RMSNorm. In plain torch: bit for bit what transformers computes, but for the last bit of the sum of squares."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from inflight.kernels.selector import select_layer_ops
 from inflight.layers.norm import QKNorm, RMSNorm
+from inflight.layers.rotary import Rotation
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are compared with the float64 reference, in tests/unit/kernels."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
 
 
 def truth(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -65,6 +73,7 @@ def test_queries_and_keys_have_weights_of_their_own(dtype: torch.dtype) -> None:
         slot.destination.copy_(weights[name])
     norm.finish_loading()
     fused = torch.randn(5, 7, 20).to(dtype)  # values behind the keys, as the fused projection leaves them
-    out = norm(fused[:, :5])
+    no_turn = Rotation(torch.ones(5, 20).to(dtype), torch.zeros(5, 20).to(dtype), select_layer_ops(CPU, dtype))
+    out = no_turn.apply(fused.clone()[:, :5], norm)
     assert_nearly_equal_bits(out[:, :3], truth(fused[:, :3], weights["a.q_norm.weight"], 1e-6))
     assert_nearly_equal_bits(out[:, 3:], truth(fused[:, 3:5], weights["a.k_norm.weight"], 1e-6))

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.activation import silu_and_mul
 from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.logits import LogitsHead
 
@@ -81,10 +80,3 @@ def test_logits_are_float32_and_the_tied_table_stays() -> None:
     assert logits.shape == (1, VOCAB_SIZE)
     torch.testing.assert_close(logits, F.linear(hidden.float(), table.float()), rtol=2**-7, atol=1e-2)
     assert torch.equal(tied(torch.arange(VOCAB_SIZE)), table)
-
-
-def test_silu_and_mul() -> None:
-    gate_up = torch.randn(4, 10)
-    before = gate_up.clone()
-    torch.testing.assert_close(silu_and_mul(gate_up), F.silu(gate_up[:, :5]) * gate_up[:, 5:])
-    assert torch.equal(gate_up, before)

@@ -1,0 +1,95 @@
+"""Paged attention by the C++ kernel: straight on the arena, nothing is gathered, no mask is made.
+
+A block of a layer has a cell per key head, then a cell per value head; the layout within a cell is the kernel's
+(kernels/cpu/attention.cpp).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.device.base import TORCH_DTYPES
+from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.request import Int32Array
+from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
+
+HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the lanes of the widest vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPagedMetadata(AttentionMetadata):
+    """`step` points into `arrays`."""
+
+    step: AttentionStep
+    arrays: tuple[Int32Array, ...]
+
+
+class CpuPagedBackend(AttentionBackend):
+    """Stateless, but for the kernel's own scratch memory, which each thread keeps."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._kernels = kernels
+
+    @staticmethod
+    def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+        return head_dim % HEAD_DIM_MULTIPLE == 0 and block_size % BLOCK_SIZE_MULTIPLE == 0 and dtype in DTYPES
+
+    def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
+        """`[num_blocks, 2 * num_kv_heads, block_size * head_dim]`: cells, keys first."""
+        start = layer_index * spec.block_bytes
+        layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
+        return layer.view(len(arena), 2 * spec.num_kv_heads, spec.block_size * spec.head_dim)
+
+    def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
+        arrays = tuple(
+            np.array(array, dtype=np.int32, order="C")  # copies
+            for array in (inputs.query_start_loc, inputs.seq_lens, inputs.num_computed_tokens, inputs.block_table)
+        )
+        step = AttentionStep(
+            len(inputs.seq_lens),
+            inputs.block_size,
+            spec.sliding_window or 0,
+            inputs.block_table.shape[1],
+            *(array.ctypes.data for array in arrays),
+        )
+        return CpuPagedMetadata(num_tokens=int(inputs.query_start_loc[-1]), step=step, arrays=arrays)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
+        num_tokens, num_heads, head_dim = query.shape
+        assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
+        for rows in (query, key, value):
+            assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == kv_cache.dtype, (rows.stride(), rows.dtype)
+        block_stride = kv_cache.stride(0) * kv_cache.element_size()
+        layout = HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, DTYPES[query.dtype], block_stride)
+        output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
+        self._kernels.inflight_paged_attention(
+            query.data_ptr(),
+            query.stride(0),
+            key.data_ptr(),
+            key.stride(0),
+            value.data_ptr(),
+            value.stride(0),
+            output.data_ptr(),
+            kv_cache.data_ptr(),
+            metadata.step,
+            layout,
+            scale,
+        )
+        return output

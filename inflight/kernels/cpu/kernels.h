@@ -1,0 +1,55 @@
+// What the library exports, as C functions: `library.py` declares the same.
+//
+// Pointers are to rows of float or bfloat16, by `dtype`; strides count elements. No kernel keeps a pointer, allocates what the
+// caller sees, or starts a thread of its own: parallel regions run in the process's OpenMP pool, whose size the caller sets.
+#pragma once
+
+#include <cstdint>
+
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+
+struct AttentionStep {  // the rows of a step, as in attention/metadata.py
+    int32_t num_rows;
+    int32_t block_size;            // a multiple of 16
+    int32_t sliding_window;        // tokens a query sees, itself included; 0: all
+    int32_t table_stride;          // entries from one row of the block table to the next
+    const int32_t* query_start_loc;
+    const int32_t* seq_lens;
+    const int32_t* num_computed_tokens;
+    const int32_t* block_table;
+};
+
+struct HeadLayout {
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;              // a multiple of 16
+    int32_t dtype;
+    int64_t block_stride;          // bytes from one block of the arena to the next
+};
+
+#define INFLIGHT_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+INFLIGHT_EXPORT const char* inflight_source_hash();
+
+// out = x / sqrt(mean(x^2) + eps) * weight, in float until the end. With `delta`, x += delta comes first, rounded to x's type.
+INFLIGHT_EXPORT void inflight_rms_norm(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight, void* out, int64_t num_rows,
+    int64_t size, float eps, int32_t dtype);
+
+// Of every token's first `num_heads` heads, in place: RMSNorm with a weight row per head, if there is a weight; then
+// head = head * cos + (head with its halves swapped) * sin. cos and sin are [num_tokens, head_dim].
+INFLIGHT_EXPORT void inflight_norm_and_rotate(
+    void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
+    int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
+
+// out[i] = silu(x[i]) * x[size + i]
+INFLIGHT_EXPORT void inflight_silu_and_mul(
+    const void* x, int64_t x_stride, void* out, int64_t num_rows, int64_t size, int32_t dtype);
+
+// Write the step's keys and values to the cache, then attend. `out` is [num_tokens, num_heads, head_dim].
+INFLIGHT_EXPORT void inflight_paged_attention(
+    const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
+    void* out, void* cache, const AttentionStep* step, const HeadLayout* layout, float scale);
+}

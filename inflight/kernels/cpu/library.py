@@ -1,0 +1,164 @@
+"""Finds, checks and loads the C++ kernels: the library for the best instruction set that the processor has.
+
+The libraries are built by `pip install` (setup.py). They know neither Python nor torch: functions take pointers and are called
+through ctypes, which releases the interpreter lock. They run in the OpenMP pool that torch has loaded: two pools on the same
+cores would wait for each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import platform
+import sysconfig
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+from inflight import envs
+from inflight.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent
+_AVX2 = frozenset("avx avx2 bmi1 bmi2 f16c fma movbe".split())
+_AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
+# best first; the flags as /proc/cpuinfo spells them
+INSTRUCTION_SETS = {"avx512_bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `DType` of kernels.h
+
+
+class AttentionStep(ctypes.Structure):
+    """As in kernels.h. Whoever makes one keeps the arrays behind its pointers alive."""
+
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("block_size", c_int32),
+        ("sliding_window", c_int32),
+        ("table_stride", c_int32),
+        ("query_start_loc", c_void_p),
+        ("seq_lens", c_void_p),
+        ("num_computed_tokens", c_void_p),
+        ("block_table", c_void_p),
+    )
+
+
+class HeadLayout(ctypes.Structure):
+    """As in kernels.h."""
+
+    _fields_ = (
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("dtype", c_int32),
+        ("block_stride", c_int64),
+    )
+
+
+_ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
+_SIGNATURES = {
+    "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
+    "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
+    "inflight_silu_and_mul": [*_ROWS, c_void_p, c_int64, c_int64, c_int32],
+    "inflight_paged_attention": [
+        *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
+        *(POINTER(AttentionStep), POINTER(HeadLayout), c_float),
+    ],
+}
+
+
+class KernelsUnavailableError(Exception):
+    """Why the kernels cannot be used here. Not an error for the user: plain torch serves."""
+
+
+def load_kernels() -> ctypes.CDLL | None:
+    """The library, or None: then plain torch serves, and the reason has been logged, once.
+
+    `INFLIGHT_CPU_KERNELS` chooses: "auto", "off", or the name of an instruction set.
+
+    Raises:
+        ConfigError: the instruction set asked for cannot be used here, or `INFLIGHT_REQUIRE_KERNELS=1` and none can.
+    """
+    return _load(envs.cpu_kernels(), envs.require_kernels())
+
+
+@functools.cache
+def _load(wanted: str, required: bool) -> ctypes.CDLL | None:
+    if wanted == "off":
+        return None
+    try:
+        return open_kernels(wanted)
+    except KernelsUnavailableError as error:
+        if required or wanted != "auto":
+            raise ConfigError(f"the C++ kernels cannot be used: {error}") from error
+        logger.warning("no C++ kernels, plain torch serves, at a part of the speed: %s", error)
+        return None
+
+
+def open_kernels(wanted: str) -> ctypes.CDLL:
+    """The library for `wanted`, or for "auto" the best.
+
+    Raises:
+        KernelsUnavailableError: with the reason.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise KernelsUnavailableError(f"they are for Linux on x86-64, this is {platform.system()} {platform.machine()}")
+    flags = _processor_flags()
+    usable = [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
+    if wanted != "auto" and wanted not in usable:
+        known = ", ".join(INSTRUCTION_SETS)
+        raise KernelsUnavailableError(f"{wanted!r} is not one of {known} that this processor has ({', '.join(usable)})")
+    if not usable:
+        raise KernelsUnavailableError("the processor has no AVX2")
+    name = usable[0] if wanted == "auto" else wanted
+    path = _FOLDER / f"_{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not path.exists():
+        raise KernelsUnavailableError(
+            f"{path.name} was not built; install a C++ compiler, then inflight again (the install's output says more)"
+        )
+    _share_openmp_runtime()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"{path.name} cannot be loaded: {error}") from error
+    _check_sources(library, path)
+    for function, argument_types in _SIGNATURES.items():
+        getattr(library, function).argtypes = argument_types
+        getattr(library, function).restype = None
+    return library
+
+
+def _check_sources(library: ctypes.CDLL, path: Path) -> None:
+    """An editable install keeps its libraries when the sources change: one that is not of these sources is refused."""
+    sources = [*sorted(_FOLDER.glob("*.cpp")), *sorted(_FOLDER.glob("*.h"))]
+    if not sources:
+        return  # a wheel
+    library.inflight_source_hash.restype = c_char_p
+    expected = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    if library.inflight_source_hash().decode() != expected:
+        raise KernelsUnavailableError(f"{path.name} was built from other sources; run `pip install -e .` again")
+
+
+def _processor_flags() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _share_openmp_runtime() -> None:
+    """Make the symbols of the OpenMP runtime that torch has loaded visible to the library, which is linked to none."""
+    mapped = dict.fromkeys(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line)
+    runtimes = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))]
+    of_torch = [path for path in runtimes if path.startswith(str(Path(torch.__file__).parent))]
+    for path in [*of_torch, *runtimes, "libgomp.so.1"]:
+        try:
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            return
+        except OSError:
+            continue
+    raise KernelsUnavailableError("no OpenMP runtime was found")

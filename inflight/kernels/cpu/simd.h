@@ -1,0 +1,245 @@
+// Vectors of float for one instruction set, chosen by the compiler's flags: AVX-512 with BF16, AVX-512, or AVX2.
+//
+// A *unit* is 32 bits of a row: one float, or two neighbouring bfloat16. `dot` multiplies units and adds: for floats it is a
+// fused multiply-add, for bfloat16 the sum of two products. So kernels are written once for both types.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+struct bf16 {
+    uint16_t bits;
+};
+
+static inline float to_float(float x) { return x; }
+
+static inline float to_float(bf16 x) {
+    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+template <typename T>
+static inline T from_float(float x);
+
+template <>
+inline float from_float<float>(float x) {
+    return x;
+}
+
+template <>
+inline bf16 from_float<bf16>(float x) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (x != x) return bf16{static_cast<uint16_t>((bits >> 16) | 0x40)};
+    return bf16{static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+template <typename T>
+constexpr int kElementsPerUnit = sizeof(uint32_t) / sizeof(T);
+
+#if defined(__AVX512F__)
+
+constexpr int kLanes = 16;
+using VecF = __m512;
+using VecU = __m512i;  // kLanes units
+
+static inline VecF zero() { return _mm512_setzero_ps(); }
+static inline VecF splat(float x) { return _mm512_set1_ps(x); }
+static inline VecF load(const float* p) { return _mm512_loadu_ps(p); }
+static inline void store(float* p, VecF v) { _mm512_storeu_ps(p, v); }
+static inline VecF add(VecF a, VecF b) { return _mm512_add_ps(a, b); }
+static inline VecF sub(VecF a, VecF b) { return _mm512_sub_ps(a, b); }
+static inline VecF mul(VecF a, VecF b) { return _mm512_mul_ps(a, b); }
+static inline VecF div(VecF a, VecF b) { return _mm512_div_ps(a, b); }
+static inline VecF fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }
+static inline VecF max(VecF a, VecF b) { return _mm512_max_ps(a, b); }
+static inline VecF min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
+static inline float sum(VecF v) { return _mm512_reduce_add_ps(v); }
+static inline float largest(VecF v) { return _mm512_reduce_max_ps(v); }
+
+// Lanes [from, to) of v, the others replaced.
+static inline VecF keep(VecF v, int from, int to, VecF other) {
+    const uint32_t upto = to >= kLanes ? 0xffffu : (to <= 0 ? 0u : (1u << to) - 1);
+    const uint32_t before = from <= 0 ? 0u : (from >= kLanes ? 0xffffu : (1u << from) - 1);
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(upto & ~before), other, v);
+}
+
+static inline VecF load(const bf16* p) {
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+
+static inline void store(bf16* p, VecF v) {
+#if defined(__AVX512BF16__)
+    const __m256i packed = (__m256i)_mm512_cvtneps_pbh(v);
+#else
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    const __m256i packed = _mm512_cvtepi32_epi16(_mm512_srli_epi32(quiet, 16));
+#endif
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+}
+
+static inline VecU load_units(const uint32_t* p) { return _mm512_loadu_si512(p); }
+static inline void store_units(uint32_t* p, VecU v) { _mm512_storeu_si512(p, v); }
+static inline VecU splat_unit(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+
+// bfloat16 of two rows side by side: units whose first half is of `first` and whose second is of `second`.
+static inline VecU pair_up(const bf16* first, const bf16* second) {
+    const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+    const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
+    return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+}
+
+// Units of `into` whose second half is replaced by `second`.
+static inline VecU replace_second(VecU into, const bf16* second) {
+    const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
+    return _mm512_or_si512(_mm512_and_si512(into, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(b, 16));
+}
+
+template <typename T>
+static inline VecF dot(VecF sums, VecU a, VecU b);
+
+template <>
+inline VecF dot<float>(VecF sums, VecU a, VecU b) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sums);
+}
+
+template <>
+inline VecF dot<bf16>(VecF sums, VecU a, VecU b) {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+#else
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    sums = _mm512_fmadd_ps(
+        _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sums);
+    return _mm512_fmadd_ps(
+        _mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), sums);
+#endif
+}
+
+static inline VecF round_to_integer(VecF v) {
+    return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline VecF times_power_of_2(VecF v, VecF exponent) { return _mm512_scalef_ps(v, exponent); }
+
+#else  // AVX2
+
+constexpr int kLanes = 8;
+using VecF = __m256;
+using VecU = __m256i;
+
+static inline VecF zero() { return _mm256_setzero_ps(); }
+static inline VecF splat(float x) { return _mm256_set1_ps(x); }
+static inline VecF load(const float* p) { return _mm256_loadu_ps(p); }
+static inline void store(float* p, VecF v) { _mm256_storeu_ps(p, v); }
+static inline VecF add(VecF a, VecF b) { return _mm256_add_ps(a, b); }
+static inline VecF sub(VecF a, VecF b) { return _mm256_sub_ps(a, b); }
+static inline VecF mul(VecF a, VecF b) { return _mm256_mul_ps(a, b); }
+static inline VecF div(VecF a, VecF b) { return _mm256_div_ps(a, b); }
+static inline VecF fma(VecF a, VecF b, VecF c) { return _mm256_fmadd_ps(a, b, c); }
+static inline VecF max(VecF a, VecF b) { return _mm256_max_ps(a, b); }
+static inline VecF min(VecF a, VecF b) { return _mm256_min_ps(a, b); }
+
+static inline float sum(VecF v) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+static inline float largest(VecF v) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+static inline VecF keep(VecF v, int from, int to, VecF other) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i kept = _mm256_andnot_si256(
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(from), lane), _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lane));
+    return _mm256_blendv_ps(other, v, _mm256_castsi256_ps(kept));
+}
+
+static inline __m256i load_16_bits(const bf16* p) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+static inline VecF load(const bf16* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(load_16_bits(p), 16)); }
+
+static inline void store(bf16* p, VecF v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+    const __m256i quiet = _mm256_castps_si256(_mm256_blendv_ps(
+        _mm256_castsi256_ps(rounded), _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x400000))), nan));
+    const __m256i words = _mm256_srli_epi32(quiet, 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+
+static inline VecU load_units(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+static inline void store_units(uint32_t* p, VecU v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+static inline VecU splat_unit(uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+
+static inline VecU pair_up(const bf16* first, const bf16* second) {
+    return _mm256_or_si256(load_16_bits(first), _mm256_slli_epi32(load_16_bits(second), 16));
+}
+
+static inline VecU replace_second(VecU into, const bf16* second) {
+    return _mm256_or_si256(
+        _mm256_and_si256(into, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(load_16_bits(second), 16));
+}
+
+template <typename T>
+static inline VecF dot(VecF sums, VecU a, VecU b);
+
+template <>
+inline VecF dot<float>(VecF sums, VecU a, VecU b) {
+    return _mm256_fmadd_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), sums);
+}
+
+template <>
+inline VecF dot<bf16>(VecF sums, VecU a, VecU b) {
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    sums = _mm256_fmadd_ps(
+        _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)), sums);
+    return _mm256_fmadd_ps(
+        _mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)), sums);
+}
+
+static inline VecF round_to_integer(VecF v) {
+    return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+// Exact for results that are normal numbers: the exponent is in [-126, 127].
+static inline VecF times_power_of_2(VecF v, VecF exponent) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(v, _mm256_castsi256_ps(bits));
+}
+
+#endif
+
+// e^x to about 1 unit in the last place; below -87.3 it is at most 2^-126, above 88.3 it is about 2^127. NaN stays NaN.
+static inline VecF exponential(VecF x) {
+    const VecF clamped = min(splat(88.3f), max(splat(-87.3f), x));
+    const VecF n = round_to_integer(mul(clamped, splat(1.44269504f)));
+    // x - n ln 2, ln 2 in two parts so that the first product is exact
+    VecF r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440e-4f), r);
+    VecF p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, splat(1.0f)));
+    return times_power_of_2(p, n);
+}

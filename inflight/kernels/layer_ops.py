@@ -1,0 +1,61 @@
+"""`LayerOps`: the small steps between matrix products, as few calls as the device allows; and these steps in plain torch.
+
+Norms are computed in float32. Plain torch rounds where transformers rounds (before the weight multiplies, after each half of a
+rotation); kernels round once, at the end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class LayerOps(ABC):
+    """Stateless; any thread. Rows may be strided, their elements are contiguous."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [num_rows, size], weight [size] -> x / sqrt(mean(x^2) + eps) * weight (arXiv:1910.07467)."""
+
+    @abstractmethod
+    def add_and_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Adds `delta` to `residual` in place and returns the norm of the sum. Both [num_rows, size]."""
+
+    @abstractmethod
+    def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        """RMSNorm of each head, where there is a weight; then `head * cos + swapped * sin`, its halves swapped.
+
+        heads [num_tokens, num_heads, head_dim], weight [num_heads, head_dim], cos and sin [num_tokens, head_dim] (sin
+        carries the sign of the rotation). The result may be `heads` itself, changed.
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up [num_rows, 2 * size] -> silu(gate) * up [num_rows, size] (arXiv:2002.05202)."""
+
+
+class TorchLayerOps(LayerOps):
+    """For every device and dtype."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        # eight calls instead of `F.rms_norm`'s one, which on a CPU makes eleven inside and rounds in another place
+        wide = x.to(torch.float32, copy=True)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        return wide.mul_(scale).to(x.dtype).mul_(weight)
+
+    def add_and_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.rms_norm(residual.add_(delta), weight, eps)
+
+    def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+        if weight is not None:
+            heads = self.rms_norm(heads, weight, eps)
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return torch.addcmul(heads * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)

@@ -1,0 +1,18 @@
+"""Which kernels serve a device and dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from inflight.kernels.cpu.layer_ops import CpuLayerOps
+from inflight.kernels.cpu.library import DTYPES, load_kernels
+from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
+
+
+def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
+    """The C++ kernels where they are, plain torch everywhere else."""
+    if device.type == "cpu" and dtype in DTYPES:
+        kernels = load_kernels()
+        if kernels is not None:
+            return CpuLayerOps(kernels)
+    return TorchLayerOps()

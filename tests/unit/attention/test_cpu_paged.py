@@ -1,0 +1,154 @@
+"""The C++ attention kernel against the float64 reference, for every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.selector import get_backend
+from inflight.attention.torch_sdpa import TorchSdpaBackend
+from inflight.interface.kv_cache import KVCacheSpec
+from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.unit.attention.paged_case import Case, World, cases
+
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(params=INSTRUCTION_SETS_HERE)
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", request.param)
+    return str(request.param)
+
+
+def world(case: Case) -> World:
+    backend = get_backend("cpu", case.head_dim, case.block_size, case.dtype)
+    assert isinstance(backend, CpuPagedBackend)
+    return World(case, backend)
+
+
+@st.composite
+def kernel_cases(draw: st.DrawFn) -> Case:
+    return dataclasses.replace(
+        draw(cases()),
+        head_dim=draw(st.sampled_from([16, 48, 64, 80, 128])),
+        block_size=draw(st.sampled_from([16, 32, 48, 256])),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+    )
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(case=kernel_cases())
+def test_equals_the_reference(instruction_set: str, case: Case) -> None:
+    assert world(case).run() < TOLERANCES[case.dtype]
+
+
+LONG = Case(
+    num_kv_heads=2,
+    per_head=3,
+    head_dim=32,
+    block_size=16,
+    window=None,
+    num_layers=1,
+    padding=0,
+    steps=((1100, 30), (1, 200), (40, 1), (1, 1)),
+    seed=0,
+)
+
+
+@pytest.mark.parametrize("num_threads", [1, 8])
+@pytest.mark.parametrize("window", [None, 130, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_contexts_of_several_splits(
+    instruction_set: str, dtype: torch.dtype, window: int | None, num_threads: int
+) -> None:
+    """With eight threads the few long rows are shared, and merged."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        assert world(dataclasses.replace(LONG, dtype=dtype, window=window)).run() < TOLERANCES[dtype]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 200])
+def test_a_row_is_the_same_bit_for_bit_in_any_company(
+    instruction_set: str, dtype: torch.dtype, window: int | None
+) -> None:
+    """Whole, in chunks, beside others, on one thread or eight."""
+    total = 1300
+    case = dataclasses.replace(LONG, dtype=dtype, window=window, steps=((total,),))
+    generator = torch.Generator().manual_seed(1)
+    queries = torch.randn(total, 6, 32, generator=generator).to(dtype)
+    keys, values = torch.randn(2, total, 2, 32, generator=generator).to(dtype)
+
+    def outputs(chunks: list[int], others: int, num_threads: int) -> torch.Tensor:
+        company = tuple(40 for _ in range(others))
+        made = world(dataclasses.replace(case, steps=tuple((size, *company) for size in chunks)))
+        before, results, start = torch.get_num_threads(), [], 0
+        torch.set_num_threads(num_threads)
+        try:
+            for size in chunks:
+                lengths = np.array([size, *company])
+                inputs = made.inputs(lengths)
+                at = int(inputs.query_start_loc[np.flatnonzero(made.rows == 0)[0]])
+                new = slice(start, start + size)
+                parts = []
+                for own in (queries, keys, values):
+                    rows = torch.randn(int(lengths.sum()), *own.shape[1:]).to(dtype)
+                    rows[at : at + size] = own[new]
+                    parts.append(rows)
+                metadata = made.backend.build_metadata(inputs, case.spec)
+                out = made.backend.forward(*parts, made.views[0], metadata, scale=0.2, sliding_window=window)
+                results.append(out[at : at + size].clone())
+                made.computed += lengths.astype(np.int32)
+                start += size
+        finally:
+            torch.set_num_threads(before)
+        return torch.cat(results)
+
+    truth = outputs([total], others=0, num_threads=1)
+    assert torch.equal(outputs([total], others=0, num_threads=8), truth)
+    assert torch.equal(outputs([total], others=3, num_threads=2), truth)
+    assert torch.equal(outputs([500, 1, 99, 640, 1, 1, 58], others=0, num_threads=8), truth)
+    assert torch.equal(outputs([37, 1200, 1, 62], others=2, num_threads=1), truth)
+
+
+def test_what_it_does_not_support_goes_to_torch() -> None:
+    for head_dim, block_size, dtype in ((24, 16, torch.float32), (64, 8, torch.float32), (64, 16, torch.float16)):
+        assert isinstance(get_backend("cpu", head_dim, block_size, dtype), TorchSdpaBackend)
+
+
+def test_the_view_aliases_its_layer_alone() -> None:
+    spec = KVCacheSpec(block_size=16, num_kv_heads=2, head_dim=16, dtype="float32", itemsize=4)
+    arena = torch.zeros(3, 2 * spec.block_bytes + 12, dtype=torch.uint8)
+    view = get_backend("cpu", 16, 16, torch.float32).kv_cache_view(arena, spec, 1)
+    assert view.dtype == torch.float32
+    assert view[0].numel() * 4 == spec.block_bytes
+    view.fill_(-1.0)
+    assert not arena[:, : spec.block_bytes].any()
+    assert not arena[:, 2 * spec.block_bytes :].any()
+
+
+def test_metadata_keeps_no_reference_to_its_inputs() -> None:
+    case = dataclasses.replace(LONG, steps=((30, 20), (1, 20)))
+    truth, staged = world(case), world(case)
+    build = staged.backend.build_metadata
+
+    def build_and_overwrite(inputs, spec):
+        names = ("query_start_loc", "seq_lens", "num_computed_tokens", "block_table")
+        copies = dataclasses.replace(inputs, **{name: getattr(inputs, name).copy() for name in names})
+        metadata = build(copies, spec)
+        for name in names:
+            getattr(copies, name).fill(-1)
+        return metadata
+
+    staged.backend.build_metadata = build_and_overwrite
+    assert truth.run() == staged.run() < 1e-5
