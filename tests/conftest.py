@@ -22,7 +22,7 @@ _EVERY_PROFILE = hypothesis.settings(
     deadline=None, database=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.register_profile("ci", parent=_EVERY_PROFILE, derandomize=True, max_examples=60)
-hypothesis.settings.register_profile("full", parent=_EVERY_PROFILE, derandomize=False, max_examples=2000)
+hypothesis.settings.register_profile("full", parent=_EVERY_PROFILE, derandomize=False, max_examples=400)
 hypothesis.settings.load_profile("full" if FULL else "ci")
 
 

@@ -31,6 +31,7 @@ constexpr int kSplitKeys = 1024;        // several threads may share a sequence 
 constexpr int kMinBlock = 16;           // block sizes are multiples of it
 constexpr int kParallelWork = 1 << 15;  // query rows x keys below which one thread is faster
 constexpr int kRowsAtOnce = 6;          // query rows whose sums are held in registers
+constexpr int kRowsThatWait = 4;       // with so few, memory is slower than arithmetic: the next block is fetched ahead
 constexpr int kVectorsAtOnce = kLanes == 16 ? 4 : 2;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
@@ -60,7 +61,10 @@ inline void score(
         for (int j = 0; j < kVectors; j++) sums[i][j] = zero();
     for (int unit = 0; unit < num_units; unit++) {
         VecU k[kVectors];
-        for (int j = 0; j < kVectors; j++) k[j] = load_units(keys[j] + unit * key_step);
+        for (int j = 0; j < kVectors; j++) {
+            k[j] = load_units(keys[j] + unit * key_step);
+            if constexpr (kRows <= kRowsThatWait) __builtin_prefetch(keys[j + kVectors] + unit * key_step);
+        }
         for (int i = 0; i < kRows; i++) {
             const VecU q = splat_unit(query[i][unit]);
             for (int j = 0; j < kVectors; j++) sums[i][j] = dot<T>(sums[i][j], q, k[j]);
@@ -80,9 +84,13 @@ inline void weigh(
     for (int unit = first_unit; unit < end_unit;) {
         const int block = unit / units_per_block, end = std::min(end_unit, (block + 1) * units_per_block);
         const uint32_t* v = blocks[block] + static_cast<int64_t>(unit - block * units_per_block) * head_dim;
+        const int64_t ahead = blocks[block + 1] - blocks[block];  // the same place in the next block
         for (; unit < end; unit++, v += head_dim) {
             VecU vectors[kVectors];
-            for (int j = 0; j < kVectors; j++) vectors[j] = load_units(v + j * kLanes);
+            for (int j = 0; j < kVectors; j++) {
+                vectors[j] = load_units(v + j * kLanes);
+                if constexpr (kRows <= kRowsThatWait) __builtin_prefetch(v + j * kLanes + ahead);
+            }
             for (int i = 0; i < kRows; i++) {
                 const VecU weight = splat_unit(weights[i * kChunkKeys + unit]);
                 for (int j = 0; j < kVectors; j++) sums[i][j] = dot<T>(sums[i][j], weight, vectors[j]);
@@ -270,11 +278,15 @@ struct Attention {
         const int first = std::max(begin / step.block_size * step.block_size, origin) - origin;
         const int padded_end = (end - origin + kLanes - 1) / kLanes * kLanes;
         const int32_t* blocks = table(tile.row);
-        const uint32_t* keys[kChunkKeys / kLanes];
+        const uint32_t* keys[kChunkKeys / kLanes + kVectorsAtOnce];  // then the first value cells, to be fetched ahead
         for (int i = first; i < padded_end; i += kLanes) {
             const int block = (origin + i) / step.block_size;
             keys[i / kLanes] = cell(blocks[block], tile.kv_head) + (origin + i - block * step.block_size);
         }
+        for (int j = 0; j < kVectorsAtOnce; j++)
+            keys[padded_end / kLanes + j] = cell(
+                blocks[std::min((origin + first) / step.block_size + j, (end - 1) / step.block_size)],
+                layout.num_kv_heads + tile.kv_head);
         score_all(query, keys, first, padded_end, num_rows, scores);
 
         float factors[kTileRows];
@@ -306,12 +318,13 @@ struct Attention {
         // blocks may be larger than a chunk: `shift` is where the chunk begins in its first block
         const int first_block = origin / step.block_size, shift = origin - first_block * step.block_size;
         const int num_blocks = (shift + end + step.block_size - 1) / step.block_size;
-        const uint32_t* blocks[kChunkKeys / kMinBlock + 1];
+        const uint32_t* blocks[kChunkKeys / kMinBlock + 2];
         const int num_rows = tile.end - tile.first, size = layout.head_dim;
         for (int d = 0; d < size;) {
             const bool wide = d + kVectorsAtOnce * kLanes <= size;
             for (int i = (shift + first) / step.block_size; i < num_blocks; i++)
                 blocks[i] = cell(table(tile.row)[first_block + i], layout.num_kv_heads + tile.kv_head) + d;
+            blocks[num_blocks] = blocks[num_blocks - 1];
             // weights are indexed from the chunk's origin, blocks from the first block's: shift the weights' base
             const uint32_t* base = weights - shift / kPerUnit;
             const int from = (shift + first) / kPerUnit, to = (shift + end + kPerUnit - 1) / kPerUnit;
