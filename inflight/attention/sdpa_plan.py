@@ -45,7 +45,6 @@ class Piece:
     key_start: int
     key_end: int  # in the chunk's keys
     visible: BoolArray | None  # [num_queries, num_keys]
-    num_seen_by_all: int = 0  # so many keys, the first, are visible to every query
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +92,15 @@ def _slots(inputs: AttentionInputs, rows: Int64Array, positions: Int64Array) -> 
 
 
 def plan(
-    inputs: AttentionInputs, sliding_window: int | None, *, block_bytes: int, min_whole_tokens: int
+    inputs: AttentionInputs, sliding_window: int | None, *, block_bytes: int
 ) -> tuple[list[PagedGroup], list[Chunk]]:
     """Split the rows into groups and chunks.
 
-    `block_bytes` is the size of a block of one layer. A fresh prompt of at least `min_whole_tokens` that the window
-    covers stays in one piece.
+    `block_bytes` is the size of a block of one layer. A fresh prompt that the window covers stays in one piece.
     """
     lengths = np.diff(inputs.query_start_loc)
     grouped = (lengths == 1) | ((lengths <= MAX_GROUPED_QUERIES) & (inputs.num_computed_tokens > 0) & (lengths > 0))
-    chunks = [
-        _chunk(inputs, int(row), sliding_window, min_whole_tokens) for row in np.flatnonzero((lengths > 0) & ~grouped)
-    ]
+    chunks = [_chunk(inputs, int(row), sliding_window) for row in np.flatnonzero((lengths > 0) & ~grouped)]
     groups: list[PagedGroup] = []
     for num_queries in np.unique(lengths[grouped]):
         rows = np.flatnonzero(grouped & (lengths == num_queries))
@@ -163,10 +159,10 @@ def _visible(query_positions: Int64Array, key_positions: Int64Array, sliding_win
     return causal & (key_positions > query_positions - sliding_window)
 
 
-def _chunk(inputs: AttentionInputs, row: int, sliding_window: int | None, min_whole_tokens: int) -> Chunk:
+def _chunk(inputs: AttentionInputs, row: int, sliding_window: int | None) -> Chunk:
     token_start, token_end = (int(loc) for loc in inputs.query_start_loc[row : row + 2])
     computed, seq_len = int(inputs.num_computed_tokens[row]), int(inputs.seq_lens[row])
-    if computed == 0 and seq_len >= min_whole_tokens and (sliding_window is None or sliding_window >= seq_len):
+    if computed == 0 and (sliding_window is None or sliding_window >= seq_len):
         whole = Piece(token_start, token_end, 0, seq_len, None)
         return Chunk(token_start, token_end, None, (whole,))
     block_ids, origin = None, 0  # origin: the position of the chunk's first key
@@ -185,7 +181,6 @@ def _chunk(inputs: AttentionInputs, row: int, sliding_window: int | None, min_wh
                 key_start=key_start - origin,
                 key_end=end - origin,
                 visible=_visible(np.arange(start, end)[:, None], np.arange(key_start, end), sliding_window),
-                num_seen_by_all=start - key_start if sliding_window is None else 0,
             )
         )
     return Chunk(token_start, token_end, block_ids, tuple(pieces))

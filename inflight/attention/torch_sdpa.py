@@ -7,8 +7,7 @@ Layout of a layer's block: keys, then values, heads outermost, so that a gathere
 The cell of one (block, key or value, head) is `block_size * head_dim` contiguous elements. A gather copies whole cells
 to `[2, num_rows, num_kv_heads, num_blocks * block_size, head_dim]`, in parts that stay in the processor's cache.
 Grouped-query heads are never expanded: in a group of rows they are further queries of their key head, in a chunk the
-keys are repeated by a stride of 0. Both reach the flash kernel on CPU (a test looks). That kernel is slow in bfloat16:
-where `matmul_attention` is available and faster, it takes its place.
+keys are repeated by a stride of 0. Both reach the flash kernel on CPU (a test looks).
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from inflight.attention import matmul_attention, sdpa_plan
+from inflight.attention import sdpa_plan
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
-
-FLASH_PROMPT_TOKENS = 3072  # from here on the flash kernel is as fast as `matmul_attention` for a fresh prompt
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class Piece:
     query_end: int
     key_start: int
     key_end: int
-    mask: torch.Tensor | None  # [num_queries, num_keys or, with matmul, those not seen by all], 0 or -inf
+    mask: torch.Tensor | None  # [num_queries, num_keys], 0 or -inf; None: causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,6 @@ class TorchSdpaMetadata(AttentionMetadata):
     clear: tuple[torch.Tensor, torch.Tensor] | None
     groups: tuple[PagedGroup, ...]
     chunks: tuple[Chunk, ...]
-    matmul: bool  # use `matmul_attention` where it is faster
 
 
 class TorchSdpaBackend(AttentionBackend):
@@ -87,20 +83,13 @@ class TorchSdpaBackend(AttentionBackend):
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TorchSdpaMetadata:
         written, cleared = sdpa_plan.slots_to_write(inputs)
         dtype = TORCH_DTYPES[spec.dtype]
-        matmul = matmul_attention.is_available(self._device, dtype)
-        groups, chunks = sdpa_plan.plan(
-            inputs,
-            spec.sliding_window,
-            block_bytes=spec.block_bytes,
-            min_whole_tokens=FLASH_PROMPT_TOKENS if matmul else 0,
-        )
+        groups, chunks = sdpa_plan.plan(inputs, spec.sliding_window, block_bytes=spec.block_bytes)
         return TorchSdpaMetadata(
             num_tokens=int(inputs.query_start_loc[-1]),
             write=(self._tensor(written.block_ids), self._tensor(written.offsets)),
             clear=(self._tensor(cleared.block_ids), self._tensor(cleared.offsets)) if cleared.offsets.size else None,
             groups=tuple(self._group(group, dtype) for group in groups),
-            chunks=tuple(self._chunk(chunk, dtype, matmul) for chunk in chunks),
-            matmul=matmul,
+            chunks=tuple(self._chunk(chunk, dtype) for chunk in chunks),
         )
 
     def _group(self, group: sdpa_plan.PagedGroup, dtype: torch.dtype) -> PagedGroup:
@@ -110,13 +99,10 @@ class TorchSdpaBackend(AttentionBackend):
             mask=self._mask(group.visible, dtype)[:, None],
         )
 
-    def _chunk(self, chunk: sdpa_plan.Chunk, dtype: torch.dtype, matmul: bool) -> Chunk:
+    def _chunk(self, chunk: sdpa_plan.Chunk, dtype: torch.dtype) -> Chunk:
         pieces = []
         for piece in chunk.pieces:
-            mask = None
-            if piece.visible is not None:
-                first = piece.num_seen_by_all if matmul else 0
-                mask = self._mask(piece.visible[:, first:], torch.float32 if matmul else dtype)
+            mask = None if piece.visible is None else self._mask(piece.visible, dtype)
             pieces.append(Piece(piece.query_start, piece.query_end, piece.key_start, piece.key_end, mask))
         blocks = None if chunk.block_ids is None else PagedBlocks(self._tensor(chunk.block_ids[None]))
         return Chunk(chunk.token_start, chunk.token_end, blocks, tuple(pieces))
@@ -147,14 +133,14 @@ class TorchSdpaBackend(AttentionBackend):
         slots[metadata.write] = torch.stack((key, value), dim=1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in metadata.groups:
-            self._attend_group(query, kv_cache, group, metadata.matmul, scale, output)
+            self._attend_group(query, kv_cache, group, scale, output)
         for chunk in metadata.chunks:
             if chunk.blocks is None:
                 tokens = slice(chunk.token_start, chunk.token_end)
                 keys, values = key[tokens].transpose(0, 1), value[tokens].transpose(0, 1)
             else:
                 keys, values = (part[0] for part in self._gather(kv_cache, chunk.blocks))
-            self._attend_chunk(query, keys, values, chunk, metadata.matmul, scale, output)
+            self._attend_chunk(query, keys, values, chunk, scale, output)
         return output
 
     def _attend_group(
@@ -162,21 +148,17 @@ class TorchSdpaBackend(AttentionBackend):
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         group: PagedGroup,
-        matmul: bool,
         scale: float,
         output: torch.Tensor,
     ) -> None:
-        num_rows, _, num_queries, num_keys = group.mask.shape
+        num_rows, _, num_queries, _ = group.mask.shape
         num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
         per_head = query.shape[1] // num_kv_heads
         keys, values = self._gather(kv_cache, group.blocks)  # [num_rows, num_kv_heads, num_keys, head_dim]
         q = query.index_select(0, group.tokens).view(num_rows, num_queries, num_kv_heads, per_head, head_dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(num_rows, num_kv_heads, num_queries * per_head, head_dim)
         mask = group.mask if num_queries == 1 else group.mask.repeat_interleave(per_head, dim=2)
-        if matmul and num_rows * num_keys >= matmul_attention.MIN_GROUP_KEYS:
-            out = matmul_attention.attend_group(q, keys, values, mask, scale)
-        else:
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
         out = out.view(num_rows, num_kv_heads, num_queries, per_head, head_dim).permute(0, 2, 1, 3, 4)
         output.index_copy_(0, group.tokens, out.reshape(num_rows * num_queries, -1, head_dim))
 
@@ -186,23 +168,17 @@ class TorchSdpaBackend(AttentionBackend):
         keys: torch.Tensor,
         values: torch.Tensor,
         chunk: Chunk,
-        matmul: bool,
         scale: float,
         output: torch.Tensor,
     ) -> None:
         """`keys` and `values`: the chunk's, `[num_kv_heads, num_keys, head_dim]`."""
         num_kv_heads, _, head_dim = keys.shape
         per_head = query.shape[1] // num_kv_heads
-        if matmul and chunk.pieces[0].mask is not None:
-            keys, values = keys.to(torch.float32, memory_format=torch.contiguous_format), values.contiguous()
         for piece in chunk.pieces:
             rows, seen = slice(piece.query_start, piece.query_end), slice(piece.key_start, piece.key_end)
             # [num_kv_heads, per_head, num_queries, head_dim]
             q = query[rows].view(-1, num_kv_heads, per_head, head_dim).permute(1, 2, 0, 3)
             out = output[rows].view(-1, num_kv_heads, per_head, head_dim).permute(1, 2, 0, 3)
-            if matmul and piece.mask is not None:
-                matmul_attention.attend_piece(q, keys[:, seen], values[:, seen], piece.mask, scale, out)
-                continue
             out.copy_(
                 F.scaled_dot_product_attention(
                     q,
