@@ -6,8 +6,7 @@ Sizes, sampling parameters and aborts are drawn from a seed; the KV cache is sma
 blocks evicted. Goals: resident anonymous memory in the last quarter is that of the second one (within 8 MiB; the first
 quarter is warm-up); all requests end; then every block is free, and `check_integrity` holds all the time.
 
-Warm-up is long: torch keeps a compiled kernel for each number of rows it has met, up to a thousand of them. A run of much less
-than 10,000 requests, for a quick look at blocks and integrity, misses the memory goal.
+Warm-up takes some hundred requests: oneDNN keeps a compiled kernel for each number of rows it has met, out of some sixty.
 """
 
 from __future__ import annotations
