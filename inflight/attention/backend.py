@@ -23,9 +23,8 @@ class AttentionBackend(ABC):
 
     What the result depends on: a query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of
     its own sequence. Other bytes of the arena (blocks of others, stale entries of the block table, the rest of the last
-    block) never influence it, even where they hold NaN. To that end the forward that writes a block's first token also
-    zeroes the slots of that block behind the row's last token: the rest of a block that a row reads is always finite.
-    Whoever fills a block in another way (a KV connector) fills the whole of it.
+    block) never influence it, even where they hold NaN. Whoever fills a block in another way than by `forward` (a KV
+    connector) fills the whole of it.
     """
 
     @abstractmethod

@@ -6,6 +6,7 @@ Layout of a layer's block: keys, then values, heads outermost, so that a gathere
 
 The cell of one (block, key or value, head) is `block_size * head_dim` contiguous elements. A gather copies whole cells
 to `[2, num_rows, num_kv_heads, num_blocks * block_size, head_dim]`, in parts that stay in the processor's cache.
+The forward that writes a block's first token also zeroes the slots behind the row's last token: they are read, and masked.
 Grouped-query heads are never expanded: in a group of rows they are further queries of their key head, in a chunk the
 keys are repeated by a stride of 0. Both reach the flash kernel on CPU (a test looks).
 """

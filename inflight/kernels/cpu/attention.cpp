@@ -223,10 +223,6 @@ struct Attention {
             step.query_start_loc[segment.row] + segment.first_position - step.num_computed_tokens[segment.row];
         uint32_t* keys = cell(block_id, head);
         uint32_t* values = cell(block_id, layout.num_kv_heads + head);
-        if (first == 0 && count < step.block_size) {  // no stale bytes behind the sequence's end
-            std::memset(keys, 0, cell_bytes());
-            std::memset(values, 0, cell_bytes());
-        }
         const int num_units = layout.head_dim / kPerUnit;
         for (int i = 0; i < count; i++) {
             const uint32_t* from = reinterpret_cast<const uint32_t*>(key + (token + i) * key_stride) + head * num_units;
@@ -251,7 +247,7 @@ struct Attention {
                     i++;
                     continue;
                 }
-                const bool both = i + 1 < count;  // else the next one's place is zero until it comes
+                const bool both = i + 1 < count;  // else the next one's place, which this one's unit shares, is zero until it comes
                 const T* b = reinterpret_cast<const T*>(from + (i + 1) * value_stride);
                 alignas(64) static const T nothing[kLanes] = {};
                 for (int d = 0; d < size; d += kLanes) store_units(to + d, pair_up(a + d, both ? b + d : nothing));
