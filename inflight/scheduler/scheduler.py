@@ -216,17 +216,15 @@ class Scheduler:
         return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
 
     def _leader(self, request: Request) -> Request | None:
-        """The running sibling whose prompt blocks can be shared now: steps planned earlier compute all of them.
-
-        They may be in flight yet. The child's step runs after them; and should one of them fail, the child's is void too.
-        """
+        """The running sibling whose prompt blocks are shared."""
         leader = self._requests.get(request.core.prompt_leader or "")
-        if leader is None or leader.status is not RequestStatus.RUNNING:
-            return None
-        return leader if leader.num_computed_tokens >= request.num_prompt_tokens - 1 else None
+        return leader if leader is not None and leader.status is RequestStatus.RUNNING else None
 
     def _waits_for_leader(self, request: Request) -> bool:
-        """A child of n > 1 waits while its leader is still computing the prompt they share."""
+        """A child of n > 1 waits until steps planned earlier compute the prompt that it shares with its leader.
+
+        They may be in flight yet: the child's step runs after them; and should one of them fail, the child's is void too.
+        """
         if request.status is not RequestStatus.WAITING or request.num_prompt_tokens <= self._kv_cache.block_size:
             return False
         leader = self._requests.get(request.core.prompt_leader or "")

@@ -44,7 +44,7 @@ PROMPTS = st.builds(
 )
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add", "add", "fork", "abort", "fail", "late", "reset", *["step"] * 4]),
+        st.sampled_from(["add", "add", "add", "fork", "abort", "fail", "late", "preempt", "reset", *["step"] * 5]),
         PROMPTS,
         st.integers(1, 24),
         st.integers(0, 9),
@@ -57,7 +57,7 @@ EVENTS = st.lists(
 @settings(max_examples=2000 if FULL else 250)
 @given(engine=engines(), events=EVENTS)
 def test_any_schedule_gives_the_same_tokens(engine: MockEngine, events: list[tuple[str, list[int], int, int]]) -> None:
-    """An event's number chooses: who is aborted, which step fails, how many steps the worker runs before it is asked."""
+    """An event's number chooses: who is aborted or preempted, which step fails, how many steps run before they are asked for."""
     for i, (kind, prompt, max_tokens, number) in enumerate(events):
         stop = frozenset(range(number * 2)) if number % 3 == 0 else frozenset()
         if kind == "add":
@@ -72,6 +72,10 @@ def test_any_schedule_gives_the_same_tokens(engine: MockEngine, events: list[tup
             engine.abort(sorted(engine.wanted)[number % len(engine.wanted)])
         elif kind == "fail":
             engine.executor.failing[engine.executor.next_step_id + number // 2 - 2] = number % 2 == 0
+        elif kind == "preempt" and engine.scheduler.num_running:
+            running = engine.scheduler._running
+            engine.scheduler._preempt(running[number % len(running)])
+            engine.scheduler.check_integrity()
         elif kind == "late":
             for _ in range(number % 4):
                 engine.executor.run_next()

@@ -15,9 +15,14 @@ from tests.mock_worker import mock_generate
 
 
 def test_preemption_happens_and_loses_nothing() -> None:
-    engine = MockEngine(extra_blocks=0, max_num_seqs=4, caching=False)
+    engine = MockEngine(extra_blocks=0, max_num_seqs=4, max_num_batched_tokens=8, caching=False)
     for i in range(4):
         engine.add(f"r{i}", [i] * 20, 40)
+    while engine.core.has_unfinished_requests():
+        num_preemptions = engine.scheduler.stats.num_preemptions
+        engine.step()
+        if engine.scheduler.stats.num_preemptions > num_preemptions:  # none takes the blocks that were made free
+            assert engine.executor.plans[-1].new_requests == ()
     engine.run()
     assert engine.scheduler.stats.num_preemptions > 0
     assert engine.order[0] == "r0"  # the first to come is never the victim
@@ -165,6 +170,36 @@ def test_a_request_preempted_with_steps_in_flight_keeps_their_tokens() -> None:
     # no stop was seen late, so every draw was kept: none was made twice
     num_draws = sum(int(plan.samples.sum()) for plan in engine.executor.plans)
     assert num_draws == sum(map(len, engine.outputs.values())) == 4 * 40
+
+
+def test_a_preempted_request_resumes_after_its_steps_in_flight() -> None:
+    engine = MockEngine(depth=4)
+    for name in ("a", "b"):
+        engine.add(name, [1] * 10, 20)
+    engine.step()
+    engine.scheduler._preempt(engine.scheduler._requests["b"])  # there are blocks enough to resume it at once
+    for _ in range(3):
+        engine.step()
+        assert engine.scheduler.num_waiting == 1
+    engine.step()
+    assert [len(data.token_ids) for data in engine.executor.plans[-1].new_requests] == [14]
+    engine.run()
+
+
+def test_a_window_on_the_move_gives_blocks_back_before_its_request_is_preempted() -> None:
+    engine = MockEngine(depth=3, windows=(4,), extra_blocks=0, max_num_batched_tokens=8, caching=False)
+    engine.add("a", [1] * 60, 4)
+    engine.run()
+    assert engine.scheduler.stats.num_preemptions == 0
+    assert len(engine.executor.plans) == 11
+
+
+def test_blocks_get_their_names_at_commit() -> None:
+    engine = MockEngine(depth=3, max_num_batched_tokens=16)
+    engine.add("a", [1] * 60, 4)
+    engine.step()
+    assert len(engine.executor.plans) == 3 and len(engine.pool._index) == 16 // engine.block_size
+    engine.run()
 
 
 def test_a_staggered_request_waits_and_steps_are_balanced() -> None:
