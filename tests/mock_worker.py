@@ -2,7 +2,8 @@
 
 The "cache" holds, for every block and position, the digest of all tokens up to there. A row is right only if every
 position it may see holds the digest of its own tokens: a block shared wrongly, reused too early or missed is an assertion.
-The token drawn is a function of all tokens before it, so outputs depend on nothing but the prompt.
+The token drawn is a function of all tokens before it, so outputs depend on nothing but the prompt. A prompt's
+log-probabilities are all 0.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import zlib
 import numpy as np
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.request import LogprobsColumns
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.interface.worker import WorkerBase
 from inflight.worker.input_batch import InputBatch
 
@@ -76,10 +78,11 @@ class MockWorker(WorkerBase):
         self._batch = InputBatch(num_groups=len(kv_cache_config.groups), **self._sizes)
         # one pool of ids serves all groups, so one array of contents does too
         self._cache = np.full((kv_cache_config.num_blocks, self._block_size), -1, dtype=np.int64)
+        self._num_prompt_logprobs_done: list[int | None] = [None] * self._sizes["max_num_seqs"]  # by slot
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         plan, batch = scheduler_output, self._batch
-        batch.apply(plan)
+        self.apply(plan)
         inputs = batch.step_inputs(plan)
         self.num_computed_tokens += plan.num_tokens
         for row, slot in enumerate(plan.slots.tolist()):
@@ -94,8 +97,37 @@ class MockWorker(WorkerBase):
         token_ids = np.array(sampled, dtype=np.int32)
         batch.append_sampled(slots, token_ids)
         return ModelRunnerOutput(
-            step_id=plan.step_id, kv_connector_output=KVConnectorOutput(), sampled_token_ids=token_ids
+            step_id=plan.step_id,
+            kv_connector_output=KVConnectorOutput(),
+            sampled_token_ids=token_ids,
+            prompt_logprobs=self._prompt_logprobs_of(plan),
         )
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """The first thing that a step does; a step that fails has come that far."""
+        self._batch.apply(plan)
+        for data in plan.new_requests:
+            wanted = data.sampling.params.prompt_logprobs is not None
+            self._num_prompt_logprobs_done[data.slot] = data.num_prompt_logprobs_done if wanted else None
+
+    def _prompt_logprobs_of(self, plan: SchedulerOutput) -> tuple[PromptLogprobs, ...]:
+        pieces = []
+        ends = plan.num_computed_tokens + plan.num_scheduled_tokens
+        for row, (slot, end) in enumerate(zip(plan.slots.tolist(), ends.tolist(), strict=True)):
+            start = self._num_prompt_logprobs_done[slot]
+            stop = min(end + 1, int(self._batch.num_prompt_tokens[slot]))
+            if start is None or stop <= start:
+                continue
+            assert plan.num_computed_tokens[row] < start  # the hidden state before it is computed in this step
+            self._num_prompt_logprobs_done[slot] = stop
+            token_ids = self._batch.token_ids[slot, start:stop, None].copy()
+            columns = LogprobsColumns(
+                token_ids=token_ids,
+                logprobs=np.zeros(token_ids.shape, dtype=np.float32),
+                ranks=np.ones(len(token_ids), dtype=np.int32),
+            )
+            pieces.append(PromptLogprobs(row=row, start=start, columns=columns))
+        return tuple(pieces)
 
     def execute_dummy_batch(self) -> None:
         self._cache[DUMMY_BLOCK] = -2

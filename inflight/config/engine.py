@@ -38,12 +38,18 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one step. `policy` is "fcfs" or "priority" (a lower number is served first)."""
+    """Limits of one step, and how many overlap. `policy` is "fcfs" or "priority" (a lower number is served first).
+
+    `depth` is the number of steps in flight. While a token is being drawn, its request is in none of the next `stagger - 1`
+    steps; 1 says that the next step may take it. With several stages depth > stagger, else they would run dry.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     enable_chunked_prefill: bool
     policy: str
+    depth: int
+    stagger: int
 
 
 @dataclass(frozen=True, kw_only=True)

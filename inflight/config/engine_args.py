@@ -24,6 +24,8 @@ _BOUNDS = {
     "kv_cache_memory_bytes": (1, 2**60),
     "tensor_parallel_size": (1, 65536),
     "pipeline_parallel_size": (1, 65536),
+    "pipeline_stagger": (1, 65536),
+    "pipeline_depth": (1, 65537),
     "num_threads": (1, 4096),
     "seed": (0, 2**63 - 1),
 }
@@ -52,6 +54,9 @@ class EngineArgs:
         chat_template: a Jinja template, or a file that holds one, instead of the tokenizer's.
         generation_config: "auto" takes sampling defaults from generation_config.json, "none" does not.
         scheduling_policy: "fcfs" or "priority".
+        async_scheduling: plan a step while the one before it runs. A pipeline of several stages cannot do without.
+        pipeline_stagger: a request draws a token in every so many-th step at most; None is pipeline_parallel_size.
+        pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
         num_threads: compute threads on a CPU; None is one per core.
     """
 
@@ -73,8 +78,11 @@ class EngineArgs:
     chat_template: str | None = None
     generation_config: str = "auto"
     scheduling_policy: str = "fcfs"
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pipeline_stagger: int | None = None
+    pipeline_depth: int | None = None
     distributed_executor_backend: str | None = None
     device: str = "auto"
     num_threads: int | None = None
@@ -104,6 +112,8 @@ class EngineArgs:
         for name in ("enable_prefix_caching", "enable_chunked_prefill", "skip_tokenizer_init"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not True or False")
+        if not isinstance(self.async_scheduling, bool | None):
+            raise ConfigError(f"async_scheduling={self.async_scheduling!r} is not True, False or None")
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization={share!r} is not in (0, 1]")

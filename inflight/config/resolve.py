@@ -21,6 +21,8 @@ from inflight.errors import ConfigError
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+# Steps in flight on one stage. 2 gains nothing before the worker prepares a step while the one before it computes.
+DEFAULT_DEPTH = 1
 # A CPU's memory is shared with everything else on the machine, a GPU's is not.
 DEFAULT_CPU_MEMORY_UTILIZATION = 0.5
 
@@ -96,12 +98,48 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
             f"max_num_batched_tokens={max_num_batched_tokens} is less than max_num_seqs={max_num_seqs}: a step could not "
             "take one token of each; raise the first or lower the second"
         )
+    depth, stagger = _resolve_depth(args)
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=args.enable_chunked_prefill,
         policy=args.scheduling_policy,
+        depth=depth,
+        stagger=stagger,
     )
+
+
+def _resolve_depth(args: EngineArgs) -> tuple[int, int]:
+    """(steps in flight, stagger)."""
+    num_stages = args.pipeline_parallel_size
+    if num_stages == 1:
+        for name in ("pipeline_stagger", "pipeline_depth"):
+            if getattr(args, name) is not None:
+                raise ConfigError(
+                    f"{name}={getattr(args, name)} is for pipeline_parallel_size > 1; leave it out: with one stage "
+                    "async_scheduling says whether steps overlap"
+                )
+        if args.async_scheduling is None:
+            return DEFAULT_DEPTH, 1
+        return (2 if args.async_scheduling else 1), 1
+    if args.async_scheduling is False:
+        raise ConfigError(
+            f"async_scheduling=False does not go with pipeline_parallel_size={num_stages}: stages work at the same time only "
+            "while several steps are in flight; leave it out, or use one stage"
+        )
+    stagger = args.pipeline_stagger or num_stages
+    depth = args.pipeline_depth or stagger + 1
+    if stagger < num_stages:
+        raise ConfigError(
+            f"pipeline_stagger={stagger} is less than pipeline_parallel_size={num_stages}: a token would be needed by the "
+            "first stage before the last one has drawn it; raise it or leave it out"
+        )
+    if depth <= stagger:
+        raise ConfigError(
+            f"pipeline_depth={depth} is not more than pipeline_stagger={stagger}: the stages would wait for the engine in "
+            "every step; raise the first or leave it out"
+        )
+    return depth, stagger
 
 
 def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:

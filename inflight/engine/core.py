@@ -2,7 +2,9 @@
 
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it
 
-Everything that a step computes goes plan -> `Executor.execute_model(non_block=True)` -> commit, in step order.
+Everything that a step computes goes plan -> `Executor.execute_model(non_block=True)` -> commit, in step order. Depth 1 is
+synchronous; with 2 the next step is planned, and in the workers' hands, before the result of this one is known; a pipeline
+has more, so that every stage has one.
 """
 
 from __future__ import annotations
@@ -20,8 +22,6 @@ from inflight.kv_cache.manager import KVCacheManager
 from inflight.kv_cache.sizing import make_kv_cache_config
 from inflight.scheduler.scheduler import Scheduler
 from inflight.timeline import Timeline
-
-DEPTH = 1  # steps in flight
 
 
 class EngineCore:
@@ -53,6 +53,7 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(config.scheduler, kv_cache, max_model_len=config.model.max_model_len)
+        self._depth = config.scheduler.depth
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -65,12 +66,14 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests() or bool(self._in_flight)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run the loop once; returns what the committed step added. Empty when there is nothing to do.
+        """Run the loop once; returns what the committed step added. Empty when there is nothing to do, or all that it
+        computed was for requests that have ended.
 
         Raises:
-            EngineError: the committed step failed. It is void: its requests are still there, to be aborted or tried again.
+            EngineError: the oldest step failed. It and the younger ones in flight are void, whatever becomes of them in the
+                workers: their requests are still there, with all tokens returned so far, to be aborted or tried again.
         """
-        while len(self._in_flight) < DEPTH:
+        while len(self._in_flight) < self._depth:
             start = time.perf_counter_ns()
             plan = self.scheduler.schedule()
             if plan is None:
@@ -83,7 +86,7 @@ class EngineCore:
         try:
             output = future.result()
         except Exception:
-            self._in_flight.popleft()
+            self._in_flight.clear()
             self.scheduler.void(plan)
             raise
         self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step

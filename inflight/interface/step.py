@@ -43,7 +43,8 @@ class SchedulerOutput:
     """The plan of one step.
 
     Row i computes tokens `[num_computed_tokens[i], num_computed_tokens[i] + num_scheduled_tokens[i])` of the request in
-    `slots[i]`. `samples[i]` says that the row reaches the last known token, so that one more is drawn from its last logits.
+    `slots[i]`. `samples[i]` says that the row reaches the last token, so that one more is drawn from its last logits. That
+    last token may have been drawn by a step that was in flight when this one was planned: then only the workers have it.
     """
 
     step_id: int

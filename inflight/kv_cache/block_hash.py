@@ -27,6 +27,7 @@ class BlockHasher:
     def extend(self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int) -> None:
         """Append keys to `hashes` until it has `num_blocks`; `token_ids` hold at least that many full blocks."""
         size = self.block_size
+        assert len(token_ids) >= num_blocks * size, (len(token_ids), num_blocks)
         for i in range(len(hashes), num_blocks):
             parent = hashes[-1] if hashes else root
             hashes.append(hashlib.sha256(parent + token_ids[i * size : (i + 1) * size].tobytes()).digest())

@@ -24,7 +24,7 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
     requests = [row.request for row in rows]
     computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int32)
     scheduled = np.array([row.num_tokens for row in rows], dtype=np.int32)
-    known = np.array([request.num_tokens for request in requests], dtype=np.int32)
+    planned = np.array([request.num_planned_tokens for request in requests], dtype=np.int32)
     return SchedulerOutput(
         step_id=step_id,
         new_requests=tuple(_full(row.request) for row in rows if row.is_new),
@@ -32,7 +32,7 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
         slots=np.array([request.slot for request in requests], dtype=np.int32),
         num_computed_tokens=computed,
         num_scheduled_tokens=scheduled,
-        samples=computed + scheduled == known,
+        samples=computed + scheduled == planned,
         block_table_deltas=_deltas([row for row in rows if row.num_new_blocks and not row.is_new], num_groups),
     )
 

@@ -22,10 +22,13 @@ class RequestStatus(Enum):
 
 
 class Request:
-    """Tokens, progress and blocks of one sequence.
+    """Tokens, progress and blocks of one sequence. While RUNNING it has a slot in the workers' batch.
 
-    `num_computed_tokens` moves toward `num_tokens`; the request samples when a step reaches it. Tokens are appended at
-    commit only. While RUNNING it has a slot in the workers' batch.
+    Truth, changed at commit: the tokens, `num_tokens`. Planned state, changed by `schedule`, is ahead of it by the steps in
+    flight: `num_planned_tokens` counts a placeholder for each token that they draw, and `num_computed_tokens` moves toward
+    that; a step that reaches it draws one more.
+
+        0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
     """
 
     __slots__ = (
@@ -36,6 +39,8 @@ class Request:
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_in_flight",
+        "num_planned_tokens",
         "num_prompt_logprobs_done",
         "num_prompt_tokens",
         "num_tokens",
@@ -43,6 +48,7 @@ class Request:
         "request_id",
         "sampling",
         "slot",
+        "staggered_until",
         "status",
     )
 
@@ -54,9 +60,11 @@ class Request:
         self.blocks = blocks
         self.status = RequestStatus.WAITING
         self.slot = NO_SLOT
-        self.num_prompt_tokens = self.num_tokens = len(core.prompt_token_ids)
+        self.num_prompt_tokens = self.num_tokens = self.num_planned_tokens = len(core.prompt_token_ids)
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
         self.num_computed_tokens = 0
+        self.num_in_flight = 0  # steps in flight with a row of this request
+        self.staggered_until = 0  # the first step that may take it while its last token is in flight
         self.num_cached_tokens = -1  # not known before the first admission
         self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
         self.first_scheduled_time = 0.0

@@ -1,23 +1,29 @@
 """`Scheduler`: decides what each step computes, and takes in what it computed.
 
 There is no prefill and no decode phase: a request has `num_computed_tokens`, and a step moves some requests toward their
-`num_tokens` within one token budget. Side effects:
+end within one token budget. Side effects:
 
     schedule()             1. running requests get their next tokens, in queue order; when blocks run out, the last
                               in that order is preempted: it loses blocks and slot, and waits with all its tokens
                            2. waiting requests are admitted while budget, slots and blocks last
-    update_from_output()   1. tokens are appended, progress and the prefix cache advance
+    update_from_output()   1. tokens are appended, the prefix cache advances
                            2. requests that end give back blocks and slot
 
-Plans are committed in the order in which they were made. A request that was aborted while its step was in flight is
-passed over at commit.
+Plans are committed in the order in which they were made; the next ones may be made before. `schedule` changes planned state
+only, `update_from_output` the truth. Every rank runs steps in order, and from that follows what makes planning ahead safe:
+
+- Whatever a step in flight reads or writes, a later one comes after it. So blocks and slots go back the moment a request ends
+  or is preempted, and the next plan may give them to another.
+- The prefix cache names blocks at commit, and only those that are full of committed tokens. The steps in flight write behind
+  them, so a row of a request that has ended meanwhile never touches a named block; at commit it is passed over.
+- A preempted request keeps the tokens of its steps in flight, and is admitted again only after they have been committed.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -96,12 +102,10 @@ class Scheduler:
     # -- schedule ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step, or None when nothing can be computed now."""
+        """Plan the next step, or None when nothing can be computed before the oldest step in flight is committed."""
         rows: list[PlannedRow] = []
-        num_preemptions = self.stats.num_preemptions
         budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
-        if num_preemptions == self.stats.num_preemptions:  # else the blocks would be taken back at once
-            self._schedule_waiting(rows, budget)
+        self._schedule_waiting(rows, budget)
         if not rows:
             if self._requests and not self._in_flight:
                 raise EngineError(
@@ -111,32 +115,59 @@ class Scheduler:
         plan = make_plan(self._num_steps, rows, self._kv_cache.num_groups)
         self._num_steps += 1
         self._in_flight.append((plan, [row.request for row in rows]))
+        staggered_until = plan.step_id + self._config.stagger
+        for request, count, _, _ in rows:
+            request.num_in_flight += 1
+            request.num_computed_tokens += count
+            if request.num_computed_tokens == request.num_planned_tokens:
+                request.num_planned_tokens += 1
+                request.staggered_until = staggered_until
         return plan
 
     def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
-        running, allocate = self._running, self._kv_cache.allocate_slots
+        """Give running requests their next tokens. Returns the budget left for others: 0 when blocks ran out, else those that
+        others take would be taken back at once.
+
+        With several stages a token takes as many steps to be drawn. So a request waits `stagger` steps for its token, or
+        until it is committed, and a step takes an equal share of those that decode. Both fall away with a stagger of 1.
+        """
+        running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._num_steps
+        num_decodes = -(-len(running) // self._config.stagger)
+        ran_out = False
         i = 0
         while i < len(running):
             request = running[i]
+            i += 1
+            num_planned = request.num_planned_tokens
+            if num_planned > request.num_tokens and (
+                num_planned == request.max_num_tokens or step_id < request.staggered_until
+            ):
+                continue  # its last token, or the one that it waits for, is in flight
+            count = num_planned - request.num_computed_tokens
+            if count == 1:
+                if num_decodes == 0:
+                    continue
+                num_decodes -= 1
             # every running request after this one keeps a token of the budget: a long prompt delays nobody's next token
-            spare = budget - (len(running) - i - 1)
-            count = min(request.num_tokens - request.num_computed_tokens, spare)
+            count = min(count, budget - (len(running) - i))
             end = request.num_computed_tokens + count
-            grown = allocate(request.blocks, end)
-            while grown is None:
+            while (grown := allocate(request.blocks, end)) is None:
+                ran_out = True
                 victim = running[-1]
+                if victim is request and request.num_in_flight:
+                    return 0  # when they are committed, a window that moves on may give blocks back
                 self._preempt(victim)
                 if victim is request:
-                    return budget
-                grown = allocate(request.blocks, end)
+                    return 0
             rows.append(PlannedRow(request, count, grown, False))
             budget -= count
-            i += 1
-        return budget
+        return 0 if ran_out else budget
 
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
         held: list[Request] = []
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
+            if request.num_in_flight:
+                break  # preempted, and soon back; those behind it would take its blocks
             if self._waits_for_leader(request):
                 held.append(self._waiting.pop())
                 continue
@@ -185,14 +216,15 @@ class Scheduler:
         return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
 
     def _leader(self, request: Request) -> Request | None:
-        """The running sibling whose prompt blocks can be shared now."""
+        """The running sibling whose prompt blocks are shared."""
         leader = self._requests.get(request.core.prompt_leader or "")
-        if leader is None or leader.status is not RequestStatus.RUNNING:
-            return None
-        return leader if leader.num_computed_tokens >= request.num_prompt_tokens - 1 else None
+        return leader if leader is not None and leader.status is RequestStatus.RUNNING else None
 
     def _waits_for_leader(self, request: Request) -> bool:
-        """A child of n > 1 waits while its leader is still computing the prompt they share."""
+        """A child of n > 1 waits until steps planned earlier compute the prompt that it shares with its leader.
+
+        They may be in flight yet: the child's step runs after them; and should one of them fail, the child's is void too.
+        """
         if request.status is not RequestStatus.WAITING or request.num_prompt_tokens <= self._kv_cache.block_size:
             return False
         leader = self._requests.get(request.core.prompt_leader or "")
@@ -213,7 +245,10 @@ class Scheduler:
     # -- commit --------------------------------------------------------------------------------------------------
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Take in the oldest step in flight. Returns what it adds to its requests, in the plan's row order."""
+        """Take in the oldest step in flight. Returns what it adds to its requests, in the plan's row order.
+
+        Rows of requests that have ended since add nothing. A request preempted since has no blocks any more, but its tokens.
+        """
         planned, requests = self._in_flight.popleft()
         assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
@@ -223,10 +258,11 @@ class Scheduler:
         prompt_logprobs = {piece.row: piece for piece in output.prompt_logprobs}
         results: list[EngineCoreOutput] = []
         for row, request in enumerate(requests):
-            if request.status is not RequestStatus.RUNNING:
+            request.num_in_flight -= 1
+            if request.status is RequestStatus.FINISHED:
                 continue
-            request.num_computed_tokens = ends[row]
-            self._kv_cache.commit(request.blocks, request.token_ids, ends[row])
+            if request.status is RequestStatus.RUNNING:
+                self._kv_cache.commit(request.blocks, request.token_ids, ends[row])
             piece = prompt_logprobs.get(row)
             if piece is not None:
                 request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
@@ -251,15 +287,18 @@ class Scheduler:
         return results
 
     def void(self, plan: SchedulerOutput) -> None:
-        """Drop the oldest step in flight, whose result will never come.
+        """Drop the oldest step in flight, which failed, and all younger ones, whose inputs are not what was planned.
 
-        Its requests wait again with all their tokens: what the workers have of them is not known, so they travel in full.
+        Their requests wait again with all their tokens: what the workers have of them is not known, so they travel in full.
         """
-        planned, requests = self._in_flight.popleft()
-        assert planned is plan
-        for request in requests:
-            if request.status is RequestStatus.RUNNING:
-                self._requeue(request)
+        assert self._in_flight[0][0] is plan
+        for _, requests in self._in_flight:
+            for request in requests:
+                if request.status is RequestStatus.RUNNING:
+                    self._requeue(request)
+                request.num_in_flight = 0
+                request.num_planned_tokens = request.num_tokens
+        self._in_flight.clear()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents; running requests keep their blocks."""
@@ -273,8 +312,12 @@ class Scheduler:
         assert len(live) == len(self._running) + len(self._waiting)
         slots = [request.slot for request in running]
         assert sorted(slots + self._free_slots) == list(range(self._config.max_num_seqs))
+        rows = Counter(request.order for _, requests in self._in_flight for request in requests)
         for request in live:
-            assert request.num_computed_tokens <= request.num_tokens <= request.max_num_tokens
+            assert request.num_tokens <= request.num_planned_tokens <= request.max_num_tokens
+            assert 0 <= request.num_computed_tokens < request.num_planned_tokens
+            assert request.num_in_flight == rows[request.order]
+            assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
         self._kv_cache.check_integrity([request.blocks for request in live])
 

@@ -56,7 +56,7 @@ def engine_config(
             block_size=16, dtype="float32", enable_prefix_caching=True, memory_bytes=None, memory_utilization=0.9
         ),
         scheduler=SchedulerConfig(
-            max_num_seqs=4, max_num_batched_tokens=64, enable_chunked_prefill=True, policy="fcfs"
+            max_num_seqs=4, max_num_batched_tokens=64, enable_chunked_prefill=True, policy="fcfs", depth=1, stagger=1
         ),
         parallel=ParallelConfig(
             tensor_parallel_size=tensor_parallel_size,

@@ -12,7 +12,7 @@ from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import detect_machine
-from inflight.config.resolve import Machine, resolve
+from inflight.config.resolve import DEFAULT_DEPTH, Machine, resolve
 from inflight.errors import ConfigError
 
 ARCHITECTURE = ModelArchitecture(
@@ -66,6 +66,41 @@ def test_limits_follow_one_another() -> None:
     assert resolved(max_model_len=100, enable_chunked_prefill=False).scheduler.max_num_batched_tokens == 2048
 
 
+def steps_in_flight(num_stages: int, **arguments: Any) -> tuple[int, int]:
+    """(depth, stagger)"""
+    args = EngineArgs(**arguments)
+    object.__setattr__(args, "pipeline_parallel_size", num_stages)  # not served yet: the constructor refuses it
+    config = resolve(args, folder=Path("model"), architecture=ARCHITECTURE, machine=MACHINE, timeout_seconds=60.0)
+    return config.scheduler.depth, config.scheduler.stagger
+
+
+def test_steps_in_flight() -> None:
+    assert steps_in_flight(1) == (DEFAULT_DEPTH, 1)
+    assert steps_in_flight(1, async_scheduling=True) == (2, 1)
+    assert steps_in_flight(1, async_scheduling=False) == (1, 1)
+    assert steps_in_flight(2) == steps_in_flight(2, async_scheduling=True) == (3, 2)
+    assert steps_in_flight(4) == (5, 4)
+    assert steps_in_flight(2, pipeline_stagger=3) == (4, 3)
+    assert steps_in_flight(2, pipeline_depth=7) == (7, 2)
+    assert steps_in_flight(4, pipeline_stagger=6, pipeline_depth=7) == (7, 6)
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "arguments", "message"),
+    [
+        (1, {"pipeline_depth": 2}, "async_scheduling says"),
+        (1, {"pipeline_stagger": 1}, "pipeline_stagger=1 is for pipeline_parallel_size > 1"),
+        (2, {"async_scheduling": False}, "async_scheduling=False"),
+        (3, {"pipeline_stagger": 2}, "pipeline_stagger=2 is less than pipeline_parallel_size=3"),
+        (2, {"pipeline_depth": 2}, "pipeline_depth=2 is not more than pipeline_stagger=2"),
+        (2, {"pipeline_stagger": 4, "pipeline_depth": 4}, "pipeline_depth=4"),
+    ],
+)
+def test_steps_in_flight_that_do_not_fit_the_stages(num_stages: int, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        steps_in_flight(num_stages, **arguments)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -90,6 +125,8 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"seed": -1}, "seed=-1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
         ({"enable_prefix_caching": "yes"}, "enable_prefix_caching"),
+        ({"async_scheduling": 1}, "async_scheduling=1"),
+        ({"pipeline_depth": 0}, "pipeline_depth=0"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"distributed_executor_backend": "ray"}, "ray"),
     ],

@@ -1,0 +1,240 @@
+"""The real `EngineCore` over mock workers that run a step no earlier than somebody waits for it.
+
+So the engine plans ahead as far as it may, and every step sees the plans of those before it in full. What comes out is checked
+as it comes: a token that differs from `mock_generate`, comes twice or too late is an assertion at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from inflight.config.engine import SchedulerConfig
+from inflight.engine.core import EngineCore
+from inflight.errors import StepError
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
+from inflight.sampling_params import SamplingParams
+from tests.conformance.configs import engine_config
+from tests.mock_worker import MockWorker, mock_generate
+
+VOCAB_SIZE = 50
+MAX_MODEL_LEN = 64
+
+
+class LateFuture(Future[ModelRunnerOutput]):
+    def __init__(self, executor: LateExecutor) -> None:
+        super().__init__()
+        self._executor = executor
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        while not self.done():
+            self._executor.run_next()
+        return super().result(timeout)
+
+
+class LateExecutor:
+    """What `EngineCore` asks of an executor, in its own thread. Steps run in the order in which they were submitted."""
+
+    def __init__(self, worker: MockWorker) -> None:
+        self.worker = worker
+        self.plans: list[SchedulerOutput] = []  # all submitted
+        self.failing: dict[int, bool] = {}  # step id -> whether it runs to its end and only its answer is lost
+        self._queue: deque[tuple[SchedulerOutput, LateFuture]] = deque()
+
+    @property
+    def next_step_id(self) -> int:
+        return self.plans[-1].step_id + 1 if self.plans else 0
+
+    def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
+        return [self.worker.get_kv_cache_specs()]
+
+    def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
+        self.worker.initialize_from_config(kv_cache_configs[0])
+
+    def execute_model(self, plan: SchedulerOutput, non_block: bool) -> LateFuture:
+        assert non_block
+        self.plans.append(plan)
+        future = LateFuture(self)
+        self._queue.append((plan, future))
+        return future
+
+    def run_next(self) -> None:
+        """Run the oldest step, if there is one."""
+        if not self._queue:
+            return
+        plan, future = self._queue.popleft()
+        try:
+            if self.failing.get(plan.step_id) is False:
+                self.worker.apply(plan)
+                raise StepError("injected", rank=0, step_id=plan.step_id)
+            output = self.worker.execute_model(plan)
+            if plan.step_id in self.failing:
+                raise StepError("injected", rank=0, step_id=plan.step_id)
+        except Exception as error:  # a step after the one that failed may well be an assertion of the mock worker
+            future.set_exception(error)
+        else:
+            future.set_result(output)
+
+
+@dataclass
+class Wanted:
+    """A request, and what it must give."""
+
+    prompt: list[int]
+    limit: int  # tokens, prompt and output together
+    tokens: list[int]
+    logprobs: bool
+    planned_at: int = -1  # the last step with a row of it
+    drawn_at: int = -1  # the last step that was planned to draw a token
+
+
+@dataclass
+class MockEngine:
+    """Attributes: `outputs`, `finished`, `order`: what has come out. `core`, `scheduler`, `executor`, `worker`: the parts."""
+
+    block_size: int = 4
+    windows: tuple[int | None, ...] = (None,)
+    extra_blocks: int = 40
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 64
+    chunked: bool = True
+    caching: bool = True
+    policy: str = "fcfs"
+    depth: int = 1
+    stagger: int = 1
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
+    finished: dict[str, FinishReason] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    aborted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.worker = MockWorker(
+            vocab_size=VOCAB_SIZE,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            windows=list(self.windows),
+        )
+        self.executor = LateExecutor(self.worker)
+        groups = make_groups(self.worker.get_kv_cache_specs())
+        least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
+        block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
+        config = engine_config()
+        config = replace(
+            config,
+            model=replace(config.model, max_model_len=MAX_MODEL_LEN),
+            cache=replace(
+                config.cache,
+                enable_prefix_caching=self.caching,
+                memory_bytes=(1 + least + self.extra_blocks) * block_bytes,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                enable_chunked_prefill=self.chunked,
+                policy=self.policy,
+                depth=self.depth,
+                stagger=self.stagger,
+            ),
+        )
+        self.core = EngineCore(config, self.executor)  # type: ignore[arg-type]
+        self.scheduler = self.core.scheduler
+        self.pool = self.scheduler._kv_cache.pool
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        stop: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        priority: int = 0,
+        salt: str = "",
+        leader: str | None = None,
+        prompt_logprobs: bool = False,
+    ) -> None:
+        limit = min(len(prompt) + max_tokens, MAX_MODEL_LEN)
+        tokens = mock_generate(prompt, limit - len(prompt), VOCAB_SIZE, stop)
+        self.wanted[request_id] = Wanted(prompt, limit, tokens, prompt_logprobs)
+        self.outputs[request_id], self.prompt_logprobs[request_id] = [], []
+        params = SamplingParams(
+            max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=0 if prompt_logprobs else None
+        )
+        self.core.add_request(
+            EngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=np.array(prompt, dtype=np.int32),
+                sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens, stop_token_ids=stop),
+                arrival_time=0.0,
+                priority=priority,
+                cache_salt=salt,
+                prompt_leader=leader,
+            )
+        )
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Step the core, and check what it planned and returned.
+
+        Raises:
+            StepError: the step was to fail.
+        """
+        in_flight, num_plans = self.core._in_flight, len(self.executor.plans)
+        oldest = in_flight[0][0].step_id if in_flight else self.executor.next_step_id
+        try:
+            outputs = self.core.step()
+        finally:
+            self.scheduler.check_integrity()
+            for plan in self.executor.plans[num_plans:]:
+                self._check_plan(plan, oldest)
+        for output in outputs:
+            wanted, got = self.wanted[output.request_id], self.outputs[output.request_id]
+            assert output.request_id not in self.finished
+            got.extend(output.new_token_ids)
+            assert got == wanted.tokens[: len(got)], output.request_id
+            if output.prompt_logprobs is not None:
+                self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs.token_ids[:, 0].tolist())
+            if output.finish_reason is not None:
+                assert got == wanted.tokens or output.finish_reason is FinishReason.ERROR, output.request_id
+                assert self.prompt_logprobs[output.request_id] == (wanted.prompt[1:] if wanted.logprobs else [])
+                self.finished[output.request_id] = output.finish_reason
+                self.order.append(output.request_id)
+        return outputs
+
+    def abort(self, request_id: str) -> None:
+        self.core.abort_requests([request_id, "unknown"])
+        self.scheduler.check_integrity()
+        self.aborted.add(request_id)
+
+    def run(self) -> None:
+        """Step until all has ended. Whatever was not aborted has come out in full."""
+        for _ in range(10_000):
+            if not self.core.has_unfinished_requests():
+                break
+            self.step()
+        assert not self.core.has_unfinished_requests()
+        assert set(self.wanted) == set(self.finished) | self.aborted
+        assert self.pool.num_free_blocks == self.pool.num_blocks - 1
+
+    def _check_plan(self, plan: SchedulerOutput, oldest_in_flight: int) -> None:
+        assert 0 < plan.num_tokens <= self.max_num_batched_tokens
+        assert set(Counter(plan.request_ids).values()) == {1}
+        for data in plan.new_requests:  # none is resumed before its steps in flight have been committed
+            assert self.wanted[data.request_id].planned_at < oldest_in_flight
+        ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
+        for request_id, end, samples in zip(plan.request_ids, ends, plan.samples.tolist(), strict=True):
+            wanted = self.wanted[request_id]
+            assert end < wanted.limit, f"{request_id}: planned past its end"
+            assert wanted.drawn_at < oldest_in_flight or plan.step_id - wanted.drawn_at >= self.stagger
+            wanted.planned_at = plan.step_id
+            if samples:
+                wanted.drawn_at = plan.step_id
