@@ -90,7 +90,8 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"seed": -1}, "seed=-1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
         ({"enable_prefix_caching": "yes"}, "enable_prefix_caching"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size=0"),
+        ({"pipeline_layer_partition": (1, 1)}, "pipeline_layer_partition"),
         ({"distributed_executor_backend": "ray"}, "ray"),
     ],
 )

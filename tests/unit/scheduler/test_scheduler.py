@@ -48,7 +48,7 @@ class MockEngine:
             max_model_len=MAX_MODEL_LEN,
             windows=list(self.windows),
         )
-        groups = make_groups(self.worker.get_kv_cache_specs())
+        groups = make_groups([self.worker.get_kv_cache_specs()])[0]
         least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
         block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
         config = KVCacheConfig(num_blocks=1 + least + self.extra_blocks, block_bytes=block_bytes, groups=groups)
