@@ -37,6 +37,22 @@ from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 
 
+class GroupHandle:
+    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers."""
+
+    def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
+        self._backend = backend
+
+    @property
+    def backend(self) -> Any:
+        if self._backend is None:
+            raise ConnectionError("this rank has left its groups")
+        return self._backend
+
+    def close(self) -> None:
+        self._backend = None
+
+
 @dataclass(frozen=True)
 class ProcessGroup(TensorParallelGroup):
     """Over a backend of torch.distributed.
@@ -44,24 +60,29 @@ class ProcessGroup(TensorParallelGroup):
     Gloo and NCCL reduce an element on one rank, or in one order on all, and pass the result on: all ranks get the same bits.
     """
 
-    backend: Any = None  # Any: torch's stubs leave out the collectives of its backends
+    handle: GroupHandle | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        self.backend.allreduce([x]).wait()
+        self._backend.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        gathered = x.new_empty((self.size, *x.shape))
-        self.backend._allgather_base(gathered, x.contiguous()).wait()
-        return torch.cat(gathered.unbind(0), dim=dim)
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        self._backend._allgather_base(gathered, x.contiguous()).wait()
+        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
 
     def broadcast(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         options = BroadcastOptions()
         options.rootRank = 0
-        self.backend.broadcast([x], options).wait()
+        self._backend.broadcast([x], options).wait()
         return x
+
+    @property
+    def _backend(self) -> Any:
+        assert self.handle is not None
+        return self.handle.backend
 
 
 class ProcessWorld(World):
@@ -78,7 +99,7 @@ class ProcessWorld(World):
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._groups: list[Any] = []  # Any: as above
+        self._groups: list[GroupHandle] = []
         self._channels: list[SocketChannel] = []
         self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
         self._host = local_address(rendezvous.host, rendezvous.port)
@@ -95,11 +116,11 @@ class ProcessWorld(World):
             return TensorParallelGroup()
         store = PrefixStore(f"group {name} of stage {self.pp_rank}", self._store)
         try:
-            backend = self._make_backend(store, size)
+            handle = GroupHandle(self._make_backend(store, size))
         except RuntimeError as error:
             raise ConnectionError(f"rank {self.rank}: the group {name!r} did not come together: {error}") from error
-        self._groups.append(backend)
-        return ProcessGroup(size, self.tp_rank, backend)
+        self._groups.append(handle)
+        return ProcessGroup(size, self.tp_rank, handle)
 
     def channel(self, peer: int, name: str) -> Channel:
         channel = self._mesh.channel(peer, name)
@@ -110,8 +131,8 @@ class ProcessWorld(World):
         for channel in self._channels:
             channel.close()
         self._mesh.close()
-        for backend in self._groups:
-            backend.abort()
+        for handle in self._groups:
+            handle.close()
 
     def _make_backend(self, store: Store, size: int) -> Any:
         timeout = timedelta(seconds=self._timeout)
