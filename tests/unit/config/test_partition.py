@@ -95,7 +95,7 @@ def test_a_partition_that_does_not_fit(text: str) -> None:
 
 
 def test_more_stages_than_layers() -> None:
-    with pytest.raises(ConfigError, match="pipeline_parallel_size=3, but the model has 2 layers .* at most 2"):
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=3, but the model has 2 layers .* at most 2"):
         resolved(pipeline_parallel_size=3)
 
 
