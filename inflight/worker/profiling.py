@@ -32,6 +32,12 @@ class RankProfiler:
         profiler.start()
         self._running = profiler, path / f"{self._name}.json"
 
+    def close(self) -> None:
+        """End a trace that nobody has asked for. Idempotent."""
+        if self._running is not None:
+            self._running[0].stop()
+            self._running = None
+
     def stop(self) -> str:
         """Write the trace (Chrome's format) and return its path.
 

@@ -170,6 +170,7 @@ class Worker(WorkerBase):
         self._world.close("it was shut down")
         self._pipeline.close()
         self._device.close()
+        self._profiler.close()
         self._runner = None
 
     def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
