@@ -49,17 +49,17 @@ def test_too_little_memory_says_what_would_fit() -> None:
 
 
 def test_stages_agree_on_the_groups_whatever_layers_they_have() -> None:
-    """9 windowed layers and 3 full ones on three stages, the last of which has no full one, on two ranks each."""
-    specs = {f"layers.{i}": spec(None if i in (3, 6, 7) else 32) for i in range(12)}
+    """9 windowed layers and 3 full ones, all of these on the second of three stages; two ranks each."""
+    specs = {f"layers.{i}": spec(None if i in (4, 6, 7) else 32) for i in range(12)}
     stages = [dict(list(specs.items())[start : start + 4]) for start in (0, 4, 8)]
     (whole,), ranks = make_groups([specs]), make_groups([stage for stage in stages for _ in range(2)])
     for groups, stage in zip(ranks, [stage for stage in stages for _ in range(2)], strict=True):
         assert [group.spec for group in groups] == [group.spec for group in whole]
         assert sorted(name for group in groups for name in group.layer_names) == sorted(stage)
-    assert ranks[-1][-1].layer_names == ()
-    configs = make_kv_cache_configs(stages, [100_000] * 3, max_model_len=64, max_step_tokens=64)
-    assert [config.block_bytes // spec().block_bytes for config in configs] == [1, 2, 2]
-    assert {config.num_blocks for config in configs} == {100_000 // (2 * spec().block_bytes)}
+    assert [len(group.layer_names) for group in ranks[0]] == [2, 2, 0, 0]
+    configs = make_kv_cache_configs(stages, [200_000] * 3, max_model_len=64, max_step_tokens=64)
+    assert [config.block_bytes // spec().block_bytes for config in configs] == [2, 3, 2]
+    assert {config.num_blocks for config in configs} == {200_000 // (3 * spec().block_bytes)}
 
 
 def test_the_tightest_rank_decides() -> None:
