@@ -125,7 +125,7 @@ class MockEngine:
             windows=list(self.windows),
         )
         self.executor = LateExecutor(self.worker)
-        groups = make_groups(self.worker.get_kv_cache_specs())
+        groups = make_groups([self.worker.get_kv_cache_specs()])[0]
         least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
         block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
         config = engine_config()

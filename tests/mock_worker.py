@@ -76,6 +76,7 @@ class MockWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         self._config = kv_cache_config
         self._batch = InputBatch(num_groups=len(kv_cache_config.groups), **self._sizes)
+        self._tokens: dict[int, list[int]] = {}  # slot -> its request's tokens, drawn ones included
         # one pool of ids serves all groups, so one array of contents does too
         self._cache = np.full((kv_cache_config.num_blocks, self._block_size), -1, dtype=np.int64)
         self._num_prompt_logprobs_done: list[int | None] = [None] * self._sizes["max_num_seqs"]  # by slot
@@ -87,15 +88,18 @@ class MockWorker(WorkerBase):
         self.num_computed_tokens += plan.num_tokens
         for row, slot in enumerate(plan.slots.tolist()):
             start, end = int(plan.num_computed_tokens[row]), int(inputs.seq_lens[row])
-            tokens = inputs.input_ids[inputs.query_start_loc[row] : inputs.query_start_loc[row + 1]]
-            assert tokens.tolist() == batch.token_ids[slot, start:end].tolist()
+            tokens = inputs.input_ids[inputs.query_start_loc[row] : inputs.query_start_loc[row + 1]].tolist()
+            if inputs.query_start_loc[row + 1] - 1 in inputs.drawn_tokens:
+                tokens[-1] = self._tokens[slot][-1]
+            assert tokens == self._tokens[slot][start:end]
             self._write(slot, start, end)
         for row, slot in enumerate(plan.slots.tolist()):  # all writes come before all reads, as in a layer
             self._check(slot, int(plan.num_computed_tokens[row]), int(inputs.seq_lens[row]))
         slots = plan.slots[inputs.sampling_rows]
-        sampled = [next_token(batch.token_ids[s, : batch.num_tokens[s]], self._vocab_size) for s in slots.tolist()]
+        sampled = [next_token(np.array(self._tokens[slot]), self._vocab_size) for slot in slots.tolist()]
+        for slot, token in zip(slots.tolist(), sampled, strict=True):
+            self._tokens[slot].append(token)
         token_ids = np.array(sampled, dtype=np.int32)
-        batch.append_sampled(slots, token_ids)
         return ModelRunnerOutput(
             step_id=plan.step_id,
             kv_connector_output=KVConnectorOutput(),
@@ -107,6 +111,7 @@ class MockWorker(WorkerBase):
         """The first thing that a step does; a step that fails has come that far."""
         self._batch.apply(plan)
         for data in plan.new_requests:
+            self._tokens[data.slot] = data.token_ids.tolist()
             wanted = data.sampling.params.prompt_logprobs is not None
             self._num_prompt_logprobs_done[data.slot] = data.num_prompt_logprobs_done if wanted else None
 
@@ -133,7 +138,7 @@ class MockWorker(WorkerBase):
         self._cache[DUMMY_BLOCK] = -2
 
     def _write(self, slot: int, start: int, end: int) -> None:
-        values = digests(self._batch.token_ids[slot, :end])
+        values = digests(np.array(self._tokens[slot][:end]))
         for table in self._batch.block_tables:
             for position in range(start, end):
                 block_id = int(table[slot, position // self._block_size])
@@ -141,7 +146,7 @@ class MockWorker(WorkerBase):
                 self._cache[block_id, position % self._block_size] = values[position]
 
     def _check(self, slot: int, start: int, end: int) -> None:
-        values = digests(self._batch.token_ids[slot, :end])
+        values = digests(np.array(self._tokens[slot][:end]))
         for group, table in zip(self._config.groups, self._batch.block_tables, strict=True):
             window = group.spec.sliding_window
             first = 0 if window is None else max(0, start - window + 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.ranks import RankLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +55,25 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How many ranks there are and who runs them."""
+    """How many ranks there are, who runs them, and how many layers each pipeline stage has."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    pipeline_layer_partition: tuple[int, ...]  # [pipeline_parallel_size]
     distributed_executor_backend: str  # "uni"
 
     @property
     def world_size(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.layout.world_size
+
+    @property
+    def layout(self) -> RankLayout:
+        return RankLayout(self.tensor_parallel_size, self.pipeline_parallel_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """`kind` is "cpu"; `num_threads` is the size of the compute thread pool on a CPU."""
+    """`kind` is "cpu"; `num_threads` is the number of compute threads on a CPU, of all ranks together."""
 
     kind: str
     num_threads: int

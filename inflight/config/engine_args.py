@@ -57,7 +57,10 @@ class EngineArgs:
         async_scheduling: plan a step while the one before it runs. A pipeline of several stages cannot do without.
         pipeline_stagger: a request draws a token in every so many-th step at most; None is pipeline_parallel_size.
         pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
-        num_threads: compute threads on a CPU; None is one per core.
+        tensor_parallel_size: ranks that share each layer.
+        pipeline_parallel_size: stages that share the layers.
+        pipeline_layer_partition: the number of layers of each stage, as "8,8,6,6"; None divides them by their cost.
+        num_threads: compute threads on a CPU, of all ranks together; None is one per core.
     """
 
     model: str | None = None
@@ -83,6 +86,7 @@ class EngineArgs:
     pipeline_parallel_size: int = 1
     pipeline_stagger: int | None = None
     pipeline_depth: int | None = None
+    pipeline_layer_partition: str | None = None
     distributed_executor_backend: str | None = None
     device: str = "auto"
     num_threads: int | None = None
@@ -117,8 +121,7 @@ class EngineArgs:
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization={share!r} is not in (0, 1]")
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)}: this version runs a model in one process; only 1 is served so far"
-                )
+        if not isinstance(self.pipeline_layer_partition, str | None):
+            raise ConfigError(
+                f"pipeline_layer_partition={self.pipeline_layer_partition!r} is not a text like '8,8,6,6'"
+            )

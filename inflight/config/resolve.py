@@ -16,6 +16,7 @@ from inflight.config.engine import (
     SchedulerConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -44,6 +45,7 @@ def resolve(
     Raises:
         ConfigError: an argument does not fit the model or the machine.
     """
+    check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = args.max_model_len or architecture.max_position_embeddings
     if max_model_len > architecture.max_position_embeddings:
@@ -75,6 +77,9 @@ def resolve(
         parallel=ParallelConfig(
             tensor_parallel_size=args.tensor_parallel_size,
             pipeline_parallel_size=args.pipeline_parallel_size,
+            pipeline_layer_partition=resolve_partition(
+                args.pipeline_layer_partition, architecture, args.pipeline_parallel_size
+            ),
             distributed_executor_backend=args.distributed_executor_backend or "uni",
         ),
         device=DeviceConfig(kind=machine.device, num_threads=args.num_threads or machine.num_cores),

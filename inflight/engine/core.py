@@ -19,7 +19,7 @@ from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
-from inflight.kv_cache.sizing import make_kv_cache_config
+from inflight.kv_cache.sizing import make_kv_cache_configs
 from inflight.scheduler.scheduler import Scheduler
 from inflight.timeline import Timeline
 
@@ -35,16 +35,12 @@ class EngineCore:
             available = [config.cache.memory_bytes] * len(specs)
         else:
             available = executor.determine_available_memory()
-        # one pool of ids serves every rank: the smallest rank decides
-        kv_cache_configs = [
-            make_kv_cache_config(
-                spec,
-                min(available),
-                max_model_len=config.model.max_model_len,
-                max_step_tokens=config.scheduler.max_num_batched_tokens,
-            )
-            for spec in specs
-        ]
+        kv_cache_configs = make_kv_cache_configs(
+            specs,
+            available,
+            max_model_len=config.model.max_model_len,
+            max_step_tokens=config.scheduler.max_num_batched_tokens,
+        )
         executor.initialize_from_config(kv_cache_configs)
         self.kv_cache_config = kv_cache_configs[0]
         kv_cache = KVCacheManager(

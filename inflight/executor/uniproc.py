@@ -1,11 +1,11 @@
-"""`UniProcExecutor`: every rank is a thread of this process.
+"""`UniProcExecutor`: every rank is a thread of this process, and several ranks meet in it as threads do: no process, no socket.
 
 A rank's thread does everything that the rank does, in order: constructs the worker, loads the model, runs commands from its
 inbox, shuts the worker down. So a caller with `non_block` plans the next step meanwhile (the compute itself releases the
 interpreter lock). Messages pass by reference: no copy is made of a plan, an argument or a result.
 
-A thread cannot be killed. A rank that hangs in a call is left behind at `shutdown`, with a warning: it is a daemon thread and
-ends with the process.
+A thread cannot be killed. A rank that waits for another one is freed at `shutdown`; one that hangs in a call is left behind,
+with a warning: it is a daemon thread and ends with the process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UniProcExecutor(Executor):
 
     def __init__(self, config: EngineConfig, worker_factory: WorkerFactory | None = None) -> None:
         super().__init__(config)
-        factory = worker_factory or _make_worker
+        factory, self._release = (worker_factory, _nothing) if worker_factory else _real_workers(config)
         self._ranks = [_RankThread(self, rank, factory) for rank in range(self.world_size)]
         self._started: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self._start()
@@ -68,6 +68,7 @@ class UniProcExecutor(Executor):
     def _terminate(self) -> None:
         for rank_thread in self._ranks:
             rank_thread.stop()
+        self._release()
         end = time.monotonic() + min(MAX_SHUTDOWN_SECONDS, self._step_budget)
         for rank_thread in self._ranks:
             if not rank_thread.join(max(end - time.monotonic(), 0.0)):
@@ -140,7 +141,17 @@ class _RankThread:
             logger.exception("rank %d: shutdown of its worker failed", self.rank)
 
 
-def _make_worker(config: EngineConfig, rank: int) -> WorkerBase:
+def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:
+    """What makes the workers, and what frees those that wait for each other."""
     from inflight.worker.worker import Worker  # loads torch, which an executor of other workers does not need
 
-    return Worker(config, rank)
+    if config.parallel.world_size == 1:
+        return Worker, _nothing
+    from inflight.distributed.thread_world import ThreadWorlds  # as above
+
+    worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
+    return lambda config, rank: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")
+
+
+def _nothing() -> None:
+    """Workers that a test brings are freed by the test."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 
 from inflight.interface.messages import (
     ExecuteModel,
@@ -21,12 +24,15 @@ from inflight.interface.worker import WorkerBase
 class WorkerLoop:
     """One rank's loop, in the one thread that touches the worker.
 
+    A step may be given back as a future: the loop then takes the next command, and replies when the future is done, from
+    whichever thread does it. A call is run when all steps before it have been answered.
+
     An exception of a command becomes its reply, and the loop goes on. What is no `Exception` (SystemExit, KeyboardInterrupt)
     leaves `run`: it is the death of the rank, for the caller to report.
 
     Args:
-        receive: waits for the next command; None ends the loop.
-        reply: sends a reply. Must not wait for anything that only this loop can do.
+        receive: waits for the next command; None ends the loop, whatever steps are under way.
+        reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
     """
 
     def __init__(
@@ -40,35 +46,65 @@ class WorkerLoop:
         self._rank = rank
         self._receive = receive
         self._reply = reply
-        self._current: WorkerCommand | None = None
+        self._method = ""  # of the call that runs
+        self._steps: list[int] = []  # under way; `list` operations are atomic
+        self._answered = threading.Condition()
+        self._num_unanswered = 0  # steps; guarded by `_answered`
 
     @property
     def activity(self) -> str:
         """What the rank is doing, as text. Any thread may ask."""
-        match self._current:
-            case None:
-                return "idle"
-            case ExecuteModel(scheduler_output=plan):
-                return f"running step {plan.step_id}"
-            case RpcCall(method=method):
-                return f"running {method}()"
+        steps = list(self._steps)
+        if steps:
+            return f"running step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+        return f"running {self._method}()" if self._method else "idle"
 
     def run(self) -> None:
         while (command := self._receive()) is not None:
-            self._current = command
-            reply = self._run_step(command) if isinstance(command, ExecuteModel) else self._run_call(command)
-            self._current = None
+            if isinstance(command, ExecuteModel):
+                self._run_step(command)
+                continue
+            with self._answered:
+                self._answered.wait_for(lambda: not self._num_unanswered)
+            self._method = command.method
+            reply = self._run_call(command)
+            self._method = ""
             self._reply(reply)
 
-    def _run_step(self, command: ExecuteModel) -> StepReply:
+    def _run_step(self, command: ExecuteModel) -> None:
         plan = command.scheduler_output
-        result: ModelRunnerOutput | WorkerFailure
+        self._steps.append(plan.step_id)
+        with self._answered:
+            self._num_unanswered += 1
         try:
             result = self._worker.execute_model(plan)
-            assert result.step_id == plan.step_id, f"the worker answered step {plan.step_id} with step {result.step_id}"
         except Exception as error:
+            self._answer_step(command, failure_of(error))
+            return
+        if isinstance(result, Future):
+            result.add_done_callback(partial(self._step_done, command))
+        else:
+            self._answer_step(command, result)
+
+    def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
+        """In the thread that has completed the future, or cancelled it at shutdown."""
+        try:
+            result: ModelRunnerOutput | WorkerFailure = future.result()
+        except BaseException as error:  # of the step; this thread has nobody above it
             result = failure_of(error)
-        return StepReply(epoch=command.epoch, step_id=plan.step_id, rank=self._rank, result=result)
+        self._answer_step(command, result)
+
+    def _answer_step(self, command: ExecuteModel, result: ModelRunnerOutput | WorkerFailure) -> None:
+        step_id = command.scheduler_output.step_id
+        if isinstance(result, ModelRunnerOutput) and result.step_id != step_id:
+            result = failure_of(AssertionError(f"the worker answered step {step_id} with step {result.step_id}"))
+        self._steps.remove(step_id)
+        self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, result=result))
+        if isinstance(result, WorkerFailure):
+            self._worker.step_failed()
+        with self._answered:
+            self._num_unanswered -= 1
+            self._answered.notify_all()
 
     def _run_call(self, command: RpcCall) -> RpcReply:
         value, failure = None, None

@@ -39,7 +39,7 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheGroup:
-    """Layers that share one block table. All have the same spec."""
+    """Layers of one rank that share a block table. All have the same spec. A pipeline stage may have none of a group."""
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec

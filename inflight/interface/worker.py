@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one epoch meet: rank 0 listens at `host`:`port`, the others connect. `timeout_seconds` bounds the
+    meeting and every wait for another rank after it."""
+
+    host: str
+    port: int
+    epoch: int
+    timeout_seconds: float
+
+
 class WorkerBase(ABC):
-    """One rank. All methods are called from one thread, in the order in which the executor was called.
+    """One rank. All methods but `step_failed` are called from one thread, in the order in which the executor was called.
 
     Any public method can be called by `Executor.collective_rpc` under its name.
     """
@@ -31,15 +44,22 @@ class WorkerBase(ABC):
         """Allocate the arena, bind it to the layers, warm up. Idempotent for an equal config."""
 
     @abstractmethod
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step to its end."""
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
+        """Run one step to its end, or begin it and return its future.
+
+        With a future, the next step may be begun before this one has ended. Steps end in the order in which they were begun,
+        and no other method is called until all have ended, `step_failed` and `shutdown` apart.
+        """
 
     @abstractmethod
     def execute_dummy_batch(self) -> None:
         """Run a forward pass of one token that belongs to no request; touches no request's cache."""
 
+    def step_failed(self) -> None:
+        """A step has failed on this rank, and was answered: free the ranks that wait for this one. From any thread."""
+
     def check_health(self) -> None:
         """Raise if this rank cannot serve. The default: a rank that answers is healthy."""
 
     def shutdown(self) -> None:
-        """Free what the rank holds. Idempotent."""
+        """Free what the rank holds; a step that waits for another rank ends. Idempotent."""

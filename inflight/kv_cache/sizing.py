@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from inflight.errors import OutOfMemoryError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 
 
-def make_groups(specs: Mapping[str, KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Layers of equal spec, cut into groups of one size, so that every group's block has equally many bytes.
+def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
+    """Layers of equal spec, cut into groups of about one size, so that a block of every group has about equally many bytes.
 
-    The size is that of the smallest kind; a group that cannot be filled is short, and its blocks are padded.
+    A request has one block table per group on all ranks: each rank gets as many groups of a kind as the whole model needs, and
+    divides the layers that it has of the kind among them; a group may have none there. The size is that of the smallest kind;
+    blocks of smaller groups are padded.
+
+    Args:
+        ranks: layer name -> spec, of each rank.
     """
-    kinds: dict[KVCacheSpec, list[str]] = {}
-    for name, spec in specs.items():
-        kinds.setdefault(spec, []).append(name)
-    size = min(len(names) for names in kinds.values())
-    return tuple(
-        KVCacheGroup(layer_names=tuple(names[i : i + size]), spec=spec)
-        for spec, names in kinds.items()
-        for i in range(0, len(names), size)
-    )
+    whole = {name: spec for specs in ranks for name, spec in specs.items()}
+    count_of_kind = Counter(whole.values())
+    size = min(count_of_kind.values())
+    num_groups = {kind: -(-count // size) for kind, count in count_of_kind.items()}
+    return [
+        tuple(group for kind, count in num_groups.items() for group in _groups_of_kind(specs, kind, count))
+        for specs in ranks
+    ]
+
+
+def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: int) -> list[KVCacheGroup]:
+    names = [name for name, spec in specs.items() if spec == kind]
+    size = -(-len(names) // count)
+    return [KVCacheGroup(layer_names=tuple(names[i * size : (i + 1) * size]), spec=kind) for i in range(count)]
 
 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
@@ -37,21 +48,44 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_
     return total
 
 
-def make_kv_cache_config(
-    specs: Mapping[str, KVCacheSpec], available_bytes: int, *, max_model_len: int, max_step_tokens: int
-) -> KVCacheConfig:
-    """As many blocks as fit.
+def make_kv_cache_configs(
+    ranks: Sequence[Mapping[str, KVCacheSpec]],
+    available_bytes: Sequence[int],
+    *,
+    max_model_len: int,
+    max_step_tokens: int,
+) -> list[KVCacheConfig]:
+    """As many blocks as fit, one config per rank. One pool of block ids serves all ranks: the tightest one decides how many.
+
+    Args:
+        ranks: layer name -> spec, of each rank.
+        available_bytes: of each rank.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens would not fit; says which length would.
     """
-    groups = make_groups(specs)
-    block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
-    num_blocks = max(0, available_bytes) // block_bytes
+    groups_of_rank = make_groups(ranks)
+    block_bytes = [
+        max(len(group.layer_names) * group.spec.block_bytes for group in groups) for groups in groups_of_rank
+    ]
+    num_blocks = [max(0, available) // size for available, size in zip(available_bytes, block_bytes, strict=True)]
+    groups, tightest = groups_of_rank[0], num_blocks.index(min(num_blocks))
     needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step_tokens)
-    if num_blocks < needed:
-        raise OutOfMemoryError(_too_small(groups, block_bytes, num_blocks, needed, available_bytes, max_model_len))
-    return KVCacheConfig(num_blocks=num_blocks, block_bytes=block_bytes, groups=groups)
+    if num_blocks[tightest] < needed:
+        raise OutOfMemoryError(
+            _too_small(
+                groups,
+                block_bytes[tightest],
+                num_blocks[tightest],
+                needed,
+                available_bytes[tightest],
+                max_model_len,
+            )
+        )
+    return [
+        KVCacheConfig(num_blocks=num_blocks[tightest], block_bytes=size, groups=groups)
+        for size, groups in zip(block_bytes, groups_of_rank, strict=True)
+    ]
 
 
 def _too_small(

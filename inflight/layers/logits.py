@@ -48,6 +48,6 @@ class LogitsHead(nn.Module):
         del self.table  # the plain weights go with it, unless they are the embedding's
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], rounded to the engine's dtype before."""
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; rounded to the engine's dtype."""
         logits = self.tp.all_gather(self.method.apply(hidden, self.weight, None))
-        return logits[:, : self.vocab_size].float()
+        return logits[:, : self.vocab_size].float().contiguous()

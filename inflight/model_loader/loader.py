@@ -16,6 +16,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import ModelConfig
+from inflight.config.partition import PipelineStage
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
 from inflight.layers.weights import Loadable, WeightSlot
@@ -29,23 +30,39 @@ _MAX_NAMES_SHOWN = 8
 
 
 def load_model(
-    model_config: ModelConfig, *, device: torch.device, backend: AttentionBackend, tp: TensorParallelGroup
+    model_config: ModelConfig,
+    *,
+    device: torch.device,
+    backend: AttentionBackend,
+    tp: TensorParallelGroup,
+    stage: PipelineStage | None = None,
 ) -> CausalLM:
-    """A model that can run, its weights in `model_config.dtype`.
+    """A model that can run, its weights in `model_config.dtype`; of several pipeline stages, the one that is given.
+
+    Every stage checks the whole checkpoint against the whole model, and reads its own weights only.
 
     Raises:
         UnsupportedModelError: no such family.
         CheckpointError: tensors are missing, extra, misshapen or not floats, or a file is missing or corrupt.
     """
     architecture = model_config.architecture
-    model = get_model_class(architecture.name)(
-        architecture, dtype=getattr(torch, model_config.dtype), device=device, backend=backend, tp=tp
+    whole = PipelineStage(0, architecture.num_layers, architecture.num_layers)
+    stage = stage or whole
+    make = partial(
+        get_model_class(architecture.name),
+        architecture,
+        dtype=getattr(torch, model_config.dtype),
+        backend=backend,
+        tp=tp,
     )
+    model = make(device=device, stage=stage)
     if model_config.load_format == "dummy":
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
     else:
         checkpoint = Checkpoint(model_config.folder)
-        _check_against(checkpoint, model, architecture.tie_word_embeddings)
+        # tensors of the meta device have shapes and no memory
+        described = model if stage == whole else make(device=torch.device("meta"), stage=whole)
+        _check_against(checkpoint, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_checkpoint, checkpoint=checkpoint)
     for prefix, unit in model.load_units():
         fill(unit, prefix)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.partition import PipelineStage
+from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import Attention
 from inflight.layers.weights import Loadable
@@ -27,7 +29,9 @@ class CausalLM(nn.Module, ABC):
         device: torch.device,
         backend: AttentionBackend,
         tp: TensorParallelGroup,
+        stage: PipelineStage,
     ) -> None:
+        """Only what belongs to `stage` is there: its layers, on the first stage the embedding, on the last norm and head."""
         super().__init__()
 
     @abstractmethod
@@ -38,22 +42,26 @@ class CausalLM(nn.Module, ABC):
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
         num_layers: int | None = None,
-    ) -> Tensor:
+        *,
+        intermediate: IntermediateTensors | None = None,
+    ) -> Tensor | IntermediateTensors:
         """The tokens of one step, of all its sequences, without padding between them.
 
         input_ids and positions [num_tokens], int32 or int64; attn_metadata: one per KV group; rows [num_rows], int64: the
         tokens whose hidden states are wanted, None for all (the others leave the last layer once their keys are written);
-        num_layers: stop after so many, which is enough to see how much memory a step takes.
-        Returns the hidden states after the final norm, [num_rows, hidden_size].
+        num_layers: stop after so many, which is enough to see how much memory a step takes; intermediate: what the stage before
+        returned (its residual is changed), None on the first stage, which alone reads input_ids.
+        Returns the hidden states after the final norm, [num_rows, hidden_size]; on all stages but the last, which do not look
+        at rows, what the next one takes.
         """
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size], the rows that are asked for -> float32 [num_rows, vocab_size]."""
+        """hidden [num_rows, hidden_size], the rows that are asked for -> float32 [num_rows, vocab_size]. Last stage only."""
 
     @abstractmethod
     def attention_layers(self) -> dict[str, Attention]:
-        """Layer name -> layer, in layer order."""
+        """Layer name -> layer, in layer order, of this stage."""
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.partition import PipelineStage
+from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.selector import select_layer_ops
 from inflight.layers.attention import Attention
@@ -184,7 +186,7 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaForCausalLM(CausalLM):
-    """The decoder with its embedding and head."""
+    """The decoder with its embedding and head; of several stages, this one's part of it."""
 
     def __init__(
         self,
@@ -194,24 +196,33 @@ class LlamaForCausalLM(CausalLM):
         device: torch.device,
         backend: AttentionBackend,
         tp: TensorParallelGroup,
+        stage: PipelineStage,
     ) -> None:
         nn.Module.__init__(self)
         vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
-        self.embed_tokens = VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=device, tp=tp)
+        self.stage = stage
+        self.embed_tokens = (
+            VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=device, tp=tp)
+            if stage.is_first
+            else None
+        )
         self.rotary = RotaryEmbedding(architecture.rope, architecture.head_dim, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(architecture, layer, dtype=dtype, device=device, backend=backend, tp=tp)
-            for layer in range(architecture.num_layers)
+            for layer in range(stage.start, stage.stop)
         )
-        self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, dtype=dtype, device=device)
-        self.lm_head = LogitsHead(
-            vocab_size,
-            hidden_size,
-            tied_embedding=self.embed_tokens if architecture.tie_word_embeddings else None,
-            dtype=dtype,
-            device=device,
-            tp=tp,
-        )
+        if stage.is_last:
+            self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, dtype=dtype, device=device)
+            # a tied head on another stage than the embedding reads the embedding's weights itself
+            self.head_name = "model.embed_tokens" if architecture.tie_word_embeddings else "lm_head"
+            self.lm_head = LogitsHead(
+                vocab_size,
+                hidden_size,
+                tied_embedding=self.embed_tokens if architecture.tie_word_embeddings else None,
+                dtype=dtype,
+                device=device,
+                tp=tp,
+            )
 
     def forward(
         self,
@@ -220,14 +231,23 @@ class LlamaForCausalLM(CausalLM):
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
         num_layers: int | None = None,
-    ) -> Tensor:
+        *,
+        intermediate: IntermediateTensors | None = None,
+    ) -> Tensor | IntermediateTensors:
         rotation = self.rotary(positions)
-        residual: Tensor = self.embed_tokens(input_ids)
-        delta = None
+        delta: Tensor | None = None
+        residual: Tensor
+        if self.embed_tokens is not None:
+            residual = self.embed_tokens(input_ids)
+        else:
+            assert intermediate is not None, "only the first stage has an embedding"
+            delta, residual = intermediate.delta, intermediate.residual
         *layers, last = self.layers[:num_layers]
         for layer in layers:
             delta, residual = layer(delta, residual, rotation, attn_metadata)
-        delta, residual = last(delta, residual, rotation, attn_metadata, rows)
+        delta, residual = last(delta, residual, rotation, attn_metadata, rows if self.stage.is_last else None)
+        if not self.stage.is_last:
+            return IntermediateTensors(delta, residual)
         return self.norm.add_and_norm(delta, residual)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -238,14 +258,12 @@ class LlamaForCausalLM(CausalLM):
         return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
 
     def load_units(self) -> list[tuple[str, Loadable]]:
-        layers = [
-            (f"model.layers.{index}", layer)
-            for index, layer in enumerate(self.layers)
-            if isinstance(layer, LlamaDecoderLayer)
-        ]
-        return [
-            ("model.embed_tokens", self.embed_tokens),
-            *layers,
-            ("model.norm", self.norm),
-            ("lm_head", self.lm_head),
-        ]
+        units: list[tuple[str, Loadable]] = []
+        if self.embed_tokens is not None:
+            units.append(("model.embed_tokens", self.embed_tokens))
+        for index, layer in enumerate(self.layers, self.stage.start):
+            assert isinstance(layer, LlamaDecoderLayer)
+            units.append((f"model.layers.{index}", layer))
+        if self.stage.is_last:
+            units += [("model.norm", self.norm), (self.head_name, self.lm_head)]
+        return units

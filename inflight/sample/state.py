@@ -11,18 +11,16 @@ import numpy.typing as npt
 import torch
 
 from inflight.interface.request import Int32Array, ResolvedSampling
-from inflight.sample.history import output_penalties, repetition_penalties
+from inflight.sample.history import HistoryRows
 from inflight.sample.metadata import (
     Bans,
-    OutputPenalties,
     RandomRows,
-    RepetitionPenalties,
     RestrictedRows,
     SamplingMetadata,
     to_device,
 )
 from inflight.sample.seeds import MASK64, draw_keys
-from inflight.sample.token_lists import TokenLists, allowed_tokens, bad_word_bans, logit_bias, stop_bans
+from inflight.sample.token_lists import TokenLists, allowed_tokens, logit_bias, stop_bans
 
 IntArray = npt.NDArray[np.integer]
 Int64Array = npt.NDArray[np.int64]
@@ -91,25 +89,16 @@ class SamplingState:
         self._min_tokens[slot] = params.min_tokens
 
     def needs_history(self, slots: Int32Array) -> bool:
-        """Whether a row of `slots` looks at the tokens before the draw: then `metadata` must wait until all are known."""
+        """Whether a row of `slots` looks at the tokens before its draw."""
         return bool(np.bitwise_or.reduce(self._features[slots], initial=0) & HISTORY)
 
-    def metadata(
-        self,
-        slots: Int32Array,
-        positions: IntArray,
-        token_ids: Int32Array,
-        num_prompt_tokens: IntArray,
-        num_tokens: IntArray,
-    ) -> SamplingMetadata:
-        """What the sampler needs for one step; a snapshot: a later `add` does not reach into it.
+    def metadata(self, slots: Int32Array, positions: IntArray, num_prompt_tokens: IntArray) -> SamplingMetadata:
+        """What the sampler needs for one step, without what `history` adds; a snapshot: a later `add` does not reach into it.
 
         Args:
             slots: [num_rows], one per sampling row; a slot may come more than once (drafts being verified).
             positions: [num_rows], the position of the token to be drawn: the number of tokens before it.
-            token_ids: [max_num_seqs, max_model_len], row = slot; read only where `needs_history`.
             num_prompt_tokens: [num_rows].
-            num_tokens: [num_rows], how many of `token_ids` (prompt and output) come before the draw and are known.
         """
         num_rows = len(slots)
         features = self._features[slots]
@@ -132,20 +121,38 @@ class SamplingState:
             restricted=self._restricted_rows(pick(RESTRICTED), slots, positions) if union & RESTRICTED else None,
             allowed=allowed_tokens(allowed.tolist(), self._lists_of(slots[allowed])),
             bias=logit_bias(bias, self._lists_of(slots[bias]), vocab_size, device) if len(bias) else None,
-            bad_words=self._bad_word_bans(pick(BAD_WORDS), slots, token_ids, num_tokens) if union & BAD_WORDS else None,
             min_tokens=self._stop_bans(pick(MIN_TOKENS), slots, positions - num_prompt_tokens)
             if union & MIN_TOKENS
             else None,
-            repetition=self._repetition_penalties(pick(REPETITION), slots, token_ids, num_tokens)
-            if union & REPETITION
-            else None,
-            output_penalties=self._output_penalties(
-                pick(OUTPUT_PENALTY), slots, token_ids, num_prompt_tokens, num_tokens
-            )
-            if union & OUTPUT_PENALTY
-            else None,
             logprobs_rows=logprobs.astype(np.int32) if len(logprobs) else None,
             num_logprobs=int(self._num_logprobs[slots[logprobs]].max(initial=0)),
+        )
+
+    def history(self, slots: Int32Array, num_prompt_tokens: IntArray, num_tokens: IntArray) -> HistoryRows | None:
+        """The rows of the same step that look at the tokens before the draw, or None; a snapshot too.
+
+        Args:
+            slots, num_prompt_tokens: as for `metadata`.
+            num_tokens: [num_rows], how many tokens (prompt and output) come before the draw and count.
+        """
+        features = self._features[slots]
+        if not int(np.bitwise_or.reduce(features, initial=0)) & HISTORY:
+            return None
+        repetition, output, bad_words = (
+            np.flatnonzero(features & feature) for feature in (REPETITION, OUTPUT_PENALTY, BAD_WORDS)
+        )
+        return HistoryRows(
+            vocab_size=self.vocab_size,
+            slots=slots.copy(),
+            num_prompt_tokens=num_prompt_tokens.astype(np.int64),
+            num_tokens=num_tokens.astype(np.int64),
+            repetition=repetition,
+            repetition_penalty=self._repetition[slots[repetition]],
+            output=output,
+            frequency=self._frequency[slots[output]],
+            presence=self._presence[slots[output]],
+            bad_words=bad_words,
+            lists=self._lists_of(slots[bad_words]),
         )
 
     def _lists_of(self, slots: Int32Array) -> list[TokenLists]:
@@ -185,33 +192,6 @@ class SamplingState:
         rows = rows[num_emitted[rows] < self._min_tokens[slots[rows]]]
         return stop_bans(rows, self._lists_of(slots[rows]), self.vocab_size, self.device) if len(rows) else None
 
-    def _bad_word_bans(
-        self, rows: Int64Array, slots: Int32Array, token_ids: Int32Array, num_tokens: IntArray
-    ) -> Bans | None:
-        histories = _spans(token_ids, slots[rows], np.zeros_like(rows), num_tokens[rows])
-        return bad_word_bans(rows, self._lists_of(slots[rows]), histories, self.vocab_size, self.device)
-
-    def _repetition_penalties(
-        self, rows: Int64Array, slots: Int32Array, token_ids: Int32Array, num_tokens: IntArray
-    ) -> RepetitionPenalties:
-        slots = slots[rows]
-        histories = _spans(token_ids, slots, np.zeros_like(rows), num_tokens[rows])
-        return repetition_penalties(rows, histories, self._repetition[slots], self.vocab_size, self.device)
-
-    def _output_penalties(
-        self,
-        rows: Int64Array,
-        slots: Int32Array,
-        token_ids: Int32Array,
-        num_prompt_tokens: IntArray,
-        num_tokens: IntArray,
-    ) -> OutputPenalties | None:
-        slots = slots[rows]
-        outputs = _spans(token_ids, slots, num_prompt_tokens[rows], num_tokens[rows])
-        return output_penalties(
-            rows, outputs, self._frequency[slots], self._presence[slots], self.vocab_size, self.device
-        )
-
 
 def features_of(sampling: ResolvedSampling, vocab_size: int) -> int:
     """Which of the feature bits a request needs."""
@@ -231,11 +211,3 @@ def features_of(sampling: ResolvedSampling, vocab_size: int) -> int:
     ):
         features |= feature if needed else 0
     return features
-
-
-def _spans(token_ids: Int32Array, slots: Int32Array, starts: IntArray, stops: IntArray) -> list[Int32Array]:
-    """`token_ids[slot, start:stop]` of each row, as views."""
-    return [
-        token_ids[slot, start:stop]
-        for slot, start, stop in zip(slots.tolist(), starts.tolist(), stops.tolist(), strict=True)
-    ]

@@ -1,7 +1,7 @@
-"""`InputBatch`: the worker's copy of the requests, one stable slot each, in numpy columns.
+"""`InputBatch`: the requests as the plans tell of them, one stable slot each, in numpy columns.
 
-Owned by one `ModelRunner`. Plans are deltas against it: `apply` takes one in, `append_sampled` adds what was drawn. Rows of
-slots that no plan names are stale and never read.
+Owned by the thread that prepares steps; `apply` takes a plan in. Plans run ahead of the device: tokens drawn in steps before
+are not known, only where they belong. Rows of slots that no plan names are stale and never read.
 """
 
 from __future__ import annotations
@@ -13,25 +13,34 @@ import numpy as np
 from inflight.interface.request import Int32Array
 from inflight.interface.step import SchedulerOutput
 
+NO_STEP = -1
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A plan's inputs as flat columns; the tokens of row i are `[query_start_loc[i], query_start_loc[i + 1])`."""
+    """A plan's inputs as flat columns; the tokens of row i are `[query_start_loc[i], query_start_loc[i + 1])`.
+
+    `drawn_tokens` are the inputs that no plan has named: each is the token drawn last for its slot, and 0 in `input_ids`.
+    """
 
     input_ids: Int32Array  # [num_tokens]
     positions: Int32Array  # [num_tokens]
     query_start_loc: Int32Array  # [num_rows + 1]
     seq_lens: Int32Array  # [num_rows], tokens in the cache after this step
     sampling_rows: Int32Array  # [num_sampling_rows]
+    drawn_tokens: Int32Array  # [num_drawn], indices into the flat tokens
+    drawn_slots: Int32Array  # [num_drawn]
+    drawn_in_step: int  # the latest step that draws one of them; NO_STEP where there is none
 
 
 class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)  # those that a plan has named
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
+        self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the step that draws for the slot
         self._block_size = block_size
 
     def apply(self, plan: SchedulerOutput) -> None:
@@ -39,7 +48,7 @@ class InputBatch:
         for data in plan.new_requests:
             slot, length = data.slot, len(data.token_ids)
             self.token_ids[slot, :length] = data.token_ids
-            self.num_tokens[slot] = length
+            self.num_known_tokens[slot] = length
             self.num_prompt_tokens[slot] = data.num_prompt_tokens
             for table, block_ids in zip(self.block_tables, data.block_ids, strict=True):
                 table[slot, : len(block_ids)] = block_ids
@@ -47,29 +56,32 @@ class InputBatch:
             table[delta.slots, delta.columns] = delta.block_ids
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
-        """The flat inputs of a plan that has been applied."""
+        """The flat inputs of a plan that has been applied; called once for each, in step order."""
         lengths = plan.num_scheduled_tokens
         query_start_loc = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start_loc[1:])
         rows = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         positions = np.arange(query_start_loc[-1], dtype=np.int32)
         positions += (plan.num_computed_tokens - query_start_loc[:-1])[rows]
+        slots = plan.slots[rows]
+        drawn_tokens = np.flatnonzero(positions >= self.num_known_tokens[slots]).astype(np.int32)
+        drawn_slots = slots[drawn_tokens]
+        input_ids = self.token_ids[slots, positions]
+        input_ids[drawn_tokens] = 0
+        drawn_in_step = int(self._last_draw[drawn_slots].max(initial=NO_STEP))
+        self._last_draw[plan.slots[plan.samples]] = plan.step_id
         return StepInputs(
-            input_ids=self.token_ids[plan.slots[rows], positions],
+            input_ids=input_ids,
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=plan.num_computed_tokens + lengths,
             sampling_rows=plan.samples.nonzero()[0].astype(np.int32),
+            drawn_tokens=drawn_tokens,
+            drawn_slots=drawn_slots,
+            drawn_in_step=drawn_in_step,
         )
 
     def block_table(self, group: int, slots: Int32Array, max_seq_len: int) -> Int32Array:
-        """The tables of `slots` in one group, as wide as `max_seq_len` tokens need: [num_rows, num_blocks]."""
+        """The tables of `slots` in one group, as wide as `max_seq_len` tokens need: [num_rows, num_blocks]; a copy."""
         width = -(-max_seq_len // self._block_size)
         return self.block_tables[group][slots, :width]
-
-    def append_sampled(self, slots: Int32Array, token_ids: Int32Array) -> None:
-        """Add one drawn token to each slot."""
-        lengths = self.num_tokens[slots]
-        fits = lengths < self.token_ids.shape[1]  # the last token of a sequence at max_model_len is never an input
-        self.token_ids[slots[fits], lengths[fits]] = token_ids[fits]
-        self.num_tokens[slots] += 1

@@ -1,11 +1,16 @@
 """`ModelRunner`: one rank's steps, in three stages.
 
-    prepare_inputs   plan -> `ModelInput`: host work and staged copies; no collective, no sync
-    execute_model    -> logits of the sampling rows (and the prompt's log-probabilities, where asked for)
+    prepare_inputs   plan -> `ModelInput`: host work and staged copies; no collective, no sync, no wait for another rank
+    execute_model    -> logits of the sampling rows (and the prompt's log-probabilities, where asked for), or on all pipeline
+                     stages but the last what the next one takes
     sample           -> `ModelRunnerOutput`
 
-Owns the model, the KV arena and the `InputBatch`. Stages of different steps may overlap as long as each stage sees the steps
-in order: `prepare_inputs` is the only one that writes requests into the batch, `sample` the only one that adds tokens.
+Owns the model, the KV arena, the `InputBatch` and the `DrawnTokens`. One thread prepares, another executes and samples, each in
+step order, and the first may be steps ahead: it writes the batch and the sampling columns, and a `ModelInput` holds copies of
+all that its step needs of them. Tokens drawn meanwhile are the other thread's: `execute_model` and `sample` put them in.
+
+Tokens are drawn on the first rank of the last stage and broadcast to its other ranks: that all of them would draw the same from
+the same logits holds only on processors that round alike.
 """
 
 from __future__ import annotations
@@ -18,59 +23,74 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.config.engine import EngineConfig
+from inflight.config.partition import PipelineStage
 from inflight.device.base import Device
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
-from inflight.interface.request import Int32Array, LogprobsColumns, ResolvedSampling
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from inflight.interface.request import Int32Array, ResolvedSampling
+from inflight.interface.step import (
+    KVConnectorOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    PromptLogprobs,
+    SchedulerOutput,
+)
 from inflight.models.causal_lm import CausalLM
-from inflight.sample.logprobs import gather_logprobs
+from inflight.sample.history import HistoryRows
 from inflight.sample.metadata import SamplingMetadata
 from inflight.sample.sampler import Sampler
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Timeline
-from inflight.worker.input_batch import InputBatch
-
-PROMPT_LOGPROBS_ROWS = 256  # rows of the vocabulary held at once for prompt log-probabilities
+from inflight.worker.drawn_tokens import DrawnTokens
+from inflight.worker.input_batch import InputBatch, StepInputs
+from inflight.worker.prompt_logprobs import PromptLogprobsProgress, PromptLogprobsWork
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobsWork:
-    """Log-probabilities wanted of the prompt tokens `[start, start + len(targets))` of plan row `row`.
+class SamplingInput:
+    """How the step's rows are drawn; only on the rank that draws."""
 
-    They come from the step's hidden states `[first_token, first_token + len(targets))`.
-    """
-
-    row: int
-    start: int
-    first_token: int
-    targets: Int32Array
-    num_logprobs: int
+    metadata: SamplingMetadata
+    history: HistoryRows | None  # for `metadata`, when the tokens before are known
+    new_histories: tuple[NewRequestData, ...]  # requests of this step that will have such rows
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """Everything the device needs for one step."""
+    """Everything the device needs for one step. Nobody writes to its arrays but `execute_model`, to `input_ids`."""
 
     plan: SchedulerOutput
-    input_ids: torch.Tensor  # [num_tokens] int32
+    input_ids: torch.Tensor  # [num_tokens] int32; of `drawn_tokens` not known yet
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
+    drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs drawn in the steps before
+    drawn_slots: torch.Tensor  # [num_drawn] int64
+    drawn_in_step: int  # the latest of these steps
     logits_indices: torch.Tensor  # [num_sampling_rows] int64, into the step's tokens
     sampling_slots: Int32Array  # [num_sampling_rows]
-    sampling_metadata: SamplingMetadata
+    sampling_positions: Int32Array  # [num_sampling_rows], of the token to be drawn
+    sampling: SamplingInput | None
     prompt_logprobs: tuple[PromptLogprobsWork, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """What the forward pass leaves for `sample`."""
+    """What the forward pass of the last stage leaves for `sample`."""
 
     logits: torch.Tensor  # [num_sampling_rows, vocab_size] float32
     prompt_logprobs: tuple[PromptLogprobs, ...]
 
 
 class ModelRunner:
+    """
+    Args:
+        model: the part of it that belongs to `stage`.
+        sender, receiver: of drawn tokens, from the last of several pipeline stages to the first; the runner closes neither.
+    """
+
     def __init__(
         self,
         config: EngineConfig,
@@ -78,16 +98,29 @@ class ModelRunner:
         backend: AttentionBackend,
         device: Device,
         timeline: Timeline,
+        *,
+        tp: TensorParallelGroup,
+        stage: PipelineStage,
+        sender: TokenSender | None = None,
+        receiver: TokenReceiver | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._backend = backend
         self._device = device
         self._timeline = timeline
-        vocab_size = config.model.architecture.vocab_size
-        self._sampler = Sampler(vocab_size, device.torch_device)
-        self._sampling_state = SamplingState(config.scheduler.max_num_seqs, vocab_size, device.torch_device)
-        self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # slot -> (how many, prompt positions done)
+        self._tp, self._stage = tp, stage
+        self._draws = stage.is_last and tp.rank == 0
+        architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
+        self._sampler = Sampler(architecture.vocab_size, device.torch_device)
+        self._sampling_state = SamplingState(max_num_seqs, architecture.vocab_size, device.torch_device)
+        self._prompt_logprobs = PromptLogprobsProgress()
+        self._drawn_tokens = DrawnTokens(
+            max_num_seqs, config.model.max_model_len, device.torch_device, sender=sender, receiver=receiver
+        )
+        self._intermediate = IntermediateTensors.template(
+            architecture.hidden_size, getattr(torch, config.model.dtype), device.torch_device
+        )
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
 
@@ -113,72 +146,123 @@ class ModelRunner:
         )
 
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput:
-        assert self._batch is not None and self._kv_cache_config is not None, "initialize_from_config comes first"
+        assert self._batch is not None, "initialize_from_config comes first"
         with self._timeline.span(plan.step_id, "prepare"):
             batch, device = self._batch, self._device
             batch.apply(plan)
-            for data in plan.new_requests:
-                self._sampling_state.add(data.slot, data.sampling)
-                wanted = data.sampling.params.prompt_logprobs
-                self._prompt_logprobs.pop(data.slot, None)
-                if wanted is not None:
-                    self._prompt_logprobs[data.slot] = (wanted, data.num_prompt_logprobs_done)
+            if self._stage.is_last:
+                for data in plan.new_requests:
+                    self._sampling_state.add(data.slot, data.sampling)
+                    self._prompt_logprobs.add(data)
             inputs = batch.step_inputs(plan)
-            max_seq_len = int(inputs.seq_lens.max())
-            attn_metadata = []
-            for index, group in enumerate(self._kv_cache_config.groups):
-                attention_inputs = AttentionInputs(
-                    query_start_loc=inputs.query_start_loc,
-                    seq_lens=inputs.seq_lens,
-                    num_computed_tokens=plan.num_computed_tokens,
-                    block_table=batch.block_table(index, plan.slots, max_seq_len),
-                    block_size=group.spec.block_size,
-                )
-                attn_metadata.append(self._backend.build_metadata(attention_inputs, group.spec))
             slots = plan.slots[inputs.sampling_rows]
-            num_tokens = inputs.seq_lens[inputs.sampling_rows]
+            self._drawn_tokens.expect(plan.step_id, slots)
             return ModelInput(
                 plan=plan,
                 input_ids=device.to_device(inputs.input_ids),
                 positions=device.to_device(inputs.positions),
-                attn_metadata=tuple(attn_metadata),
+                attn_metadata=self._attn_metadata(plan, inputs),
+                drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
+                drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
+                drawn_in_step=inputs.drawn_in_step,
                 logits_indices=device.to_device(inputs.query_start_loc[1:][inputs.sampling_rows].astype(np.int64) - 1),
                 sampling_slots=slots,
-                sampling_metadata=self._sampling_state.metadata(
-                    slots, num_tokens, batch.token_ids, batch.num_prompt_tokens[slots], num_tokens
-                ),
-                prompt_logprobs=self._prompt_logprobs_work(plan, inputs.query_start_loc),
+                sampling_positions=inputs.seq_lens[inputs.sampling_rows],
+                sampling=self._sampling_input(plan, inputs) if self._draws else None,
+                prompt_logprobs=self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch),
             )
 
-    def execute_model(self, model_input: ModelInput) -> ForwardOutput:
-        """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head."""
-        with self._timeline.span(model_input.plan.step_id, "forward"):
-            rows = model_input.logits_indices
-            inputs = (model_input.input_ids, model_input.positions, model_input.attn_metadata)
-            if not model_input.prompt_logprobs:
-                return ForwardOutput(self._model.compute_logits(self._model(*inputs, rows)), ())
-            hidden = self._model(*inputs)
-            prompt_logprobs = tuple(
-                PromptLogprobs(row=work.row, start=work.start, columns=self._logprobs_of_prompt(hidden, work))
-                for work in model_input.prompt_logprobs
+    def _attn_metadata(self, plan: SchedulerOutput, inputs: StepInputs) -> tuple[AttentionMetadata, ...]:
+        assert self._batch is not None and self._kv_cache_config is not None
+        max_seq_len = int(inputs.seq_lens.max())
+        found = []
+        for index, group in enumerate(self._kv_cache_config.groups):
+            if not group.layer_names:  # all its layers are on other stages
+                found.append(AttentionMetadata(num_tokens=plan.num_tokens))
+                continue
+            attention_inputs = AttentionInputs(
+                query_start_loc=inputs.query_start_loc,
+                seq_lens=inputs.seq_lens,
+                num_computed_tokens=plan.num_computed_tokens,
+                block_table=self._batch.block_table(index, plan.slots, max_seq_len),
+                block_size=group.spec.block_size,
             )
-            return ForwardOutput(self._model.compute_logits(hidden[rows]), prompt_logprobs)
+            found.append(self._backend.build_metadata(attention_inputs, group.spec))
+        return tuple(found)
 
-    def sample(self, model_input: ModelInput, forward: ForwardOutput) -> ModelRunnerOutput:
-        """Draw one token per sampling row and add it to the batch."""
+    def _sampling_input(self, plan: SchedulerOutput, inputs: StepInputs) -> SamplingInput:
         assert self._batch is not None
-        plan = model_input.plan
-        with self._timeline.span(plan.step_id, "sample"):
+        state, slots = self._sampling_state, plan.slots[inputs.sampling_rows]
+        num_prompt_tokens, positions = self._batch.num_prompt_tokens[slots], inputs.seq_lens[inputs.sampling_rows]
+        return SamplingInput(
+            metadata=state.metadata(slots, positions, num_prompt_tokens),
+            history=state.history(slots, num_prompt_tokens, positions),
+            new_histories=tuple(
+                data for data in plan.new_requests if state.needs_history(np.array([data.slot], dtype=np.int32))
+            ),
+        )
+
+    def execute_model(
+        self, model_input: ModelInput, intermediate: IntermediateTensors | None = None
+    ) -> ForwardOutput | IntermediateTensors:
+        """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head.
+
+        `intermediate`: what the stage before returned; None on the first stage, which may wait here for tokens that the last
+        one has yet to draw.
+        """
+        with self._timeline.span(model_input.plan.step_id, "forward"):
+            if self._stage.is_first:
+                self._drawn_tokens.fill(
+                    model_input.input_ids,
+                    model_input.drawn_tokens,
+                    model_input.drawn_slots,
+                    model_input.drawn_in_step,
+                )
+            work = model_input.prompt_logprobs
+            rows = None if work else model_input.logits_indices
+            inputs = (model_input.input_ids, model_input.positions, model_input.attn_metadata)
+            hidden = self._model(*inputs, rows, intermediate=intermediate)
+            if isinstance(hidden, IntermediateTensors):
+                return hidden
+            prompt_logprobs = tuple(
+                PromptLogprobs(
+                    row=piece.row,
+                    start=piece.start,
+                    columns=piece.columns(hidden, self._model.compute_logits, self._device),
+                )
+                for piece in work
+            )
+            logits = self._model.compute_logits(hidden if rows is not None else hidden[model_input.logits_indices])
+            return ForwardOutput(logits, prompt_logprobs)
+
+    def sample(self, model_input: ModelInput, forward: ForwardOutput | IntermediateTensors) -> ModelRunnerOutput:
+        """Draw one token per sampling row, and let every rank that needs it know. Nothing on stages but the last."""
+        step_id = model_input.plan.step_id
+        if isinstance(forward, IntermediateTensors):
+            return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+        with self._timeline.span(step_id, "sample"):
+            slots, positions = model_input.sampling_slots, model_input.sampling_positions
+            sampling = model_input.sampling
+            if sampling is None:  # another rank of the stage draws
+                if len(slots):
+                    nothing = torch.empty(len(slots), dtype=torch.int32, device=self._device.torch_device)
+                    self._drawn_tokens.add(slots, positions, self._tp.broadcast(nothing))
+                return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+            self._drawn_tokens.remember(sampling.new_histories)
             token_ids = np.empty(0, dtype=np.int32)
             logprobs, logprobs_rows = None, np.empty(0, dtype=np.int32)
-            if len(model_input.sampling_slots):
-                drawn = self._sampler(forward.logits, model_input.sampling_metadata)
+            if len(slots):
+                metadata = sampling.metadata
+                if sampling.history is not None:
+                    known = self._drawn_tokens.token_ids
+                    metadata = sampling.history.add_to(metadata, known, self._device.torch_device)
+                drawn = self._sampler(forward.logits, metadata)
+                self._drawn_tokens.add(slots, positions, self._tp.broadcast(drawn.token_ids))
                 token_ids = drawn.token_ids.cpu().numpy().astype(np.int32, copy=False)
                 if drawn.logprobs is not None and drawn.logprobs_rows is not None:
                     logprobs, logprobs_rows = drawn.logprobs.to_columns(), drawn.logprobs_rows
-                self._batch.append_sampled(model_input.sampling_slots, token_ids)
             return ModelRunnerOutput(
-                step_id=plan.step_id,
+                step_id=step_id,
                 kv_connector_output=KVConnectorOutput(),
                 sampled_token_ids=token_ids,
                 logprobs=logprobs,
@@ -187,12 +271,17 @@ class ModelRunner:
             )
 
     def dummy_run(self, num_tokens: int) -> None:
-        """A forward pass of `num_tokens` that belong to no request: each is a sequence of one token in the dummy block."""
+        """A forward pass of `num_tokens` that belong to no request: each is a sequence of one token in the dummy block.
+
+        It touches no link: each stage makes up what the one before would send.
+        """
         assert self._kv_cache_config is not None, "initialize_from_config comes first"
         inputs = _one_token_each(num_tokens, self._config.cache.block_size)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
-        self._model.compute_logits(self._model(zeros, zeros, metadata))
+        hidden = self._model(zeros, zeros, metadata, intermediate=self._made_up(num_tokens))
+        if self._stage.is_last:
+            self._model.compute_logits(hidden)
 
     def profile_run(self) -> None:
         """The largest step through the first layer, the head and the sampler, with a cache of its own: all layers take turns
@@ -209,48 +298,26 @@ class ModelRunner:
             self._device.to_device(positions),
             (self._backend.build_metadata(inputs, spec),),
             num_layers=1,
+            intermediate=self._made_up(num_tokens),
         )
-        slots = np.arange(num_rows, dtype=np.int32)
-        for slot in slots.tolist():
-            self._sampling_state.add(slot, ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1))
-        no_tokens = np.zeros((num_rows, 1), dtype=np.int32)
-        metadata = self._sampling_state.metadata(slots, slots, no_tokens, slots * 0, slots * 0)
-        self._sampler(self._model.compute_logits(hidden[:num_rows]), metadata)
+        if not self._stage.is_last:
+            return
+        logits = self._model.compute_logits(hidden[:num_rows])
+        if self._draws:
+            slots = np.arange(num_rows, dtype=np.int32)
+            for slot in slots.tolist():
+                sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
+                self._sampling_state.add(slot, sampling)
+            self._sampler(logits, self._sampling_state.metadata(slots, slots, slots * 0))
 
-    def _prompt_logprobs_work(
-        self, plan: SchedulerOutput, query_start_loc: Int32Array
-    ) -> tuple[PromptLogprobsWork, ...]:
-        """Which of the step's hidden states yield log-probabilities of prompt tokens not answered before."""
-        assert self._batch is not None
-        work = []
-        for row, slot in enumerate(plan.slots.tolist()) if self._prompt_logprobs else ():
-            if slot not in self._prompt_logprobs:
-                continue
-            wanted, done = self._prompt_logprobs[slot]
-            computed = int(plan.num_computed_tokens[row])
-            # the hidden state of position p tells about the token at p + 1
-            start = max(done, computed + 1)
-            stop = min(computed + int(plan.num_scheduled_tokens[row]) + 1, int(self._batch.num_prompt_tokens[slot]))
-            if stop <= start:
-                continue
-            self._prompt_logprobs[slot] = (wanted, stop)
-            first_token = int(query_start_loc[row]) + start - 1 - computed
-            targets = self._batch.token_ids[slot, start:stop].copy()
-            work.append(PromptLogprobsWork(row, start, first_token, targets, wanted))
-        return tuple(work)
-
-    def _logprobs_of_prompt(self, hidden: torch.Tensor, work: PromptLogprobsWork) -> LogprobsColumns:
-        pieces: list[LogprobsColumns] = []
-        for i in range(0, len(work.targets), PROMPT_LOGPROBS_ROWS):
-            targets = self._device.to_device(work.targets[i : i + PROMPT_LOGPROBS_ROWS])
-            first = work.first_token + i
-            logits = self._model.compute_logits(hidden[first : first + len(targets)])
-            pieces.append(gather_logprobs(logits, targets, work.num_logprobs).to_columns())
-        return LogprobsColumns(
-            token_ids=np.concatenate([piece.token_ids for piece in pieces]),
-            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
-            ranks=np.concatenate([piece.ranks for piece in pieces]),
-        )
+    def _made_up(self, num_tokens: int) -> IntermediateTensors | None:
+        """Zeros in the place of what the stage before would send."""
+        if self._stage.is_first:
+            return None
+        made_up = self._intermediate.empty_like(num_tokens)
+        made_up.delta.zero_()
+        made_up.residual.zero_()
+        return made_up
 
 
 def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:

@@ -61,6 +61,7 @@ def engine_config(
         parallel=ParallelConfig(
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
+            pipeline_layer_partition=(1,) * pipeline_parallel_size,
             distributed_executor_backend=backend,
         ),
         device=DeviceConfig(kind="cpu", num_threads=1),

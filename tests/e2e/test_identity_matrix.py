@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight import LLM, RequestOutput, SamplingParams
-from inflight.kv_cache.sizing import blocks_per_sequence
+from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
 from inflight.sample.noise import log_exponential, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
@@ -84,10 +84,14 @@ EVENTS = st.lists(st.tuples(PROMPTS, PARAMS, st.integers(0, 6), st.booleans()), 
 
 @dataclass
 class Engines:
-    """Engines of one model, made once for each set of features, and the plain runs' outputs."""
+    """Engines of one model, made once for each set of features, and the plain runs' outputs.
+
+    `arguments` are those of all engines but the plain one.
+    """
 
     folder: Path
     block_size: int
+    arguments: dict[str, Any] = field(default_factory=dict)
     llms: dict[Features, LLM] = field(default_factory=dict)
     plain_outputs: dict[str, RequestOutput] = field(default_factory=dict)
     num_tokens: int = 0
@@ -97,11 +101,12 @@ class Engines:
         if features not in self.llms:
             memory = 1 << 24
             if features.tight:
-                config = self.llm(PLAIN).llm_engine.core.kv_cache_config
+                ranks = make_groups(self.llm(replace(features, tight=False)).llm_engine.executor.get_kv_cache_specs())
                 blocks = blocks_per_sequence(
-                    config.groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=features.chunk or MAX_MODEL_LEN
+                    ranks[0], num_tokens=MAX_MODEL_LEN, max_step_tokens=features.chunk or MAX_MODEL_LEN
                 )
-                memory = (1 + blocks) * config.block_bytes
+                largest = max(len(group.layer_names) * group.spec.block_bytes for groups in ranks for group in groups)
+                memory = (1 + blocks) * largest
             self.llms[features] = LLM(
                 str(self.folder),
                 skip_tokenizer_init=True,
@@ -115,6 +120,7 @@ class Engines:
                 kv_cache_memory_bytes=memory,
                 generation_config="none",
                 num_threads=1,
+                **({} if features == PLAIN else self.arguments),
             )
         return self.llms[features]
 

@@ -68,9 +68,8 @@ def test_limits_follow_one_another() -> None:
 
 def steps_in_flight(num_stages: int, **arguments: Any) -> tuple[int, int]:
     """(depth, stagger)"""
-    args = EngineArgs(**arguments)
-    object.__setattr__(args, "pipeline_parallel_size", num_stages)  # not served yet: the constructor refuses it
-    config = resolve(args, folder=Path("model"), architecture=ARCHITECTURE, machine=MACHINE, timeout_seconds=60.0)
+    four_layers = replace(ARCHITECTURE, num_layers=4, sliding_windows=(None,) * 4)
+    config = resolved(four_layers, pipeline_parallel_size=num_stages, **arguments)
     return config.scheduler.depth, config.scheduler.stagger
 
 
@@ -127,7 +126,8 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"enable_prefix_caching": "yes"}, "enable_prefix_caching"),
         ({"async_scheduling": 1}, "async_scheduling=1"),
         ({"pipeline_depth": 0}, "pipeline_depth=0"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size=0"),
+        ({"pipeline_layer_partition": (1, 1)}, "pipeline_layer_partition"),
         ({"distributed_executor_backend": "ray"}, "ray"),
     ],
 )

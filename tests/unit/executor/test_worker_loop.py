@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import Future
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,7 +21,7 @@ from inflight.interface.messages import (
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -100,3 +104,79 @@ def test_activity_says_what_runs() -> None:
     loop = WorkerLoop(Watched(engine_config(), 3), 3, lambda: next(inbox), lambda _: seen.append(loop.activity))
     loop.run()
     assert seen == ["running step 7", "idle", "running check_health()", "idle"]
+
+
+class Staged(ScriptedWorker):
+    """Gives every step back as a future that the test completes."""
+
+    def __init__(self) -> None:
+        super().__init__(engine_config(), 3)
+        self.futures: dict[int, Future[ModelRunnerOutput]] = {}
+        self.failed: list[int] = []
+        self.replies: list[WorkerReply] = []
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        self.futures[scheduler_output.step_id] = Future()
+        return self.futures[scheduler_output.step_id]
+
+    def end(self, step_id: int) -> None:
+        output = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+        self.futures[step_id].set_result(output)
+
+    def step_failed(self) -> None:
+        self.failed.append(len(self.replies))
+
+
+def step(step_id: int) -> ExecuteModel:
+    return ExecuteModel(epoch=5, scheduler_output=plan(step_id))
+
+
+def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:
+    staged, inbox = Staged(), SimpleQueue[WorkerCommand | None]()
+    loop = WorkerLoop(staged, 3, inbox.get, staged.replies.append)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    for command in (step(7), step(8), call(0, "echo", 1), None):
+        inbox.put(command)
+    for _ in range(500):
+        if len(staged.futures) == 2 and loop.activity == "running steps 7, 8":
+            break
+        time.sleep(0.005)
+    assert loop.activity == "running steps 7, 8"
+    assert staged.replies == []
+    staged.end(7)
+    assert loop.activity == "running step 8"
+    assert [type(reply).__name__ for reply in staged.replies] == ["StepReply"]
+    staged.end(8)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert [getattr(reply, "step_id", "call") for reply in staged.replies] == [7, 8, "call"]
+    assert loop.activity == "idle"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad luck"), SystemExit("no way out"), None])
+def test_a_step_that_fails_later_is_answered_and_then_the_worker_is_told(error: BaseException | None) -> None:
+    staged = Staged()
+    inbox = iter((step(7), None))
+    WorkerLoop(staged, 3, lambda: next(inbox), staged.replies.append).run()
+    if error is None:
+        assert staged.futures[7].cancel()  # as at shutdown
+    else:
+        staged.futures[7].set_exception(error)
+    (reply,) = staged.replies
+    assert isinstance(reply, StepReply)
+    assert isinstance(reply.result, WorkerFailure)
+    assert reply.result.type_name == ("CancelledError" if error is None else type(error).__name__)
+    assert staged.failed == [1]  # after the reply
+
+
+def test_a_step_that_cannot_begin_is_told_too() -> None:
+    class Broken(Staged):
+        def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+            raise RuntimeError("no input")
+
+    staged = Broken()
+    inbox = iter((step(7), call(0, "echo"), None))
+    WorkerLoop(staged, 3, lambda: next(inbox), staged.replies.append).run()
+    assert [type(reply).__name__ for reply in staged.replies] == ["StepReply", "RpcReply"]
+    assert staged.failed == [1]

@@ -1,57 +1,38 @@
-"""A model sharded over ranks computes what the whole model computes. The ranks are threads that meet at a barrier."""
+"""A model sharded over ranks, or cut into stages, computes what the whole model computes. The ranks are threads."""
 
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.partition import PipelineStage, pipeline_stage
+from inflight.config.ranks import RankLayout
+from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.thread_world import ThreadWorlds
+from inflight.errors import CheckpointError
+from inflight.model_loader.checkpoint import open_file
 from inflight.model_loader.loader import load_model
+from inflight.models.causal_lm import CausalLM
 from tests.full_context_attention import FullContextAttention, run_prompt
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(3, 40)
+ALONE = TensorParallelGroup()
 
 
-class Meeting:
-    """Where the ranks put their tensors and take those of all."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.tensors: list[Tensor] = [torch.empty(0)] * size
-
-    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        self.tensors[rank] = x
-        self.barrier.wait()
-        everyone = list(self.tensors)
-        self.barrier.wait()
-        return everyone
-
-
-class ThreadGroup(TensorParallelGroup):
-    def __init__(self, size: int, rank: int, meeting: Meeting) -> None:
-        super().__init__(size, rank)
-        object.__setattr__(self, "meeting", meeting)
-
-    meeting: Meeting
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, x)).sum(0)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, x), dim=-1)
-
-
-def logits(folder: Path, tp: TensorParallelGroup, load_format: str) -> Tensor:
+def load(
+    folder: Path, load_format: str, tp: TensorParallelGroup = ALONE, stage: PipelineStage | None = None
+) -> CausalLM:
     architecture = parse_architecture(json.loads((folder / "config.json").read_text()))
     config = ModelConfig(
         folder=folder,
@@ -64,7 +45,20 @@ def logits(folder: Path, tp: TensorParallelGroup, load_format: str) -> Tensor:
         fingerprint="",
     )
     backend: Any = FullContextAttention()  # Any: a stand-in
-    return run_prompt(load_model(config, device=torch.device("cpu"), backend=backend, tp=tp), PROMPT)
+    return load_model(config, device=torch.device("cpu"), backend=backend, tp=tp, stage=stage)
+
+
+def run_stages(stages: list[CausalLM]) -> Tensor:
+    """As `run_prompt`, from stage to stage."""
+    passed: Tensor | IntermediateTensors | None = None
+    metadata: Any = (None,)  # Any: the backend reads none
+    for stage in stages:
+        for layer in stage.attention_layers().values():
+            layer.bind(torch.empty(0), 0)
+        assert passed is None or isinstance(passed, IntermediateTensors)
+        passed = stage(PROMPT, torch.arange(len(PROMPT)), metadata, intermediate=passed)
+    assert isinstance(passed, Tensor)
+    return stages[-1].compute_logits(passed)
 
 
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
@@ -81,9 +75,79 @@ def logits(folder: Path, tp: TensorParallelGroup, load_format: str) -> Tensor:
 )
 def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: int, size: int, load_format: str) -> None:
     folder = write_model(FAMILY_CONFIGS[family][index], tmp_path / "model", seed=2)
-    truth = logits(folder, TensorParallelGroup(), load_format)
-    meeting = Meeting(size)
+    truth = run_prompt(load(folder, load_format), PROMPT)
+    worlds = ThreadWorlds(RankLayout(size, 1), timeout_seconds=60)
+
+    def logits(rank: int) -> Tensor:
+        return run_prompt(load(folder, load_format, worlds.of(rank).tensor_parallel_group("model")), PROMPT)
+
     with ThreadPoolExecutor(size) as ranks:
-        running = [ranks.submit(logits, folder, ThreadGroup(size, rank, meeting), load_format) for rank in range(size)]
-        for rank_logits in running:
-            torch.testing.assert_close(rank_logits.result(), truth, rtol=1e-4, atol=1e-4)
+        found = list(ranks.map(logits, range(size)))
+    torch.testing.assert_close(found[0], truth, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(found[0], other) for other in found)  # to the last bit
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+@pytest.mark.parametrize(
+    ("family", "index", "partition"),
+    [
+        ("llama", 3, (1, 1, 1)),
+        ("llama", 3, (1, 2)),
+        ("qwen3", 4, (2, 1)),  # tied, windows
+        ("qwen2", 3, (1, 2, 1)),
+    ],
+)
+def test_the_stages_one_after_the_other_are_the_whole(
+    tmp_path: Path, family: str, index: int, partition: tuple[int, ...], load_format: str
+) -> None:
+    folder = write_model(FAMILY_CONFIGS[family][index], tmp_path / "model", seed=2)
+    whole = load(folder, load_format)
+    stages = [load(folder, load_format, stage=pipeline_stage(partition, i)) for i in range(len(partition))]
+    torch.testing.assert_close(run_stages(stages), run_prompt(whole, PROMPT), rtol=1e-5, atol=1e-5)
+    names = [name for stage in stages for name in stage.attention_layers()]
+    assert names == list(whole.attention_layers())
+    assert [len(stage.attention_layers()) for stage in stages] == list(partition)
+
+
+def test_a_stage_holds_only_its_own_weights(tmp_path: Path) -> None:
+    folder = write_model(FAMILY_CONFIGS["qwen3"][4], tmp_path / "model", seed=2)  # tied
+    first, last = (load(folder, "safetensors", stage=pipeline_stage((2, 1), i)) for i in range(2))
+
+    def names(model: CausalLM) -> set[str]:
+        return {name.split(".")[0] for name, _ in model.named_parameters()}
+
+    assert names(first) == {"embed_tokens", "layers"}
+    assert names(last) == {"layers", "norm", "lm_head"}
+    assert torch.equal(first.get_parameter("embed_tokens.weight"), last.get_parameter("lm_head.weight"))
+
+
+@pytest.mark.parametrize("spoilt", ["model.layers.0.mlp.down_proj.weight", "lm_head.weight", "model.norm.weight"])
+@pytest.mark.parametrize("fault", ["missing", "shape"])
+def test_every_stage_checks_the_whole_checkpoint(tmp_path: Path, spoilt: str, fault: str) -> None:
+    folder = write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=2)
+    tensors = load_file(folder / "model.safetensors")
+    tensor = tensors.pop(spoilt)
+    if fault == "shape":
+        tensors[spoilt] = tensor[:1].clone()
+    save_file(tensors, folder / "model.safetensors")
+    for pp_rank in range(2):
+        with pytest.raises(CheckpointError, match=spoilt):
+            load(folder, "safetensors", stage=pipeline_stage((1, 1), pp_rank))
+
+
+def test_a_stage_does_not_read_the_weights_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that hold nothing of a stage are not opened for reading, only their headers are."""
+    folder = write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=2)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for name, tensor in tensors.items():
+        save_file({name: tensor}, folder / f"{name}.safetensors")
+    opened: list[str] = []
+
+    def watched(file: Path) -> Any:  # Any: a context manager
+        opened.append(file.name.removesuffix(".safetensors"))
+        return open_file(file)
+
+    monkeypatch.setattr("inflight.model_loader.loader.open_file", watched)
+    load(folder, "safetensors", stage=pipeline_stage((1, 1), 1))
+    assert set(opened) == {name for name in tensors if name.startswith(("model.layers.1.", "model.norm", "lm_head"))}

@@ -27,7 +27,16 @@ def resolved(seed: int = 0, **fields: Any) -> ResolvedSampling:  # Any: the fiel
 def metadata(state: SamplingState, slots: list[int], positions: list[int]) -> SamplingMetadata:
     num_tokens = np.array(positions, dtype=np.int32)
     token_ids = np.ones((8, 100), dtype=np.int32)
-    return state.metadata(np.array(slots, dtype=np.int32), num_tokens, token_ids, np.ones_like(num_tokens), num_tokens)
+    return whole(state, np.array(slots, dtype=np.int32), num_tokens, token_ids, np.ones_like(num_tokens))
+
+
+def whole(
+    state: SamplingState, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, num_prompt: np.ndarray
+) -> SamplingMetadata:
+    """With history."""
+    built = state.metadata(slots, positions, num_prompt)
+    history = state.history(slots, num_prompt, positions)
+    return built if history is None else history.add_to(built, token_ids, torch.device("cpu"))
 
 
 def test_a_plain_greedy_batch_needs_nothing() -> None:
@@ -131,13 +140,15 @@ def test_metadata_is_a_snapshot() -> None:
     positions, num_prompt = np.array([5, 6], dtype=np.int32), np.array([2, 2], dtype=np.int32)
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     sampler = Sampler(VOCAB_SIZE, "cpu")
-    built = state.metadata(slots, positions, token_ids, num_prompt, positions)
-    expected = sampler(logits.clone(), built).token_ids.tolist()
-    built = state.metadata(slots, positions, token_ids, num_prompt, positions)
+    expected = sampler(logits.clone(), whole(state, slots, positions, token_ids, num_prompt)).token_ids.tolist()
+    built, history = state.metadata(slots, positions, num_prompt), state.history(slots, num_prompt, positions)
+    known = token_ids.copy()
     state.add(0, resolved(temperature=0, logit_bias={7: 100.0}))
     state.add(1, resolved(seed=3, temperature=5.0))
     for array in (slots, positions, token_ids, num_prompt):
         array[:] = 1
+    assert history is not None
+    built = history.add_to(built, known, torch.device("cpu"))
     assert sampler(logits.clone(), built).token_ids.tolist() == expected
 
 
@@ -165,7 +176,7 @@ def test_a_slot_may_come_twice() -> None:
     state.add(1, resolved(seed=5, frequency_penalty=2.0))
     token_ids = np.array([[0] * 6, [1, 2, 3, 4, 4, 4]], dtype=np.int32)
     slots, positions = np.array([1, 1, 1], dtype=np.int32), np.array([2, 4, 6], dtype=np.int32)
-    built = state.metadata(slots, positions, token_ids, np.array([2, 2, 2]), positions)
+    built = whole(state, slots, positions, token_ids, np.array([2, 2, 2]))
     assert built.random is not None
     assert built.random.keys.tolist() == draw_keys(np.full(3, 5, dtype=np.uint64), positions).tolist()
     assert built.output_penalties is not None

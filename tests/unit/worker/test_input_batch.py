@@ -7,7 +7,7 @@ import numpy as np
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput
 from inflight.sampling_params import SamplingParams
-from inflight.worker.input_batch import InputBatch
+from inflight.worker.input_batch import NO_STEP, InputBatch
 
 SAMPLING = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=4)
 
@@ -31,9 +31,8 @@ def plan(
     slots: np.ndarray, computed: np.ndarray, scheduled: np.ndarray, samples: list[bool], **more: object
 ) -> SchedulerOutput:
     empty = BlockTableDelta(slots=ints(), columns=ints(), block_ids=ints())
-    fields: dict[str, object] = {"new_requests": (), "block_table_deltas": (empty,), **more}
+    fields: dict[str, object] = {"step_id": 0, "new_requests": (), "block_table_deltas": (empty,), **more}
     return SchedulerOutput(
-        step_id=0,
         request_ids=tuple(f"r{slot}" for slot in slots),
         slots=slots,
         num_computed_tokens=computed,
@@ -59,11 +58,12 @@ def test_a_chunk_a_prompt_and_a_decode_in_one_step() -> None:
     assert inputs.query_start_loc.tolist() == [0, 3, 5]
     assert inputs.seq_lens.tolist() == [3, 2]
     assert inputs.sampling_rows.tolist() == [1]
-    batch.append_sampled(ints(0), ints(22))
-    second = plan(ints(2, 0), ints(3, 2), ints(2, 1), [True, True])
+    assert (inputs.drawn_tokens.tolist(), inputs.drawn_in_step) == ([], NO_STEP)
+    second = plan(ints(2, 0), ints(3, 2), ints(2, 1), [True, True], step_id=1)
     inputs = batch.step_inputs(second)
-    assert inputs.input_ids.tolist() == [13, 14, 22]
+    assert inputs.input_ids.tolist() == [13, 14, 0]
     assert inputs.positions.tolist() == [3, 4, 2]
+    assert (inputs.drawn_tokens.tolist(), inputs.drawn_slots.tolist(), inputs.drawn_in_step) == ([2], [0], 0)
     assert batch.block_table(0, ints(2, 0), 5)[0].tolist() == [5, 6]
 
 
@@ -74,8 +74,29 @@ def test_block_table_deltas_go_to_their_columns() -> None:
     assert batch.block_table(0, ints(0, 1), 16).tolist() == [[4, 0, 0, 0], [0, 0, 8, 9]]
 
 
-def test_the_last_token_of_a_full_sequence_is_not_kept() -> None:
-    batch = InputBatch(max_num_seqs=1, max_model_len=2, block_size=4, num_groups=1)
-    batch.apply(plan(ints(0), ints(0), ints(2), [True], new_requests=(new(0, ints(1, 2), ints(3)),)))
-    batch.append_sampled(ints(0), ints(9))
-    assert batch.token_ids[0].tolist() == [1, 2]
+def test_a_drawn_token_belongs_to_the_latest_step_that_drew_for_its_slot() -> None:
+    batch = InputBatch(max_num_seqs=3, max_model_len=16, block_size=4, num_groups=1)
+    slots = ints(0, 1)
+    first = plan(slots, ints(0, 0), ints(2, 2), [True, False], new_requests=(
+        new(0, ints(1, 2), ints(3)), new(1, ints(5, 6, 7), ints(4))
+    ))  # fmt: skip
+    batch.apply(first)
+    batch.step_inputs(first)
+    found = [
+        batch.step_inputs(plan(slots, ints(2, 2), ints(1, 1), [True, True], step_id=4)),
+        batch.step_inputs(plan(ints(1), ints(3), ints(1), [True], step_id=5)),
+        batch.step_inputs(plan(slots, ints(3, 4), ints(1, 1), [True, True], step_id=9)),
+    ]
+    assert [inputs.drawn_slots.tolist() for inputs in found] == [[0], [1], [0, 1]]
+    assert [inputs.drawn_in_step for inputs in found] == [0, 4, 5]
+
+
+def test_a_slot_given_to_another_request_has_no_drawn_tokens() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1)
+    for step_id, tokens in enumerate((ints(1, 2), ints(3, 4, 5))):
+        batch_plan = plan(
+            ints(0), ints(0), ints(len(tokens)), [True], new_requests=(new(0, tokens, ints(3)),), step_id=step_id
+        )
+        batch.apply(batch_plan)
+        inputs = batch.step_inputs(batch_plan)
+        assert (inputs.input_ids.tolist(), inputs.drawn_in_step) == (tokens.tolist(), NO_STEP)

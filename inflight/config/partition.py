@@ -1,0 +1,112 @@
+"""How layers are divided among pipeline stages, and heads among tensor-parallel ranks. Pure functions of the architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight.config.architecture import ModelArchitecture
+from inflight.errors import ConfigError
+
+MAX_SIZES_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """Layers `[start, stop)` of a model. The embedding belongs to the first stage, final norm and head to the last."""
+
+    start: int
+    stop: int
+    num_layers: int  # of the whole model
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.num_layers
+
+
+def pipeline_stage(layer_partition: tuple[int, ...], pp_rank: int) -> PipelineStage:
+    """`layer_partition`: the number of layers of each stage."""
+    start = sum(layer_partition[:pp_rank])
+    return PipelineStage(start, start + layer_partition[pp_rank], sum(layer_partition))
+
+
+def resolve_partition(text: str | None, architecture: ModelArchitecture, num_stages: int) -> tuple[int, ...]:
+    """The number of layers of each stage: as `text` ("8,8,6,6") says, or by cost.
+
+    Raises:
+        ConfigError: fewer layers than stages, or a text that does not fit the model.
+    """
+    num_layers = architecture.num_layers
+    if num_stages > num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages}, but the model has {num_layers} layers and a stage needs one: "
+            f"use at most {num_layers}"
+        )
+    if text is None:
+        return partition_by_cost(num_layers, num_stages, layer_cost(architecture), head_cost(architecture))
+    fields = text.split(",")
+    counts = tuple(int(field) if field.strip().isdecimal() else 0 for field in fields)
+    if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
+        raise ConfigError(
+            f"pipeline_layer_partition={text!r} must be {num_stages} numbers (one per stage), each at least 1, that add up to "
+            f"the model's {num_layers} layers"
+        )
+    return counts
+
+
+def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
+    """The partition whose most expensive stage is the cheapest. The last stage has the head beside its layers.
+
+    Among equal ones, that where the last stage has the most layers: the head's cost is that of rows that sample, and a step
+    of prompts has few of them. Layers that are left over go to the first stages.
+    """
+    if num_stages == 1:
+        return (num_layers,)
+
+    def slowest(last: int) -> int:
+        most = -(-(num_layers - last) // (num_stages - 1))
+        return max(most * layer_cost, last * layer_cost + head_cost)
+
+    last = min(range(1, num_layers - num_stages + 2), key=lambda count: (slowest(count), -count))
+    each, more = divmod(num_layers - last, num_stages - 1)
+    return (*(each + (stage < more) for stage in range(num_stages - 1)), last)
+
+
+def layer_cost(architecture: ModelArchitecture) -> int:
+    """Weights of one layer's multiplications."""
+    heads = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim
+    return architecture.hidden_size * (heads + 3 * architecture.intermediate_size)
+
+
+def head_cost(architecture: ModelArchitecture) -> int:
+    """Weights of the head."""
+    return architecture.hidden_size * architecture.vocab_size
+
+
+def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> None:
+    """
+    Raises:
+        ConfigError: heads or the MLP cannot be divided among `size` ranks; says which sizes would work.
+    """
+    if _divides(size, architecture):
+        return
+    sizes = [str(n) for n in range(1, architecture.num_heads + 1) if _divides(n, architecture)]
+    more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
+    raise ConfigError(
+        f"tensor_parallel_size={size} does not divide the model: it has {architecture.num_heads} query heads, "
+        f"{architecture.num_kv_heads} key/value heads and an intermediate size of {architecture.intermediate_size}; sizes that "
+        f"work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
+    )
+
+
+def _divides(size: int, architecture: ModelArchitecture) -> bool:
+    """Key/value heads are divided, or (fewer than ranks) each is held by equally many ranks."""
+    num_kv_heads = architecture.num_kv_heads
+    return (
+        architecture.num_heads % size == 0
+        and architecture.intermediate_size % size == 0
+        and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
+    )

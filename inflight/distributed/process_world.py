@@ -1,0 +1,177 @@
+"""Ranks that are processes: collectives over torch.distributed (gloo on a CPU, NCCL on a GPU), channels over TCP.
+
+Every group is an object of its own, built over an explicit store: torch's default group, a global, is not touched. How ranks
+meet, in one epoch:
+
+    1. rank 0 listens at the rendezvous' address with a TCPStore, the others connect to it
+    2. every rank writes where its own listener for channels is, rank 0 also the token that callers must know
+    3. groups and channels are made as they are asked for
+
+After `close`, peers that wait for this rank get an error at once. This rank's own wait in a gloo collective only ends with the
+peers' or the time limit, which is why an executor kills a rank that does not come back.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
+
+from inflight.config.ranks import RankLayout
+from inflight.distributed.channel import Channel
+from inflight.distributed.socket_channel import TOKEN_BYTES, SocketChannel, SocketMesh, local_address
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.world import World
+from inflight.errors import ConfigError
+from inflight.interface.worker import Rendezvous
+
+
+class GroupHandle:
+    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers."""
+
+    def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
+        self._backend = backend
+
+    @property
+    def backend(self) -> Any:
+        if self._backend is None:
+            raise ConnectionError("this rank has left its groups")
+        return self._backend
+
+    def close(self) -> None:
+        self._backend = None
+
+
+@dataclass(frozen=True)
+class ProcessGroup(TensorParallelGroup):
+    """Over a backend of torch.distributed.
+
+    Gloo and NCCL reduce an element on one rank, or in one order on all, and pass the result on: all ranks get the same bits.
+    """
+
+    handle: GroupHandle | None = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        self._backend.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        self._backend._allgather_base(gathered, x.contiguous()).wait()
+        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        options = BroadcastOptions()
+        options.rootRank = 0
+        self._backend.broadcast([x], options).wait()
+        return x
+
+    @property
+    def _backend(self) -> Any:
+        assert self.handle is not None
+        return self.handle.backend
+
+
+class ProcessWorld(World):
+    """
+    Args:
+        device: what the groups' tensors live on.
+
+    Raises:
+        ConfigError: rank 0 cannot listen at the rendezvous.
+        ConnectionError: the ranks did not meet in time.
+    """
+
+    def __init__(self, layout: RankLayout, rank: int, rendezvous: Rendezvous, device: torch.device) -> None:
+        super().__init__(layout, rank)
+        self._device = device
+        self._timeout = rendezvous.timeout_seconds
+        self._groups: list[GroupHandle] = []
+        self._channels: list[SocketChannel] = []
+        self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
+        self._host = local_address(rendezvous.host, rendezvous.port)
+        if rank == 0:
+            self._store.set("token", secrets.token_hex(TOKEN_BYTES))
+        token = bytes.fromhex(self._ask("token"))
+        self._mesh = SocketMesh(rank, self._host, token, self._address_of, self._timeout)
+        host, port = self._mesh.address
+        self._store.set(f"address {rank}", f"{host} {port}")
+
+    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
+        size = self.layout.tensor_parallel_size
+        if size == 1:
+            return TensorParallelGroup()
+        store = PrefixStore(f"group {name} of stage {self.pp_rank}", self._store)
+        try:
+            handle = GroupHandle(self._make_backend(store, size))
+        except RuntimeError as error:
+            raise ConnectionError(f"rank {self.rank}: the group {name!r} did not come together: {error}") from error
+        self._groups.append(handle)
+        return ProcessGroup(size, self.tp_rank, handle)
+
+    def channel(self, peer: int, name: str) -> Channel:
+        channel = self._mesh.channel(peer, name)
+        self._channels.append(channel)
+        return channel
+
+    def close(self, reason: str) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._mesh.close()
+        for handle in self._groups:
+            handle.close()
+
+    def _make_backend(self, store: Store, size: int) -> Any:
+        timeout = timedelta(seconds=self._timeout)
+        if self._device.type == "cuda":
+            from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for GPUs have it
+
+            nccl = ProcessGroupNCCL.Options()
+            nccl._timeout = timeout
+            return ProcessGroupNCCL(store, self.tp_rank, size, nccl)
+        gloo_class: Any = ProcessGroupGloo  # Any: the stubs are behind
+        gloo = gloo_class._Options()
+        gloo._timeout = timeout
+        gloo._threads = 1  # collectives of a group come one after the other
+        gloo._devices = [gloo_class.create_device(hostname=self._host)]
+        return gloo_class(store, self.tp_rank, size, gloo)
+
+    def _address_of(self, rank: int) -> tuple[str, int]:
+        host, port = self._ask(f"address {rank}").split()
+        return host, int(port)
+
+    def _ask(self, key: str) -> str:
+        """What a rank has written, or will write."""
+        try:
+            return self._store.get(key).decode()
+        except RuntimeError as error:
+            raise ConnectionError(f"rank {self.rank} waited in vain for {key!r}: {error}") from error
+
+
+def _open_store(rank: int, rendezvous: Rendezvous) -> TCPStore:
+    try:
+        return TCPStore(
+            rendezvous.host,
+            rendezvous.port,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=rendezvous.timeout_seconds),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        where = f"{rendezvous.host}:{rendezvous.port}"
+        if rank == 0:
+            raise ConfigError(f"rank 0 cannot listen at {where}: {error}; choose a port that is free") from error
+        raise ConnectionError(f"rank {rank} cannot reach rank 0 at {where}: {error}") from error

@@ -1,0 +1,160 @@
+"""`SocketChannel`: tensors over one TCP connection; `SocketMesh`: how two processes come to have one."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from inflight.distributed.channel import Channel
+
+TOKEN_BYTES = 32
+_HELLO = struct.Struct(f">{TOKEN_BYTES}sI16s")  # token, rank of the caller, name of the channel
+_HELLO_SECONDS = 5.0  # for a connection that says nothing: it is not one of ours
+_BACKLOG = 128
+
+
+class SocketChannel(Channel):
+    """Owns the socket. A wait that `close` ends raises ConnectionError, as does one whose peer has died or closed.
+
+    Args:
+        timeout_seconds: the longest wait for a byte to arrive or to be taken.
+    """
+
+    def __init__(self, connection: socket.socket, peer: int, timeout_seconds: float) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(timeout_seconds)
+        self._socket, self._peer, self._timeout = connection, peer, timeout_seconds
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._closed = False
+
+    def send(self, tensor: Tensor) -> None:
+        with self._sending:
+            try:
+                self._socket.sendall(_bytes_of(tensor))
+            except OSError as error:
+                raise self._failure(error) from error
+
+    def receive(self, tensor: Tensor) -> None:
+        left = _bytes_of(tensor)
+        with self._receiving:
+            while left:
+                try:
+                    count = self._socket.recv_into(left)
+                except OSError as error:
+                    raise self._failure(error) from error
+                if count == 0:
+                    raise self._failure(ConnectionError("the connection was closed"))
+                left = left[count:]
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):  # the peer was faster
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in it
+        with self._sending, self._receiving:  # its number may be given to another file only when nobody uses it
+            self._socket.close()
+
+    def _failure(self, error: OSError) -> OSError:
+        if self._closed:
+            return ConnectionError(f"the channel to rank {self._peer} was closed here")
+        if isinstance(error, TimeoutError):
+            return TimeoutError(f"rank {self._peer} was silent for {self._timeout:g} s")
+        return ConnectionError(f"lost rank {self._peer}: {error}")
+
+
+class SocketMesh:
+    """One rank's listener, and the channels to others: of two ranks the lower one connects.
+
+    Whoever connects must know the token of the epoch, which the ranks learn from the store, and is dropped otherwise.
+
+    Args:
+        host: this machine's address, as the others reach it.
+        token: TOKEN_BYTES, the same on all ranks.
+        address_of: where a rank listens; waits until it does.
+    """
+
+    def __init__(
+        self, rank: int, host: str, token: bytes, address_of: Callable[[int], tuple[str, int]], timeout_seconds: float
+    ) -> None:
+        self._rank, self._token, self._timeout = rank, token, timeout_seconds
+        self._address_of = address_of
+        self._listener = socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG)
+        self._accepted: dict[tuple[int, str], socket.socket] = {}
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def channel(self, peer: int, name: str) -> SocketChannel:
+        """
+        Raises:
+            TimeoutError: the peer did not come in time.
+            OSError: it cannot be reached.
+        """
+        assert peer != self._rank
+        connection = self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
+        return SocketChannel(connection, peer, self._timeout)
+
+    def close(self) -> None:
+        self._listener.close()
+        while self._accepted:
+            self._accepted.popitem()[1].close()
+
+    def _connect(self, peer: int, name: str) -> socket.socket:
+        connection = socket.create_connection(self._address_of(peer), timeout=self._timeout)
+        connection.sendall(_HELLO.pack(self._token, self._rank, name.encode()))
+        return connection
+
+    def _accept(self, peer: int, name: str) -> socket.socket:
+        end = time.monotonic() + self._timeout
+        while (peer, name) not in self._accepted:
+            self._listener.settimeout(max(end - time.monotonic(), 1e-3))
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                raise TimeoutError(f"rank {peer} did not connect within {self._timeout:g} s") from None
+            hello = self._hello(connection)
+            if hello is None:
+                connection.close()
+            else:
+                self._accepted[hello] = connection
+        return self._accepted.pop((peer, name))
+
+    def _hello(self, connection: socket.socket) -> tuple[int, str] | None:
+        """(rank, channel) of a connection that knows the token."""
+        connection.settimeout(min(_HELLO_SECONDS, self._timeout))
+        try:
+            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        except OSError:
+            return None
+        if len(hello) < _HELLO.size:
+            return None
+        token, rank, name = _HELLO.unpack(hello)
+        return (rank, name.rstrip(b"\0").decode()) if hmac.compare_digest(token, self._token) else None
+
+
+def local_address(host: str, port: int) -> str:
+    """This machine's address on the way to `host`."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # of a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    assert tensor.is_contiguous() and tensor.device.type == "cpu", (
+        f"{tensor.shape} on {tensor.device} cannot travel as bytes"
+    )
+    return tensor.view(-1).view(torch.uint8).numpy().data

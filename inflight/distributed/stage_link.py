@@ -1,0 +1,180 @@
+"""`StageLink`: the only code that moves activations from one pipeline stage to the next. Nobody waits in it but `receive`.
+
+    stage p    compute thread   | forward N |          | forward N+1 |          | forward N+2 | ...
+               send thread                  | send N ............... | send N+1 ............... |
+    stage p+1  receive thread   (posted)    | receive N, gather .... | receive N+1, gather .... |
+               compute thread                                        | forward N |           | forward N+1 |
+
+A step's receive is posted when its plan is prepared, long before the tensors come: the number of tokens is in the plan, all
+else was agreed at start-up, so nothing but the tensors' bytes travels. Steps go through in one order, and each direction has a
+channel and a thread of its own. Every receive has fresh memory, not a slot of a fixed ring: the next layers change the residual
+in place, and a middle stage sends the same memory on.
+
+Large hidden states, which all ranks of a stage hold alike, travel split: rank t of a stage sends the t-th part of the tokens to
+rank t of the next stage, whose ranks then gather the parts among themselves, in a group that only the receive thread uses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.device.base import TORCH_DTYPES
+from inflight.distributed.channel import Channel
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.timeline import Timeline
+
+SPLIT_BYTES = 1 << 16  # of one tensor; below it a gather costs more than the bytes that it saves
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """What the two ends of a link agree on at start-up."""
+
+    hidden_size: int
+    dtype: torch.dtype
+    max_num_tokens: int
+    tensor_parallel_size: int
+    split_bytes: int = SPLIT_BYTES
+
+    def part(self, num_tokens: int, tp_rank: int) -> slice | None:
+        """The tokens that one rank carries, if a step of so many travels split."""
+        num_bytes = num_tokens * self.hidden_size * self.dtype.itemsize
+        if self.tensor_parallel_size == 1 or num_bytes < self.split_bytes:
+            return None
+        size = -(-num_tokens // self.tensor_parallel_size)
+        return slice(min(tp_rank * size, num_tokens), min((tp_rank + 1) * size, num_tokens))
+
+    def columns(self) -> Tensor:
+        """As numbers, to be compared."""
+        dtype = list(TORCH_DTYPES.values()).index(self.dtype)
+        return torch.tensor(
+            [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
+            dtype=torch.int64,
+        )
+
+
+class StageLink:
+    """One rank's link to the stages before and after it; it owns both channels.
+
+    `post_receive` is called by the thread that prepares, `receive` and `send` by the one that computes; each sees the steps in
+    the same order. An error of a thread is raised by every `receive` and `send` after it: the order is lost with the step.
+
+    Args:
+        template: a tensor pair of the link's width, dtype and device.
+        group: the ranks of this stage, for the gather; only this link uses it.
+        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
+
+    Raises:
+        ConnectionError: the neighbour has another model, or another configuration.
+    """
+
+    def __init__(
+        self,
+        spec: LinkSpec,
+        template: IntermediateTensors,
+        group: TensorParallelGroup,
+        timeline: Timeline,
+        *,
+        before: Channel | None,
+        after: Channel | None,
+    ) -> None:
+        self._spec, self._template, self._group, self._timeline = spec, template, group, timeline
+        self._before, self._after = before, after
+        _agree(spec, before, after)
+        self._receiver = ThreadPoolExecutor(1, "inflight-receive") if before else None
+        self._sender = ThreadPoolExecutor(1, "inflight-send") if after else None
+        self._posted: deque[tuple[int, Future[IntermediateTensors]]] = deque()
+        self._error: Exception | None = None
+        self._closing = threading.Lock()
+
+    def post_receive(self, step_id: int, num_tokens: int) -> None:
+        """The next step that this stage computes. At most `max_num_tokens`."""
+        assert num_tokens <= self._spec.max_num_tokens, (num_tokens, self._spec)
+        assert self._receiver is not None, "the first stage receives nothing"
+        self._posted.append((step_id, self._receiver.submit(self._receive, step_id, num_tokens)))
+
+    def receive(self, step_id: int) -> IntermediateTensors:
+        """The tensors of the oldest posted step; waits for them. They are the caller's."""
+        posted, future = self._posted.popleft()
+        assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
+        with self._timeline.span(step_id, "receive"):
+            received = future.result()
+        self._raise_if_broken()
+        return received
+
+    def send(self, step_id: int, tensors: IntermediateTensors) -> None:
+        """Queue a step's tensors, which nobody may change any more."""
+        assert self._sender is not None, "the last stage sends nothing"
+        self._raise_if_broken()
+        self._sender.submit(self._send, step_id, tensors)
+
+    def close(self) -> None:
+        """Drop what is queued, end every wait, end the threads. Idempotent, from any thread but the link's own."""
+        with self._closing:
+            for channel in (self._before, self._after):
+                if channel is not None:
+                    channel.close()
+            for pool in (self._receiver, self._sender):
+                if pool is not None:
+                    pool.shutdown(wait=True, cancel_futures=True)
+
+    @torch.inference_mode()
+    def _receive(self, step_id: int, num_tokens: int) -> IntermediateTensors:
+        assert self._before is not None
+        try:
+            self._raise_if_broken()
+            part = self._spec.part(num_tokens, self._group.rank)
+            if part is None:
+                received = self._template.empty_like(num_tokens)
+                self._before.receive(received.delta)
+                self._before.receive(received.residual)
+                return received
+            own = self._template.empty_like(-(-num_tokens // self._spec.tensor_parallel_size))  # the last may be short
+            count = part.stop - part.start
+            self._before.receive(own.delta[:count])
+            self._before.receive(own.residual[:count])
+            return IntermediateTensors(
+                self._group.all_gather(own.delta, dim=0)[:num_tokens],
+                self._group.all_gather(own.residual, dim=0)[:num_tokens],
+            )
+        except Exception as error:
+            self._error = self._error or error
+            raise
+
+    @torch.inference_mode()
+    def _send(self, step_id: int, tensors: IntermediateTensors) -> None:
+        assert self._after is not None
+        if self._error is not None:
+            return
+        try:
+            with self._timeline.span(step_id, "send"):
+                part = self._spec.part(len(tensors.delta), self._group.rank) or slice(None)
+                self._after.send(tensors.delta[part])
+                self._after.send(tensors.residual[part])
+        except Exception as error:
+            self._error = error  # the next `send` or `receive` raises it; the next stage misses the step meanwhile
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
+
+
+def _agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
+    ours = spec.columns()
+    if after is not None:
+        after.send(ours)
+    if before is not None:
+        theirs = torch.empty_like(ours)
+        before.receive(theirs)
+        if not torch.equal(ours, theirs):
+            raise ConnectionError(
+                f"the stage before sends (hidden_size, dtype, max tokens, TP size, split) = {theirs.tolist()}, this one "
+                f"expects {ours.tolist()}: both ranks must have the same model and configuration"
+            )

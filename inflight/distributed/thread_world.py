@@ -1,0 +1,189 @@
+"""Ranks that are threads of one process: groups meet at a barrier, channels are queues.
+
+One `ThreadWorlds` is made for all ranks and handed to each. It holds the meeting places and the queues, made when the first
+rank asks; `close` by any rank ends all of them, because a rank that has left cannot be replaced within it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.config.ranks import RankLayout
+from inflight.distributed.channel import Channel
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.world import World
+
+
+class Mailbox:
+    """Tensors on their way from one thread to another, in order."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._tensors: deque[Tensor] = deque()
+        self._changed = threading.Condition()
+        self._closed = ""
+        self._timeout = timeout_seconds
+
+    def put(self, tensor: Tensor) -> None:
+        with self._changed:
+            if self._closed:
+                raise ConnectionError(self._closed)
+            self._tensors.append(tensor)
+            self._changed.notify()
+
+    def take(self) -> Tensor:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._tensors or self._closed, self._timeout):
+                raise TimeoutError(f"another rank sent nothing for {self._timeout:g} s")
+            if self._closed:
+                raise ConnectionError(self._closed)
+            return self._tensors.popleft()
+
+    def close(self, reason: str) -> None:
+        with self._changed:
+            self._closed = self._closed or reason
+            self._changed.notify_all()
+
+
+class Meeting:
+    """Where the ranks of a group put their tensors and see those of all."""
+
+    def __init__(self, size: int, timeout_seconds: float) -> None:
+        self._barrier = threading.Barrier(size, timeout=timeout_seconds)
+        self._tensors: list[Tensor] = [torch.empty(0)] * size
+        self._closed = ""
+
+    def put(self, rank: int, x: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, to be read until `leave`."""
+        self._tensors[rank] = x
+        self._wait()
+        return self._tensors
+
+    def leave(self) -> None:
+        """Nobody reads the tensors any more when this returns."""
+        self._wait()
+
+    def close(self, reason: str) -> None:
+        self._closed = self._closed or reason
+        self._barrier.abort()
+
+    def _wait(self) -> None:
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise ConnectionError(self._closed or "a rank of the group stayed away for too long") from None
+
+
+@dataclass(frozen=True)
+class ThreadGroup(TensorParallelGroup):
+    """Every rank computes what it needs from the tensors of all, in rank order, so all get the same bits."""
+
+    meeting: Meeting | None = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        first, *others = self._put(x)
+        total = first.clone()
+        for other in others:
+            total += other
+        self._leave()
+        return total
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        everything = torch.cat(self._put(x), dim=dim)
+        self._leave()
+        return everything
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        copy = self._put(x)[0].clone()
+        self._leave()
+        return copy
+
+    def _put(self, x: Tensor) -> list[Tensor]:
+        assert self.meeting is not None
+        return self.meeting.put(self.rank, x)
+
+    def _leave(self) -> None:
+        assert self.meeting is not None
+        self.meeting.leave()
+
+
+class ThreadChannel(Channel):
+    def __init__(self, outbox: Mailbox, inbox: Mailbox) -> None:
+        self._outbox, self._inbox = outbox, inbox
+
+    def send(self, tensor: Tensor) -> None:
+        self._outbox.put(tensor.clone())
+
+    def receive(self, tensor: Tensor) -> None:
+        received = self._inbox.take()
+        assert (received.shape, received.dtype) == (tensor.shape, tensor.dtype), "the ranks do not agree on a shape"
+        tensor.copy_(received)
+
+    def close(self) -> None:
+        for mailbox in (self._outbox, self._inbox):
+            mailbox.close("the other rank has closed the channel")
+
+
+class ThreadWorlds:
+    """What the ranks of one process share. Any thread may call any method.
+
+    Args:
+        timeout_seconds: the longest wait of a rank for another.
+    """
+
+    def __init__(self, layout: RankLayout, timeout_seconds: float) -> None:
+        self.layout = layout
+        self._timeout = timeout_seconds
+        self._lock = threading.Lock()
+        self._meetings: dict[tuple[int, str], Meeting] = {}
+        self._mailboxes: dict[tuple[int, int, str], Mailbox] = {}
+        self._closed = ""
+
+    def of(self, rank: int) -> World:
+        """The world as rank `rank` sees it."""
+        return _ThreadWorld(self, rank)
+
+    def meeting(self, pp_rank: int, name: str) -> Meeting:
+        with self._lock:
+            self._raise_if_closed()
+            size = self.layout.tensor_parallel_size
+            return self._meetings.setdefault((pp_rank, name), Meeting(size, self._timeout))
+
+    def mailbox(self, sender: int, receiver: int, name: str) -> Mailbox:
+        with self._lock:
+            self._raise_if_closed()
+            return self._mailboxes.setdefault((sender, receiver, name), Mailbox(self._timeout))
+
+    def close(self, reason: str) -> None:
+        """End every wait of every rank with ConnectionError(reason), now and later. Idempotent."""
+        with self._lock:
+            self._closed = self._closed or reason
+            for meeting in self._meetings.values():
+                meeting.close(self._closed)
+            for mailbox in self._mailboxes.values():
+                mailbox.close(self._closed)
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise ConnectionError(self._closed)
+
+
+class _ThreadWorld(World):
+    def __init__(self, worlds: ThreadWorlds, rank: int) -> None:
+        super().__init__(worlds.layout, rank)
+        self._worlds = worlds
+
+    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
+        if self.layout.tensor_parallel_size == 1:
+            return TensorParallelGroup()
+        return ThreadGroup(self.layout.tensor_parallel_size, self.tp_rank, self._worlds.meeting(self.pp_rank, name))
+
+    def channel(self, peer: int, name: str) -> Channel:
+        return ThreadChannel(self._worlds.mailbox(self.rank, peer, name), self._worlds.mailbox(peer, self.rank, name))
+
+    def close(self, reason: str) -> None:
+        self._worlds.close(f"rank {self.rank} has left: {reason}")

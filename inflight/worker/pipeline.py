@@ -1,0 +1,61 @@
+"""`Pipeline`: one rank's links to the other stages, made at start-up and closed together."""
+
+from __future__ import annotations
+
+import torch
+
+from inflight.config.engine import EngineConfig
+from inflight.config.partition import PipelineStage
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.stage_link import LinkSpec, StageLink
+from inflight.distributed.token_link import TokenReceiver, TokenSender
+from inflight.distributed.world import World
+from inflight.timeline import Timeline
+
+
+class Pipeline:
+    """A rank is linked to those with its tp_rank: activations go to the next stage, drawn tokens from the last to the first.
+
+    Attributes:
+        link: None where there is one stage only.
+        sender: of drawn tokens, on the last of several stages.
+        receiver: of drawn tokens, on the first of several stages.
+    """
+
+    def __init__(
+        self, config: EngineConfig, stage: PipelineStage, world: World, device: torch.device, timeline: Timeline
+    ) -> None:
+        layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
+        self.link: StageLink | None = None
+        self.sender: TokenSender | None = None
+        self.receiver: TokenReceiver | None = None
+        if layout.pipeline_parallel_size == 1:
+            return
+        hidden_size, dtype = config.model.architecture.hidden_size, getattr(torch, config.model.dtype)
+        # the order in which both ends of a connection ask for it: stage by stage, then the tokens
+        before = None if stage.is_first else world.channel(layout.rank(tp_rank, pp_rank - 1), "activations")
+        after = None if stage.is_last else world.channel(layout.rank(tp_rank, pp_rank + 1), "activations")
+        self.link = StageLink(
+            LinkSpec(
+                hidden_size=hidden_size,
+                dtype=dtype,
+                max_num_tokens=config.scheduler.max_num_batched_tokens,
+                tensor_parallel_size=layout.tensor_parallel_size,
+            ),
+            IntermediateTensors.template(hidden_size, dtype, device),
+            world.tensor_parallel_group("link"),
+            timeline,
+            before=before,
+            after=after,
+        )
+        first, last = layout.rank(tp_rank, 0), layout.rank(tp_rank, layout.pipeline_parallel_size - 1)
+        if stage.is_first:
+            self.receiver = TokenReceiver(world.channel(last, "tokens"))
+        elif stage.is_last:
+            self.sender = TokenSender(world.channel(first, "tokens"))
+
+    def close(self) -> None:
+        """End the links' threads; whoever waits in them gets an error. Idempotent."""
+        for part in (self.link, self.sender, self.receiver):
+            if part is not None:
+                part.close()

@@ -1,0 +1,53 @@
+"""A torch.profiler trace of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
+
+from inflight.errors import InvalidRequestError
+
+
+class RankProfiler:
+    """Records every thread of the process between `start` and `stop`. A process can have one running profiler only."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: tuple[profile, Path] | None = None
+
+    def start(self, folder: str) -> None:
+        """
+        Raises:
+            InvalidRequestError: it is running already.
+        """
+        if self._running is not None:
+            raise InvalidRequestError("the profiler is running already; stop it first: profile(False)")
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        # the threads of the process, not only the one that starts it
+        config = _ExperimentalConfig(profile_all_threads=True)
+        profiler = profile(activities=[ProfilerActivity.CPU], experimental_config=config)
+        profiler.start()
+        self._running = profiler, path / f"{self._name}.json"
+
+    def close(self) -> None:
+        """End a trace that nobody has asked for. Idempotent."""
+        if self._running is not None:
+            self._running[0].stop()
+            self._running = None
+
+    def stop(self) -> str:
+        """Write the trace (Chrome's format) and return its path.
+
+        Raises:
+            InvalidRequestError: it is not running.
+        """
+        if self._running is None:
+            raise InvalidRequestError("the profiler is not running; start it first: profile(True, folder)")
+        profiler, path = self._running
+        self._running = None
+        profiler.stop()
+        profiler.export_chrome_trace(str(path))
+        return str(path)

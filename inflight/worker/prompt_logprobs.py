@@ -1,0 +1,79 @@
+"""Log-probabilities of prompt tokens: which of a step's hidden states yield which, and the columns made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from inflight.device.base import Device
+from inflight.interface.request import Int32Array, LogprobsColumns
+from inflight.interface.step import NewRequestData, SchedulerOutput
+from inflight.sample.logprobs import gather_logprobs
+from inflight.worker.input_batch import InputBatch
+
+MAX_ROWS = 256  # rows of the vocabulary held at once
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsWork:
+    """Log-probabilities wanted of the prompt tokens `[start, start + len(targets))` of plan row `row`.
+
+    They come from the step's hidden states `[first_token, first_token + len(targets))`.
+    """
+
+    row: int
+    start: int
+    first_token: int
+    targets: Int32Array
+    num_logprobs: int
+
+    def columns(self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], device: Device) -> LogprobsColumns:
+        """hidden: of all tokens of the step."""
+        pieces: list[LogprobsColumns] = []
+        for i in range(0, len(self.targets), MAX_ROWS):
+            targets = device.to_device(self.targets[i : i + MAX_ROWS])
+            first = self.first_token + i
+            logits = compute_logits(hidden[first : first + len(targets)])
+            pieces.append(gather_logprobs(logits, targets, self.num_logprobs).to_columns())
+        return LogprobsColumns(
+            token_ids=np.concatenate([piece.token_ids for piece in pieces]),
+            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+            ranks=np.concatenate([piece.ranks for piece in pieces]),
+        )
+
+
+class PromptLogprobsProgress:
+    """How far each slot's prompt has been answered. Owned by the thread that prepares steps."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (how many, prompt positions done)
+
+    def add(self, data: NewRequestData) -> None:
+        self._wanted.pop(data.slot, None)
+        wanted = data.sampling.params.prompt_logprobs
+        if wanted is not None:
+            self._wanted[data.slot] = (wanted, data.num_prompt_logprobs_done)
+
+    def advance(
+        self, plan: SchedulerOutput, query_start_loc: Int32Array, batch: InputBatch
+    ) -> tuple[PromptLogprobsWork, ...]:
+        """Which of the step's hidden states yield log-probabilities of prompt tokens not answered before."""
+        work = []
+        for row, slot in enumerate(plan.slots.tolist()) if self._wanted else ():
+            if slot not in self._wanted:
+                continue
+            wanted, done = self._wanted[slot]
+            computed = int(plan.num_computed_tokens[row])
+            # the hidden state of position p tells about the token at p + 1
+            start = max(done, computed + 1)
+            stop = min(computed + int(plan.num_scheduled_tokens[row]) + 1, int(batch.num_prompt_tokens[slot]))
+            if stop <= start:
+                continue
+            self._wanted[slot] = (wanted, stop)
+            first_token = int(query_start_loc[row]) + start - 1 - computed
+            targets = batch.token_ids[slot, start:stop].copy()
+            work.append(PromptLogprobsWork(row, start, first_token, targets, wanted))
+        return tuple(work)

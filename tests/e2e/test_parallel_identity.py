@@ -1,0 +1,126 @@
+"""Tensor and pipeline parallel ranks give the tokens of one rank: every family, every layout, features and schedules at random.
+
+The ranks are threads of this process. As in `test_identity_matrix`, whose examples these are; `make test` runs a few of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from inflight import LLM, SamplingParams
+from inflight.errors import EngineError
+from tests.e2e.test_identity_matrix import EVENTS, FEATURES, PLAIN, Engines, Features, run_example
+from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+
+NUM_EXAMPLES = 100 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 5
+NUM_LAYERS = 4
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tensor_parallel_size": 2},
+    "pp2": {"pipeline_parallel_size": 2},
+    "pp3": {"pipeline_parallel_size": 3, "pipeline_layer_partition": "1,1,2"},
+    "tp2-pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_layer_partition": "3,1"},
+}
+# family -> (configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch
+MODELS = {
+    "llama": (2, 4),  # tied
+    "mistral": (1, 16),  # windows
+    "qwen2": (3, 4),  # mixed windows and biases
+    "qwen3": (1, 16),  # tied, with one key head
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    index, block_size = MODELS[request.param]
+    config = copy.deepcopy(FAMILY_CONFIGS[request.param][index])
+    config.num_hidden_layers = NUM_LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = (config.layer_types * NUM_LAYERS)[:NUM_LAYERS]
+    folder = write_model(config, tmp_path_factory.mktemp("parallel") / "model", seed=1)
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == VOCAB_SIZE
+    found = Engines(folder, block_size)
+    found.llm(PLAIN)
+    yield found
+    for llm in found.llms.values():
+        llm.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str) -> None:
+    parallel = Engines(engines.folder, engines.block_size, LAYOUTS[layout], dict(engines.llms), engines.plain_outputs)
+
+    @settings(max_examples=NUM_EXAMPLES)
+    @given(features=FEATURES, events=EVENTS)
+    def check(features: Features, events: list[tuple[list[int], dict[str, Any], int, bool]]) -> None:
+        run_example(parallel, features, events)
+
+    try:
+        check()
+    finally:
+        for features, llm in parallel.llms.items():
+            if features not in engines.llms:
+                llm.close()
+    print(f"{layout}: {parallel.num_tokens} tokens, {parallel.num_ties} ties")
+
+
+def make(folder: Path, **arguments: Any) -> LLM:
+    return LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=64,
+        generation_config="none",
+        num_threads=1,
+        kv_cache_memory_bytes=1 << 22,
+        **arguments,
+    )
+
+
+def test_a_step_that_fails_on_one_rank_fails_the_engine_at_once(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks wait for the one that failed: they are freed, and every later step says what happened."""
+    llm = make(engines.folder, tensor_parallel_size=2, pipeline_parallel_size=2)
+    llm.generate([[3, 4, 5]], SamplingParams(max_tokens=2), use_tqdm=False)
+    executor: Any = llm.llm_engine.executor  # Any: its threads are private
+    runner = executor._ranks[3]._loop._worker.runner
+
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise RuntimeError("bad luck")
+
+    monkeypatch.setattr(runner, "_model", fail)
+    with pytest.raises(EngineError, match=r"bad luck|rank 3 has left: a step failed on it"):
+        llm.generate([[3, 4, 5]], SamplingParams(max_tokens=2), use_tqdm=False)
+    with pytest.raises(EngineError, match=r"rank 3 has left|bad luck"):
+        llm.generate([[3, 4, 5]], SamplingParams(max_tokens=2), use_tqdm=False)
+    llm.close()
+
+
+def test_memory_is_measured_on_every_rank(engines: Engines) -> None:
+    llm = LLM(
+        str(engines.folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        generation_config="none",
+        gpu_memory_utilization=0.05,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        num_threads=1,
+    )
+    executor = llm.llm_engine.executor
+    assert len(executor.determine_available_memory()) == 4
+    (output,) = llm.generate([[3, 4, 5]], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 3
+    executor.execute_dummy_batch()
+    llm.close()

@@ -1,0 +1,117 @@
+"""Layers among stages, heads among ranks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from inflight.config.partition import (
+    check_tensor_parallel_size,
+    head_cost,
+    layer_cost,
+    partition_by_cost,
+    pipeline_stage,
+    resolve_partition,
+)
+from inflight.config.ranks import RankLayout
+from inflight.errors import ConfigError
+from tests.unit.config.test_resolve import ARCHITECTURE, resolved
+
+
+def test_ranks_of_a_stage_are_neighbours() -> None:
+    layout = RankLayout(2, 3)
+    assert layout.world_size == 6
+    assert [(layout.pp_rank(rank), layout.tp_rank(rank)) for rank in range(6)] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    assert [layout.rank(tp_rank, pp_rank) for pp_rank in range(3) for tp_rank in range(2)] == list(range(6))
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("head", [0, 3, 10, 25, 1000])
+def test_no_partition_has_a_cheaper_slowest_stage(num_stages: int, head: int) -> None:
+    num_layers, layer = 9, 10
+
+    def slowest(counts: tuple[int, ...]) -> int:
+        return max(*(count * layer for count in counts), counts[-1] * layer + head)
+
+    found = partition_by_cost(num_layers, num_stages, layer, head)
+    every = [
+        counts for counts in itertools.product(range(1, num_layers + 1), repeat=num_stages) if sum(counts) == num_layers
+    ]
+    assert found in every
+    assert slowest(found) == min(map(slowest, every))
+    assert max(found[:-1], default=0) - min(found[:-1], default=0) <= 1  # nothing is piled up on one stage
+
+
+def test_the_head_counts_by_its_weights() -> None:
+    """Qwen3-0.6B: a vocabulary as large as ten layers."""
+    qwen = replace(
+        ARCHITECTURE,
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        sliding_windows=(None,) * 28,
+    )
+    assert head_cost(qwen) / layer_cost(qwen) == pytest.approx(9.9, abs=0.1)
+    assert resolve_partition(None, qwen, 2) == (19, 9)
+    assert resolve_partition(None, qwen, 4) == (9, 9, 9, 1)
+    assert resolve_partition(None, qwen, 1) == (28,)
+
+
+def test_stages_of_a_partition() -> None:
+    stages = [pipeline_stage((3, 2, 1), pp_rank) for pp_rank in range(3)]
+    assert [(stage.start, stage.stop) for stage in stages] == [(0, 3), (3, 5), (5, 6)]
+    assert [(stage.is_first, stage.is_last) for stage in stages] == [(True, False), (False, False), (False, True)]
+    (whole,) = [pipeline_stage((6,), 0)]
+    assert whole.is_first
+    assert whole.is_last
+
+
+def test_a_partition_that_is_given() -> None:
+    config = resolved(
+        replace(ARCHITECTURE, num_layers=6, sliding_windows=(None,) * 6),
+        pipeline_parallel_size=3,
+        pipeline_layer_partition="1, 3,2",
+    )
+    assert config.parallel.pipeline_layer_partition == (1, 3, 2)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1,0", "1,2", "2,-1", "1,1,0", "a,b", "1,1,", "1.0,1"])
+def test_a_partition_that_does_not_fit(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be 2 numbers .* add up to the model's 2 layers"):
+        resolved(pipeline_parallel_size=2, pipeline_layer_partition=text)
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=3, but the model has 2 layers .* at most 2"):
+        resolved(pipeline_parallel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "intermediate", "works"),
+    [
+        (8, 8, 64, "1, 2, 4, 8"),
+        (8, 1, 64, "1, 2, 4, 8"),  # one key head on all
+        (12, 4, 96, "1, 2, 4, 12"),  # 3 or 6 ranks cannot share 4 key heads evenly
+        (8, 2, 36, "1, 2, 4"),
+        (7, 7, 70, "1, 7"),
+    ],
+)
+def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int, works: str) -> None:
+    architecture = replace(ARCHITECTURE, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=intermediate)
+    for size in (int(text) for text in works.split(", ")):
+        check_tensor_parallel_size(size, architecture)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5 .* sizes that work: {works}$"):
+        resolved(architecture, tensor_parallel_size=5)

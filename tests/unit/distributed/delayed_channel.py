@@ -1,0 +1,28 @@
+"""`DelayedChannel`: a channel that takes its time, below whatever stands on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from inflight.distributed.channel import Channel
+
+
+class DelayedChannel(Channel):
+    """Waits before each send and after each receive for the next of `seconds`."""
+
+    def __init__(self, channel: Channel, seconds: Iterator[float]) -> None:
+        self._channel, self._seconds = channel, seconds
+
+    def send(self, tensor: Tensor) -> None:
+        time.sleep(next(self._seconds))
+        self._channel.send(tensor)
+
+    def receive(self, tensor: Tensor) -> None:
+        self._channel.receive(tensor)
+        time.sleep(next(self._seconds))
+
+    def close(self) -> None:
+        self._channel.close()

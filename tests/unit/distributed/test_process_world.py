@@ -1,0 +1,265 @@
+"""Ranks that are real processes: gloo collectives, channels over TCP, and the ways in which they end.
+
+This file is also the program of each rank: `python test_process_world.py SCENARIO RANK TP PP PORT`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from inflight.config.ranks import RankLayout
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.process_world import ProcessWorld
+from inflight.distributed.socket_channel import TOKEN_BYTES, SocketMesh
+from inflight.distributed.stage_link import LinkSpec, StageLink
+from inflight.errors import ConfigError
+from inflight.interface.worker import Rendezvous
+from inflight.timeline import Timeline
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[3]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def join(rank: int, layout: RankLayout, port: int, timeout_seconds: float = 30.0) -> ProcessWorld:
+    rendezvous = Rendezvous(host="127.0.0.1", port=port, epoch=2, timeout_seconds=timeout_seconds)
+    return ProcessWorld(layout, rank, rendezvous, CPU)
+
+
+# -- what a rank's process does ------------------------------------------------------------------------------------
+
+
+def check_collectives(world: ProcessWorld) -> None:
+    size, own = world.layout.tensor_parallel_size, world.tp_rank
+    group, other = world.tensor_parallel_group("model"), world.tensor_parallel_group("other")
+    for dtype in (torch.float32, torch.bfloat16):
+        reduced = group.all_reduce(torch.full((3, 5), own + 1.0, dtype=dtype))
+        assert torch.equal(reduced, torch.full((3, 5), size * (size + 1) / 2, dtype=dtype))
+        noise = torch.randn(7, 11, generator=torch.Generator().manual_seed(own)).to(dtype)
+        everyone = other.all_gather(group.all_reduce(noise.clone())[None], dim=0)
+        assert all(torch.equal(everyone[0], one) for one in everyone)  # the same bits everywhere
+    columns = group.all_gather(torch.full((2, 3), own, dtype=torch.int32))
+    assert columns.tolist() == [[i for i in range(size) for _ in range(3)]] * 2
+    rows = other.all_gather(torch.full((2, 1), own), dim=0)
+    assert rows.flatten().tolist() == [i for i in range(size) for _ in range(2)]
+    drawn = torch.tensor([5, -1], dtype=torch.int32) if own == 0 else torch.empty(2, dtype=torch.int32)
+    assert group.broadcast(drawn).tolist() == [5, -1]
+
+
+def pipeline(rank: int, layout: RankLayout, port: int) -> None:
+    """Collectives; then twenty steps through all stages, each adding one, received as posted."""
+    world = join(rank, layout, port)
+    check_collectives(world)
+    is_last = world.pp_rank == layout.pipeline_parallel_size - 1
+    template = IntermediateTensors.template(8, torch.bfloat16, CPU)
+    neighbours = [layout.rank(world.tp_rank, world.pp_rank + step) for step in (-1, 1)]
+    link = StageLink(
+        LinkSpec(
+            hidden_size=8,
+            dtype=torch.bfloat16,
+            max_num_tokens=64,
+            tensor_parallel_size=layout.tensor_parallel_size,
+            split_bytes=256,
+        ),
+        template,
+        world.tensor_parallel_group("link"),
+        Timeline(),
+        before=world.channel(neighbours[0], "activations") if world.pp_rank else None,
+        after=None if is_last else world.channel(neighbours[1], "activations"),
+    )
+    counts = [(7 * step_id) % 64 + 1 for step_id in range(20)]
+    with torch.inference_mode():
+        for step_id, count in enumerate(counts):
+            if world.pp_rank:
+                link.post_receive(step_id, count)
+        for step_id, count in enumerate(counts):
+            numbers = (torch.arange(count * 8).view(count, 8) % 97 + step_id).to(torch.bfloat16)  # exact in bfloat16
+            tensors = link.receive(step_id) if world.pp_rank else IntermediateTensors(numbers, -numbers)
+            assert torch.equal(tensors.delta, numbers + world.pp_rank), (rank, step_id)
+            assert torch.equal(tensors.residual, -numbers), (rank, step_id)
+            if not is_last:
+                link.send(step_id, IntermediateTensors(tensors.delta + 1, tensors.residual))
+    world.tensor_parallel_group("end").all_reduce(torch.zeros(1))
+    if world.pp_rank == 0:  # what is queued must go out before the channel is closed
+        world.channel(neighbours[1], "end").receive(torch.empty(1))
+    else:
+        for peer, name in ((neighbours[0], "end"), *(() if is_last else ((neighbours[1], "end"),))):
+            channel = world.channel(peer, name)
+            channel.send(torch.zeros(1)) if peer == neighbours[0] else channel.receive(torch.empty(1))
+    world.close("done")
+    link.close()
+
+
+def waiting(rank: int, layout: RankLayout, port: int) -> None:
+    """Rank 0 waits for rank 1, which is killed meanwhile."""
+    world = join(rank, layout, port)
+    for freed in wait_for_the_other(world):
+        print(freed, flush=True)
+    world.close("done")
+
+
+def wait_for_the_other(
+    world: ProcessWorld, ready: Callable[[], object] = lambda: print("ready", flush=True)
+) -> list[str]:
+    """Rank 0 waits for rank 1 in a collective and, in another thread, for a tensor; neither comes."""
+    group, channel = world.tensor_parallel_group("model"), world.channel(1 - world.rank, "activations")
+    group.all_reduce(torch.zeros(4))
+    ready()
+    if world.rank == 1:
+        time.sleep(0.3)
+        return []
+    freed = []
+
+    def wait(name: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (OSError, RuntimeError):
+            freed.append(f"{name} freed")
+
+    thread = threading.Thread(target=wait, args=("channel", lambda: channel.receive(torch.zeros(4))))
+    thread.start()
+    wait("group", lambda: group.all_reduce(torch.zeros(4)))
+    thread.join()
+    return sorted(freed)
+
+
+# -- the tests -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spawned() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def spawn(scenario: str, layout: RankLayout, processes: list[subprocess.Popen[str]]) -> None:
+    port = free_port()
+    arguments = (layout.tensor_parallel_size, layout.pipeline_parallel_size, port)
+    for rank in range(layout.world_size):
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, __file__, scenario, str(rank), *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            )
+        )
+
+
+@pytest.mark.full
+def test_processes_do_what_threads_do(spawned: list[subprocess.Popen[str]]) -> None:
+    spawn("pipeline", RankLayout(2, 2), spawned)
+    for rank, process in enumerate(spawned):
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, f"rank {rank}: {errors}"
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 3), (3, 2)])
+def test_groups_and_links_over_sockets(tp: int, pp: int) -> None:
+    """The ranks are threads here, but know each other by sockets only."""
+    layout, port = RankLayout(tp, pp), free_port()
+    with ThreadPoolExecutor(layout.world_size) as ranks:
+        for done in [ranks.submit(pipeline, rank, layout, port) for rank in range(layout.world_size)]:
+            done.result(timeout=60)
+
+
+def test_a_rank_that_is_killed_frees_the_others_at_once(spawned: list[subprocess.Popen[str]]) -> None:
+    spawn("waiting", RankLayout(2, 1), spawned)
+    first, second = spawned
+    assert first.stdout and second.stdout
+    assert (first.stdout.readline(), second.stdout.readline()) == ("ready\n", "ready\n")
+    start = time.monotonic()
+    second.send_signal(signal.SIGKILL)
+    assert [first.stdout.readline(), first.stdout.readline()] == ["channel freed\n", "group freed\n"]
+    assert time.monotonic() - start < 1.0
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_rank_that_does_not_come_is_not_waited_for(leaves: bool) -> None:
+    """One that leaves frees the others at once, one that is silent within the time limit."""
+    port, timeout_seconds = free_port(), 20.0 if leaves else 1.0
+
+    def run(rank: int) -> tuple[list[str], float]:
+        world = join(rank, RankLayout(2, 1), port, timeout_seconds)
+        freed, start = wait_for_the_other(world, lambda: None), time.monotonic()
+        if rank == 0 or leaves:
+            world.close("done")
+        else:
+            done.wait(10)
+            world.close("late")
+        return freed, start
+
+    done = threading.Event()
+    with ThreadPoolExecutor(2) as ranks:
+        first, second = ranks.submit(run, 0), ranks.submit(run, 1)
+        freed, end = first.result(timeout=30)
+        done.set()
+        assert freed == ["channel freed", "group freed"]
+        assert end - second.result(timeout=30)[1] < 2.0
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"rank 0 cannot listen at 127\.0\.0\.1:{port}: .*choose a port"):
+            join(0, RankLayout(1, 2), port)
+
+
+def test_a_caller_without_the_token_is_dropped() -> None:
+    token = bytes(range(TOKEN_BYTES))
+    mesh = SocketMesh(1, "127.0.0.1", token, lambda rank: mesh.address, timeout_seconds=5.0)
+    stranger = SocketMesh(0, "127.0.0.1", bytes(TOKEN_BYTES), lambda rank: mesh.address, timeout_seconds=5.0)
+    member = SocketMesh(0, "127.0.0.1", token, lambda rank: mesh.address, timeout_seconds=5.0)
+    intruder = stranger.channel(1, "activations")
+    theirs = member.channel(1, "activations")
+    ours = mesh.channel(0, "activations")
+    theirs.send(torch.tensor([3.5]))
+    received = torch.empty(1)
+    ours.receive(received)
+    assert float(received) == 3.5
+    with pytest.raises(ConnectionError):
+        intruder.receive(received)
+    for part in (mesh, stranger, member, intruder, theirs, ours):
+        part.close()
+
+
+def test_a_closed_channel_says_so() -> None:
+    token = bytes(TOKEN_BYTES)
+    meshes = [SocketMesh(rank, "127.0.0.1", token, lambda _: meshes[1].address, 5.0) for rank in range(2)]
+    first, second = meshes[0].channel(1, "x"), meshes[1].channel(0, "x")
+    first.close()
+    with pytest.raises(ConnectionError, match="was closed here"):
+        first.send(torch.zeros(1))
+    with pytest.raises(ConnectionError, match="lost rank 0: the connection was closed"):
+        second.receive(torch.zeros(1))
+    for part in (second, *meshes):
+        part.close()
+
+
+if __name__ == "__main__":
+    run = {"pipeline": pipeline, "waiting": waiting}[sys.argv[1]]
+    rank, tp, pp, port = map(int, sys.argv[2:])
+    run(rank, RankLayout(tp, pp), port)

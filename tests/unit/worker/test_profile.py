@@ -1,0 +1,42 @@
+"""`profile` through collective_rpc: a trace per rank, with the steps in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inflight import LLM, SamplingParams
+from inflight.errors import StepError
+from tests.model_zoo import FAMILY_CONFIGS, write_model
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_trace_shows_the_steps(tmp_path: Path, size: int) -> None:
+    folder = write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "model", seed=1)
+    llm = LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=64,
+        kv_cache_memory_bytes=1 << 20,
+        generation_config="none",
+        num_threads=1,
+        pipeline_parallel_size=size,
+    )
+    call = llm.llm_engine.executor.collective_rpc
+    with pytest.raises(StepError, match=r"not running; start it first: profile\(True, folder\)"):
+        call("profile", (False,))
+    assert call("profile", (True, str(tmp_path / "traces"))) == [None] * size
+    with pytest.raises(StepError, match="running already"):
+        call("profile", (True, str(tmp_path / "traces")))
+    llm.generate([[3, 4, 5]], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    paths = call("profile", (False,))
+    llm.close()
+    # ranks that are threads of one process have one trace, the first rank's
+    assert paths == [str(tmp_path / "traces" / "tp0-pp0.json")] + [None] * (size - 1)
+    events = json.loads(Path(paths[0]).read_text())["traceEvents"]
+    steps = [event["name"] for event in events if str(event.get("name")).startswith("step ")]
+    assert sorted(steps) == sorted(["step 0", "step 1", "step 2"] * size)
+    assert any("linear" in str(event.get("name")) or "mm" in str(event.get("name")) for event in events)
