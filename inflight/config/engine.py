@@ -48,11 +48,17 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How many ranks there are and who runs them."""
+    """How many ranks there are and who runs them: "uni" as threads of one process, "mp" as a process each.
+
+    The ranks are split evenly over `nnodes`, in order. With several, node 0 listens on `master_addr`:`master_port`.
+    """
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
-    distributed_executor_backend: str  # "uni"
+    distributed_executor_backend: str  # "uni" | "mp"
+    nnodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
 
     @property
     def world_size(self) -> int:
@@ -61,7 +67,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """`kind` is "cpu"; `num_threads` is the size of the compute thread pool on a CPU."""
+    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU."""
 
     kind: str
     num_threads: int

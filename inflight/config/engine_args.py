@@ -14,7 +14,7 @@ _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
-    "distributed_executor_backend": (None, "uni"),
+    "distributed_executor_backend": (None, "uni", "mp"),
 }
 _BOUNDS = {
     "max_model_len": (1, 2**24),
@@ -24,6 +24,9 @@ _BOUNDS = {
     "kv_cache_memory_bytes": (1, 2**60),
     "tensor_parallel_size": (1, 65536),
     "pipeline_parallel_size": (1, 65536),
+    "nnodes": (1, 65536),
+    "node_rank": (0, 65535),
+    "master_port": (1, 65535),
     "num_threads": (1, 4096),
     "seed": (0, 2**63 - 1),
 }
@@ -52,7 +55,15 @@ class EngineArgs:
         chat_template: a Jinja template, or a file that holds one, instead of the tokenizer's.
         generation_config: "auto" takes sampling defaults from generation_config.json, "none" does not.
         scheduling_policy: "fcfs" or "priority".
-        num_threads: compute threads on a CPU; None is one per core.
+        tensor_parallel_size: ranks that share each layer.
+        pipeline_parallel_size: stages that share the layers; there are tensor_parallel_size ranks in each.
+        distributed_executor_backend: "uni" runs the ranks as threads of this process, "mp" as a process each; None is "uni"
+            for one rank and "mp" for more.
+        nnodes: machines to split the ranks over; the others run `inflight worker`.
+        node_rank: which of them this is. The engine runs on node 0.
+        master_addr: the address of node 0 that the other nodes connect to.
+        master_port: its port.
+        num_threads: compute threads of a rank on a CPU; None splits the cores among the ranks of a node.
     """
 
     model: str | None = None
@@ -76,6 +87,10 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
     device: str = "auto"
     num_threads: int | None = None
 
@@ -107,8 +122,11 @@ class EngineArgs:
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization={share!r} is not in (0, 1]")
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)}: this version runs a model in one process; only 1 is served so far"
-                )
+        if self.node_rank != 0:
+            raise ConfigError(
+                f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
+        if self.nnodes > 1 and self.distributed_executor_backend == "uni":
+            raise ConfigError(
+                f"nnodes={self.nnodes} with distributed_executor_backend='uni': threads run on one node; use 'mp'"
+            )

@@ -16,6 +16,7 @@ from inflight.config.engine import (
     SchedulerConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.nodes import ranks_of_node
 from inflight.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -50,6 +51,7 @@ def resolve(
             f"{architecture.max_position_embeddings} positions; lower it"
         )
     load_format = "safetensors" if args.load_format == "auto" else args.load_format
+    parallel = _resolve_parallel(args)
     fingerprint = _fingerprint(folder, architecture, dtype, load_format, args.seed)
     return EngineConfig(
         model=ModelConfig(
@@ -70,12 +72,11 @@ def resolve(
             memory_utilization=args.gpu_memory_utilization or DEFAULT_CPU_MEMORY_UTILIZATION,
         ),
         scheduler=_resolve_scheduler(args, max_model_len),
-        parallel=ParallelConfig(
-            tensor_parallel_size=args.tensor_parallel_size,
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            distributed_executor_backend=args.distributed_executor_backend or "uni",
+        parallel=parallel,
+        device=DeviceConfig(
+            kind=machine.device,
+            num_threads=args.num_threads or max(1, machine.num_cores * parallel.nnodes // parallel.world_size),
         ),
-        device=DeviceConfig(kind=machine.device, num_threads=args.num_threads or machine.num_cores),
         execute_model_timeout_seconds=timeout_seconds,
     )
 
@@ -101,6 +102,19 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=args.enable_chunked_prefill,
         policy=args.scheduling_policy,
+    )
+
+
+def _resolve_parallel(args: EngineArgs) -> ParallelConfig:
+    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    ranks_of_node(world_size, args.nnodes, args.node_rank)  # it refuses sizes that cannot be split
+    return ParallelConfig(
+        tensor_parallel_size=args.tensor_parallel_size,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        distributed_executor_backend=args.distributed_executor_backend or ("uni" if world_size == 1 else "mp"),
+        nnodes=args.nnodes,
+        master_addr=args.master_addr,
+        master_port=args.master_port,
     )
 
 

@@ -21,13 +21,13 @@ from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.worker_loop import WorkerLoop, failure_of
 from inflight.interface.messages import WorkerCommand
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
 
 MAX_SHUTDOWN_SECONDS = 5.0  # for all ranks together; less if the budget of a step is less
 
-WorkerFactory = Callable[[EngineConfig, int], WorkerBase]
+WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
 
 
 class UniProcExecutor(Executor):
@@ -117,7 +117,7 @@ class _RankThread:
     def _run(self) -> None:
         worker: WorkerBase | None = None
         try:
-            worker = self._factory(self._executor.config, self.rank)
+            worker = self._factory(self._executor.config, self.rank, None)
             worker.load_model()
         except BaseException as error:  # in a thread there is nobody above: the constructor raises it
             self._end(worker)
@@ -140,7 +140,7 @@ class _RankThread:
             logger.exception("rank %d: shutdown of its worker failed", self.rank)
 
 
-def _make_worker(config: EngineConfig, rank: int) -> WorkerBase:
+def _make_worker(config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> WorkerBase:
     from inflight.worker.worker import Worker  # loads torch, which an executor of other workers does not need
 
-    return Worker(config, rank)
+    return Worker(config, rank, rendezvous)

@@ -11,10 +11,11 @@ from inflight.interface.messages import (
     RpcReply,
     StepReply,
     WorkerCommand,
+    WorkerEvent,
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import ModelRunnerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from inflight.interface.worker import WorkerBase
 
 
@@ -26,7 +27,7 @@ class WorkerLoop:
 
     Args:
         receive: waits for the next command; None ends the loop.
-        reply: sends a reply. Must not wait for anything that only this loop can do.
+        reply: sends a reply or an event, from any thread. Must not wait for anything that only this loop can do.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class WorkerLoop:
         self._receive = receive
         self._reply = reply
         self._current: WorkerCommand | None = None
+        self._epoch = 0  # of the last command
+        worker.set_event_sink(self._send_event)
 
     @property
     def activity(self) -> str:
@@ -56,9 +59,13 @@ class WorkerLoop:
     def run(self) -> None:
         while (command := self._receive()) is not None:
             self._current = command
+            self._epoch = command.epoch
             reply = self._run_step(command) if isinstance(command, ExecuteModel) else self._run_call(command)
             self._current = None
             self._reply(reply)
+
+    def _send_event(self, output: KVConnectorOutput) -> None:
+        self._reply(WorkerEvent(epoch=self._epoch, rank=self._rank, kv_connector_output=output))
 
     def _run_step(self, command: ExecuteModel) -> StepReply:
         plan = command.scheduler_output

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one epoch meet to form their process groups: rank 0 listens there, the others connect.
+
+    `timeout_seconds` is the step's budget: a collective that takes longer has lost a peer.
+    """
+
+    host: str
+    port: int
+    epoch: int
+    timeout_seconds: float
 
 
 class WorkerBase(ABC):
     """One rank. All methods are called from one thread, in the order in which the executor was called.
+
+    The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
+    with one rank, or where they are threads of one process.
 
     Any public method can be called by `Executor.collective_rpc` under its name.
     """
@@ -37,6 +55,12 @@ class WorkerBase(ABC):
     @abstractmethod
     def execute_dummy_batch(self) -> None:
         """Run a forward pass of one token that belongs to no request; touches no request's cache."""
+
+    def set_event_sink(self, sink: Callable[[KVConnectorOutput], None]) -> None:
+        """Called once, before the first command: `sink` reports what ended while no step ran. Any thread may call it.
+
+        The default: this worker has nothing to report outside its steps.
+        """
 
     def check_health(self) -> None:
         """Raise if this rank cannot serve. The default: a rank that answers is healthy."""

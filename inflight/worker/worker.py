@@ -10,7 +10,7 @@ from inflight.device.selector import get_device
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.model_loader.loader import load_model
 from inflight.timeline import Event, Timeline
 from inflight.worker.model_runner import ModelRunner
@@ -19,7 +19,7 @@ from inflight.worker.model_runner import ModelRunner
 class Worker(WorkerBase):
     """The real worker. `rank` is the global rank; with one process there is only rank 0."""
 
-    def __init__(self, config: EngineConfig, rank: int) -> None:
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
         self._config = config
         self.rank = rank
         self._timeline = Timeline()

@@ -25,14 +25,15 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
 
 MAX_HOLD_SECONDS = 10.0
 
 
 class ScriptedWorker(WorkerBase):
-    def __init__(self, config: EngineConfig, rank: int) -> None:
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
         self._rank = rank
+        self._rendezvous = rendezvous
         self._calls: list[str] = []
         self._script: dict[int, list[tuple[str, Any]]] = {}
         self._start_up_fault = config.model.name

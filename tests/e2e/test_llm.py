@@ -213,8 +213,8 @@ def test_a_failed_step_ends_its_call_and_the_engine_goes_on(folder: Path) -> Non
 def test_arguments() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         LLM("x", max_model_length=3)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2"):
-        LLM("x", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="threads run on one node"):
+        LLM("x", nnodes=2, distributed_executor_backend="uni")
     with pytest.raises(ConfigError, match="device"):
         LLM("x", device="tpu")
     with pytest.raises(ModelNotFoundError, match="there is no folder"):

@@ -34,7 +34,7 @@ def run(worker: ScriptedWorker, *commands: WorkerCommand) -> list[WorkerReply]:
 
 
 def worker() -> ScriptedWorker:
-    return ScriptedWorker(engine_config(), 3)
+    return ScriptedWorker(engine_config(), 3, None)
 
 
 def test_commands_are_answered_in_order_with_epoch_id_and_rank() -> None:
@@ -69,7 +69,7 @@ def test_an_answer_to_another_step_is_a_failure() -> None:
         def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
             return replace(super().execute_model(scheduler_output), step_id=0)
 
-    (reply,) = run(Confused(engine_config(), 3), ExecuteModel(epoch=5, scheduler_output=plan(7)))
+    (reply,) = run(Confused(engine_config(), 3, None), ExecuteModel(epoch=5, scheduler_output=plan(7)))
     assert isinstance(reply, StepReply)
     assert isinstance(reply.result, WorkerFailure)
     assert "answered step 7 with step 0" in reply.result.message
