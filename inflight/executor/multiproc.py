@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_SHUTDOWN_SECONDS = 5.0  # before signals are sent; less if the budget of a step is less
+MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # when a rank is lost: the others may be in a collective with it, and never end
 MAX_JOIN_SECONDS = 300.0
 EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
 
@@ -220,7 +221,9 @@ class MultiprocExecutor(Executor):
 
     def _terminate(self) -> None:
         self._terminating = True
-        end = time.monotonic() + min(MAX_SHUTDOWN_SECONDS, self._step_budget)
+        is_broken = any(state.is_gone for state in self._ranks)
+        grace_seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS
+        end = time.monotonic() + min(grace_seconds, self._step_budget)
         stop = encode(Stop()).buffers()
         for state in self._ranks:
             if state.is_ready and state.stream is not None:

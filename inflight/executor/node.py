@@ -71,10 +71,11 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
                 processes.append(WorkerProcess(worker_title(layout, rank), connected.fileno()))
         logger.info("ranks %d to %d of %d run on this node", ranks[0], ranks[-1], layout.world_size)
         wait_for_first_end(processes)
-    except BaseException:  # an interrupt, too
+        stop_processes(processes, LAST_RANKS_SECONDS)
+    finally:  # after an interrupt, too
         stop_processes(processes, 0.0)
-        raise
-    stop_processes(processes, LAST_RANKS_SECONDS)
+        for process in processes:
+            process.close()
     for rank, process in zip(ranks, processes, strict=True):
         if process.exit_code == EXIT_STREAM_ENDED:
             raise WorkerDiedError(f"rank {rank} has lost node 0: the engine has died, or the link to it", rank=rank)

@@ -6,6 +6,7 @@ path. It dies with the thread that started it (PR_SET_PDEATHSIG), and when its s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -55,18 +56,22 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """False once the process has ended; it is reaped by that."""
-        return self._popen.poll() is None
+        """The pidfd knows; `Popen.poll` says None while another thread asks the same."""
+        if self._popen.returncode is not None:
+            return False
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     @property
     def exit_code(self) -> int | None:
-        """As `subprocess` says it: negative for a signal; None while the process lives."""
-        return self._popen.poll()
+        """As `subprocess` says it: negative for a signal; None while the process lives. It is reaped by that."""
+        return None if self.is_alive else self._popen.wait()
 
     @property
     def state(self) -> str:
         """How the process is doing, as text. Never waits."""
-        code = self._popen.poll()
+        code = self.exit_code
         if code is None:
             is_stopped = _status_letter(self.pid) in "Tt"
             return f"process {self.pid} {'is stopped by a signal' if is_stopped else 'is alive'}"
@@ -76,27 +81,24 @@ class WorkerProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing once the process has ended."""
-        self._popen.send_signal(number)
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Forget a process that has ended, or that cannot be ended."""
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-        if self._popen.poll() is None:
+        """Forget a process that has ended, or that cannot be ended. To be called once, as the last."""
+        if self.exit_code is None:
             logger.error("%s (pid %d) did not end after SIGKILL and is left behind", self.title, self.pid)
+        os.close(self.pidfd)
 
 
 def wait_for_end(processes: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
     """Wait until all have ended, at most so long. Returns those that have not."""
     end = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive]
-    while alive:
-        _wait_for_any(alive, max(end - time.monotonic(), 0.0))
-        still_alive = [process for process in alive if process.is_alive]
-        if len(still_alive) == len(alive):
-            break  # the time is over
-        alive = still_alive
+    while alive and (left := end - time.monotonic()) > 0:
+        _wait_for_any(alive, left)
+        alive = [process for process in alive if process.is_alive]
     return alive
 
 

@@ -82,7 +82,7 @@ def test_what_is_no_exception_leaves_the_loop(death: type[BaseException]) -> Non
             raise death("the end")
 
     with pytest.raises(death, match="the end"):
-        run(Mortal(engine_config(), 3), call(0, "check_health"))
+        run(Mortal(engine_config(), 3, None), call(0, "check_health"))
 
 
 def test_activity_says_what_runs() -> None:
@@ -97,6 +97,6 @@ def test_activity_says_what_runs() -> None:
             seen.append(loop.activity)
 
     inbox = iter((ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"), None))
-    loop = WorkerLoop(Watched(engine_config(), 3), 3, lambda: next(inbox), lambda _: seen.append(loop.activity))
+    loop = WorkerLoop(Watched(engine_config(), 3, None), 3, lambda: next(inbox), lambda _: seen.append(loop.activity))
     loop.run()
     assert seen == ["running step 7", "idle", "running check_health()", "idle"]

@@ -133,9 +133,9 @@ plain_data = st.recursive(
 )
 rendezvous = st.builds(Rendezvous, host=texts, port=ids, epoch=ids, timeout_seconds=st.floats(0, 99))
 
-_messages: st.SearchStrategy[Any] = st.one_of(
-    st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),
-    st.builds(
+MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    ExecuteModel: st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),
+    RpcCall: st.builds(
         RpcCall,
         epoch=ids,
         call_id=ids,
@@ -143,28 +143,28 @@ _messages: st.SearchStrategy[Any] = st.one_of(
         args=st.lists(plain_data, max_size=2).map(tuple),
         kwargs=st.dictionaries(texts, plain_data, max_size=2),
     ),
-    st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, result=outputs | failures),
-    st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
-    st.builds(WorkerEvent, epoch=ids, rank=ids, kv_connector_output=kv_outputs),
-    st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
-    st.builds(Welcome),
-    st.builds(Refused, reason=texts),
-    st.builds(
+    StepReply: st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, result=outputs | failures),
+    RpcReply: st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
+    WorkerEvent: st.builds(WorkerEvent, epoch=ids, rank=ids, kv_connector_output=kv_outputs),
+    Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
+    Welcome: st.builds(Welcome),
+    Refused: st.builds(Refused, reason=texts),
+    StartUp: st.builds(
         StartUp,
         config=st.just(engine_config(tensor_parallel_size=2)),
         rank=ids,
         worker_class=texts,
         rendezvous=st.none() | rendezvous,
     ),
-    st.builds(Ready, rank=ids),
-    st.builds(StartUpFailed, rank=ids, failure=failures),
-    st.builds(Stop),
-)
+    Ready: st.builds(Ready, rank=ids),
+    StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures),
+    Stop: st.builds(Stop),
+}
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> Any:
-    return draw(_messages)
+    return draw(MESSAGES[draw(st.sampled_from(list(MESSAGES)))])
 
 
 def same(a: object, b: object) -> bool:
