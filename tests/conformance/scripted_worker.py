@@ -31,7 +31,10 @@ import numpy as np
 
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError
+from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.messages import RpcReply
+from inflight.interface.start_up import Ready
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 
@@ -142,6 +145,14 @@ class ScriptedWorker(WorkerBase):
         if rank == self._rank:
             with socket.socket(fileno=os.dup(int(sys.argv[2]))) as stream:
                 stream.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+    def forge(self, rank: int, what: str) -> None:
+        """Sends, from a worker process, a reply in the name of rank 0, or says a second time that it is ready."""
+        if rank == self._rank:
+            message = RpcReply(epoch=0, call_id=10**6, rank=0) if what == "reply" else Ready(rank=rank)
+            with socket.socket(fileno=os.dup(int(sys.argv[2]))) as stream:
+                stream.sendall(b"".join(bytes(buffer) for buffer in encode(message).buffers()))
+            time.sleep(1)
 
     def log(self, text: str) -> None:
         logging.getLogger("inflight.scripted").info(text)

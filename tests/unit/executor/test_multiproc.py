@@ -17,6 +17,9 @@ import pytest
 from inflight.errors import ConfigError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.process import WorkerProcess, wait_for_end
+from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.interface.messages import RpcCall
+from inflight.interface.start_up import Ready, StartUp
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import SCRIPTED, children, exists, have_ended, run_script, scripted_executor
 
@@ -74,10 +77,19 @@ def test_an_exit_names_its_code(executor: MultiprocExecutor) -> None:
 
 
 def test_what_was_sent_before_a_death_is_not_lost(executor: MultiprocExecutor) -> None:
-    """The answer to the first call is in the stream when the process is gone."""
-    answered = executor.collective_rpc("echo", (b"x" * 1_000_000,), non_block=True)
+    """The answer to the first call is still in the stream when the process is gone."""
+    pids = pids_of(executor)
+    is_blocked = threading.Event()
+
+    def read_nothing_until_all_are_dead() -> None:
+        is_blocked.set()
+        have_ended(pids, 5)
+
+    executor._reactor.call_soon(read_nothing_until_all_are_dead)
+    assert is_blocked.wait(5)
+    answered = executor.collective_rpc("echo", (b"x" * 80_000,), non_block=True)
     executor.collective_rpc("die", (None, "I leave"), non_block=True)
-    assert [value[0] for value in answered.result(timeout=5)] == [0, 1]
+    assert [value[0] for value in answered.result(timeout=10)] == [0, 1]
 
 
 def test_a_stopped_rank_times_out_and_is_ended(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,6 +239,22 @@ def test_a_worker_ends_with_its_engine_also_in_a_call_that_keeps_the_interpreter
         assert have_ended(pids, 2)
 
 
+def test_a_worker_ends_with_its_stream_while_it_computes() -> None:
+    """Its parent lives on, so it is not the kernel that ends it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = WorkerProcess("inflight: worker tp0 pp0", theirs.fileno())
+    stream = BlockingStream(ours)
+    config = engine_config(backend="mp")
+    stream.send(StartUp(config=config, rank=0, worker_class=SCRIPTED, rendezvous=None))
+    assert stream.receive() == Ready(rank=0)
+    stream.send(RpcCall(epoch=0, call_id=0, method="sleep", args=(0, 60), kwargs={}))
+    stream.close()
+    assert wait_for_end([process], 2) == []
+    assert process.exit_code == EXIT_STREAM_ENDED
+    process.close()
+
+
 def test_workers_live_on_when_the_thread_that_made_the_executor_ends() -> None:
     made: list[MultiprocExecutor] = []
     thread = threading.Thread(target=lambda: made.append(scripted_executor(1)))
@@ -322,6 +350,14 @@ def test_a_rank_that_sends_garbage_is_ended(executor: MultiprocExecutor) -> None
     assert have_ended([pids[1]], 2)
 
 
+@pytest.mark.parametrize("what", ["reply", "ready"])
+def test_a_rank_that_speaks_for_another_is_ended(executor: MultiprocExecutor, what: str) -> None:
+    pids = pids_of(executor)
+    with pytest.raises(WorkerDiedError, match=r"rank 1 died \(it sent a R\w+ that it must not send"):
+        executor.collective_rpc("forge", (1, what))
+    assert have_ended([pids[1]], 2)
+
+
 # -- names and logs ----------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +408,7 @@ def test_an_idle_executor_uses_no_processor(executor: MultiprocExecutor) -> None
         return ticks / os.sysconf("SC_CLK_TCK")
 
     pids = pids_of(executor)
+    executor.collective_rpc("echo", (b"x" * 10_000_000,))  # the sockets were full, and were written to when they could
     before = processor_seconds()
     time.sleep(1.0)
     assert processor_seconds() - before <= 0.02

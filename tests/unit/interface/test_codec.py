@@ -289,6 +289,14 @@ def test_a_stranger_may_say_hello_only() -> None:
         read(wire(Hello(token="t" * 5000, schema="1", rank=0, world_size=2, nnodes=2)), max_frame_bytes=4096)
 
 
+def test_small_frames_are_read_many_at_a_time() -> None:
+    reader, data = FrameReader(), wire(Stop()) * 100
+    buffer = reader.buffer()
+    assert len(buffer) == READ_AHEAD_BYTES
+    buffer[: len(data)] = data
+    assert len(reader.received(len(data))) == 100
+
+
 def test_nothing_behind_a_frame_is_read_without_read_ahead() -> None:
     data = wire(rpc(np.zeros(5000))) + wire(Stop())
     reader, position = FrameReader(read_ahead=False), 0
