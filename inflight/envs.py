@@ -23,6 +23,20 @@ def execute_model_timeout_seconds() -> float:
     return 60.0
 
 
+def cluster_token() -> str:
+    """`INFLIGHT_CLUSTER_TOKEN`: the secret that the nodes of one engine share.
+
+    Raises:
+        ConfigError: it is not set. There is no default: whoever knows the token can run code on the nodes.
+    """
+    token = os.environ.get("INFLIGHT_CLUSTER_TOKEN", "")
+    if not token:
+        raise ConfigError(
+            "several nodes need a shared secret: set INFLIGHT_CLUSTER_TOKEN to the same long random text on every node"
+        )
+    return token
+
+
 def log_level() -> str:
     """`INFLIGHT_LOG_LEVEL`: DEBUG, INFO, WARNING (the default) or ERROR."""
     level = os.environ.get("INFLIGHT_LOG_LEVEL", "WARNING").upper()

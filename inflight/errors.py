@@ -12,6 +12,7 @@
         +-- StepError                        a step raised on a rank; carries its traceback
         +-- StepTimeoutError                 a step, or a call, outlived its budget
         +-- WorkerDiedError                  a rank is gone
+        +-- CodecError                       a value cannot cross a process boundary, or a frame is damaged
         +-- EngineClosedError                the engine was shut down before the call
 
 A message says what was given, what is allowed and what to do.
@@ -94,6 +95,10 @@ class StepTimeoutError(RankError, TimeoutError):
 
 class WorkerDiedError(RankError):
     """A rank is gone."""
+
+
+class CodecError(EngineError):
+    """A value is no plain data and cannot cross a process boundary, or the bytes that came are no frame of ours."""
 
 
 class EngineClosedError(EngineError):

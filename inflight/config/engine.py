@@ -55,12 +55,24 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How many ranks there are, who runs them, and how many layers each pipeline stage has."""
+    """How many ranks there are, who runs them, and how many layers each pipeline stage has.
+
+    The backend is "uni", ranks as threads of one process, or "mp", a process each. The ranks are split evenly over `nnodes`, in
+    order. With several, node 0 listens on `master_addr`:`master_port`.
+    """
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_layer_partition: tuple[int, ...]  # [pipeline_parallel_size]
-    distributed_executor_backend: str  # "uni"
+    distributed_executor_backend: str  # "uni" | "mp"
+    nnodes: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks on each node."""
+        return self.world_size // self.nnodes
 
     @property
     def world_size(self) -> int:
@@ -73,7 +85,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """`kind` is "cpu"; `num_threads` is the number of compute threads on a CPU, of all ranks together."""
+    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU."""
 
     kind: str
     num_threads: int

@@ -14,7 +14,7 @@ _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
-    "distributed_executor_backend": (None, "uni"),
+    "distributed_executor_backend": (None, "uni", "mp"),
 }
 _BOUNDS = {
     "max_model_len": (1, 2**24),
@@ -26,6 +26,9 @@ _BOUNDS = {
     "pipeline_parallel_size": (1, 65536),
     "pipeline_stagger": (1, 65536),
     "pipeline_depth": (1, 65537),
+    "nnodes": (1, 65536),
+    "node_rank": (0, 65535),
+    "master_port": (1, 65535),
     "num_threads": (1, 4096),
     "seed": (0, 2**63 - 1),
 }
@@ -55,12 +58,18 @@ class EngineArgs:
         generation_config: "auto" takes sampling defaults from generation_config.json, "none" does not.
         scheduling_policy: "fcfs" or "priority".
         async_scheduling: plan a step while the one before it runs. A pipeline of several stages cannot do without.
+        tensor_parallel_size: ranks that share each layer.
+        pipeline_parallel_size: stages that share the layers; there are tensor_parallel_size ranks in each.
+        pipeline_layer_partition: the number of layers of each stage, as "8,8,6,6"; None divides them by their cost.
         pipeline_stagger: a request draws a token in every so many-th step at most; None is pipeline_parallel_size.
         pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
-        tensor_parallel_size: ranks that share each layer.
-        pipeline_parallel_size: stages that share the layers.
-        pipeline_layer_partition: the number of layers of each stage, as "8,8,6,6"; None divides them by their cost.
-        num_threads: compute threads on a CPU, of all ranks together; None is one per core.
+        distributed_executor_backend: "uni" runs the ranks as threads of this process, "mp" as a process each; None is "uni"
+            for one rank and "mp" for more.
+        nnodes: machines to split the ranks over; the others run `inflight worker`.
+        node_rank: which of them this is. The engine runs on node 0.
+        master_addr: the address of node 0 that the other nodes connect to.
+        master_port: its port.
+        num_threads: compute threads of a rank on a CPU; None splits the cores among the ranks of a node.
     """
 
     model: str | None = None
@@ -88,6 +97,10 @@ class EngineArgs:
     pipeline_depth: int | None = None
     pipeline_layer_partition: str | None = None
     distributed_executor_backend: str | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
     device: str = "auto"
     num_threads: int | None = None
 
@@ -124,4 +137,12 @@ class EngineArgs:
         if not isinstance(self.pipeline_layer_partition, str | None):
             raise ConfigError(
                 f"pipeline_layer_partition={self.pipeline_layer_partition!r} is not a text like '8,8,6,6'"
+            )
+        if self.node_rank != 0:
+            raise ConfigError(
+                f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
+        if self.nnodes > 1 and self.distributed_executor_backend == "uni":
+            raise ConfigError(
+                f"nnodes={self.nnodes} with distributed_executor_backend='uni': threads run on one node; use 'mp'"
             )

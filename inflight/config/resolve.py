@@ -16,6 +16,7 @@ from inflight.config.engine import (
     SchedulerConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.errors import ConfigError
 
@@ -54,6 +55,7 @@ def resolve(
             f"{architecture.max_position_embeddings} positions; lower it"
         )
     load_format = "safetensors" if args.load_format == "auto" else args.load_format
+    parallel = _resolve_parallel(args, architecture)
     fingerprint = _fingerprint(folder, architecture, dtype, load_format, args.seed)
     return EngineConfig(
         model=ModelConfig(
@@ -74,15 +76,11 @@ def resolve(
             memory_utilization=args.gpu_memory_utilization or DEFAULT_CPU_MEMORY_UTILIZATION,
         ),
         scheduler=_resolve_scheduler(args, max_model_len),
-        parallel=ParallelConfig(
-            tensor_parallel_size=args.tensor_parallel_size,
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            pipeline_layer_partition=resolve_partition(
-                args.pipeline_layer_partition, architecture, args.pipeline_parallel_size
-            ),
-            distributed_executor_backend=args.distributed_executor_backend or "uni",
+        parallel=parallel,
+        device=DeviceConfig(
+            kind=machine.device,
+            num_threads=args.num_threads or max(1, machine.num_cores // parallel.num_local_ranks),
         ),
-        device=DeviceConfig(kind=machine.device, num_threads=args.num_threads or machine.num_cores),
         execute_model_timeout_seconds=timeout_seconds,
     )
 
@@ -145,6 +143,22 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int]:
             "every step; raise the first or leave it out"
         )
     return depth, stagger
+
+
+def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> ParallelConfig:
+    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    ranks_of_node(world_size, args.nnodes, args.node_rank)  # it refuses sizes that cannot be split
+    return ParallelConfig(
+        tensor_parallel_size=args.tensor_parallel_size,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        pipeline_layer_partition=resolve_partition(
+            args.pipeline_layer_partition, architecture, args.pipeline_parallel_size
+        ),
+        distributed_executor_backend=args.distributed_executor_backend or ("uni" if world_size == 1 else "mp"),
+        nnodes=args.nnodes,
+        master_addr=args.master_addr,
+        master_port=args.master_port,
+    )
 
 
 def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:

@@ -35,9 +35,13 @@ class KVConnectorAggregator:
         _note(self._receiving, rank, output.finished_receiving)
         self._failed_block_ids |= output.failed_block_ids
 
+    @property
+    def has_reports(self) -> bool:
+        return bool(self._sending or self._receiving or self._failed_block_ids)
+
     def take(self) -> KVConnectorOutput:
         """Everything complete since the last call, each report once."""
-        if not (self._sending or self._receiving or self._failed_block_ids):
+        if not self.has_reports:
             return _NOTHING
         failed_block_ids = frozenset(self._failed_block_ids)
         self._failed_block_ids.clear()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, overload
 
@@ -26,7 +26,7 @@ from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, RpcCall, WorkerCommand, WorkerReply
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(ABC):
@@ -49,7 +49,11 @@ class Executor(ABC):
             from inflight.executor.uniproc import UniProcExecutor  # it imports this module, for its base class
 
             return UniProcExecutor
-        raise ConfigError(f"distributed_executor_backend={backend!r} is not one of: 'uni'")
+        if backend == "mp":
+            from inflight.executor.multiproc import MultiprocExecutor
+
+            return MultiprocExecutor
+        raise ConfigError(f"distributed_executor_backend={backend!r} is not one of: 'uni', 'mp'")
 
     def __init__(self, config: EngineConfig) -> None:
         parallel = config.parallel
@@ -132,6 +136,20 @@ class Executor(ABC):
     def execute_dummy_batch(self) -> None:
         """Run a forward pass that belongs to no request, on all ranks, within the budget of a step."""
         self.collective_rpc("execute_dummy_batch", timeout=self._step_budget)
+
+    # -- what ends while no step runs ----------------------------------------------------------------------------
+
+    def set_event_callback(self, on_event: Callable[[], None]) -> None:
+        """`on_event` wakes an idle engine when a rank has reported something outside a step; it must not block.
+
+        It is called in a thread of the executor's. What was reported is in the next step's output, or comes by
+        `take_kv_connector_output` if there is no request to make a step of.
+        """
+        self._table.set_event_callback(on_event)
+
+    def take_kv_connector_output(self) -> KVConnectorOutput:
+        """What all ranks have reported and no step has brought out yet. Never waits."""
+        return self._table.take_kv_connector_output()
 
     # -- everything else is one call ---------------------------------------------------------------------------
     # Arguments and values are Any: the worker's method says what it takes and returns.
@@ -249,7 +267,7 @@ class Executor(ABC):
             raise
 
     def _deliver(self, reply: WorkerReply) -> None:
-        """A rank's reply, from any thread, in any order, any number of times."""
+        """A rank's reply or event, from any thread, in any order, any number of times."""
         self._table.deliver(reply)
 
     def _rank_died(self, rank: int, reason: str) -> None:

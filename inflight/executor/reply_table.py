@@ -11,6 +11,8 @@ A reply goes through these steps, and ends at the first that does not let it pas
 4. of a step, when all ranks have replied, the KV connectors' reports are taken in, also if its future has failed before:
    they are true whatever became of the tokens, and come out with the next step that succeeds;
 5. the future is settled with the result, unless it was settled before (then the reply is late, and its result dropped).
+
+A `WorkerEvent` answers nothing: its report is taken in as in 4, and `on_event` is called so that an idle engine looks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from functools import partial
 from inflight.errors import EngineClosedError, EngineError, StepTimeoutError, WorkerDiedError
 from inflight.executor.aggregation import KVConnectorAggregator, merge_outputs
 from inflight.executor.pending import Pending, PendingCall, PendingStep
-from inflight.interface.messages import RpcReply, StepReply, WorkerFailure, WorkerReply
+from inflight.interface.messages import RpcReply, StepReply, WorkerEvent, WorkerFailure, WorkerReply
+from inflight.interface.step import KVConnectorOutput
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,7 @@ class ReplyTable:
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
         self._closed = False
+        self._on_event: Settlement | None = None
         self._changed = threading.Condition(threading.Lock())
         self._watcher_wakes_at = math.inf
         self._watcher = threading.Thread(target=self._watch_deadlines, name="inflight-deadlines", daemon=True)
@@ -101,9 +105,35 @@ class ReplyTable:
 
     def deliver(self, reply: WorkerReply) -> None:
         with self._changed:
-            settlement = self._take_step_reply(reply) if isinstance(reply, StepReply) else self._take_call_reply(reply)
+            match reply:
+                case StepReply():
+                    settlement = self._take_step_reply(reply)
+                case RpcReply():
+                    settlement = self._take_call_reply(reply)
+                case WorkerEvent():
+                    settlement = self._take_event(reply)
         if settlement is not None:
             settlement()
+
+    def set_event_callback(self, on_event: Callable[[], None]) -> None:
+        """`on_event` is called after each `WorkerEvent`, in the thread that delivers it; at once if one has come already."""
+        with self._changed:
+            self._on_event = on_event
+            has_reports = self._aggregator.has_reports
+        if has_reports:
+            on_event()
+
+    def take_kv_connector_output(self) -> KVConnectorOutput:
+        """What all ranks have reported and no step has brought out yet; each report comes once, here or with a step."""
+        with self._changed:
+            return self._aggregator.take()
+
+    def _take_event(self, event: WorkerEvent) -> Settlement | None:
+        if event.epoch != self.epoch or self._closed:
+            logger.debug("dropped: an event of rank %d, epoch %d", event.rank, event.epoch)
+            return None
+        self._aggregator.add(event.rank, event.kv_connector_output)
+        return self._on_event
 
     def _take_step_reply(self, reply: StepReply) -> Settlement | None:
         pending = self._steps.get(reply.step_id) if reply.epoch == self.epoch else None

@@ -21,13 +21,13 @@ from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.worker_loop import WorkerLoop, failure_of
 from inflight.interface.messages import WorkerCommand
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
 
 MAX_SHUTDOWN_SECONDS = 5.0  # for all ranks together; less if the budget of a step is less
 
-WorkerFactory = Callable[[EngineConfig, int], WorkerBase]
+WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
 
 
 class UniProcExecutor(Executor):
@@ -118,7 +118,7 @@ class _RankThread:
     def _run(self) -> None:
         worker: WorkerBase | None = None
         try:
-            worker = self._factory(self._executor.config, self.rank)
+            worker = self._factory(self._executor.config, self.rank, None)
             worker.load_model()
         except BaseException as error:  # in a thread there is nobody above: the constructor raises it
             self._end(worker)
@@ -150,7 +150,7 @@ def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], Non
     from inflight.distributed.thread_world import ThreadWorlds  # as above
 
     worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
-    return lambda config, rank: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")
+    return lambda config, rank, _: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")
 
 
 def _nothing() -> None:

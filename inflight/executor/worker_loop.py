@@ -14,10 +14,11 @@ from inflight.interface.messages import (
     RpcReply,
     StepReply,
     WorkerCommand,
+    WorkerEvent,
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import ModelRunnerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from inflight.interface.worker import WorkerBase
 
 
@@ -32,7 +33,7 @@ class WorkerLoop:
 
     Args:
         receive: waits for the next command; None ends the loop, whatever steps are under way.
-        reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
+        reply: sends a reply or an event, from any thread. Must not wait for anything that only this loop can do.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class WorkerLoop:
         self._steps: list[int] = []  # under way; `list` operations are atomic
         self._answered = threading.Condition()
         self._num_unanswered = 0  # steps; guarded by `_answered`
+        self._epoch = 0  # of the last command
+        worker.set_event_sink(self._send_event)
 
     @property
     def activity(self) -> str:
@@ -61,6 +64,7 @@ class WorkerLoop:
 
     def run(self) -> None:
         while (command := self._receive()) is not None:
+            self._epoch = command.epoch
             if isinstance(command, ExecuteModel):
                 self._run_step(command)
                 continue
@@ -70,6 +74,9 @@ class WorkerLoop:
             reply = self._run_call(command)
             self._method = ""
             self._reply(reply)
+
+    def _send_event(self, output: KVConnectorOutput) -> None:
+        self._reply(WorkerEvent(epoch=self._epoch, rank=self._rank, kv_connector_output=output))
 
     def _run_step(self, command: ExecuteModel) -> None:
         plan = command.scheduler_output

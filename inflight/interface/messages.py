@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,5 +57,14 @@ class RpcReply:
     failure: WorkerFailure | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEvent:
+    """What a rank reports unasked, because it ended while no step ran. It wakes an engine that is idle."""
+
+    epoch: int
+    rank: int
+    kv_connector_output: KVConnectorOutput
+
+
 WorkerCommand = ExecuteModel | RpcCall
-WorkerReply = StepReply | RpcReply
+WorkerReply = StepReply | RpcReply | WorkerEvent

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one epoch meet: rank 0 listens at `host`:`port`, the others connect. `timeout_seconds` bounds the
-    meeting and every wait for another rank after it."""
+    """Where the ranks of one epoch meet to form their process groups: rank 0 listens there, the others connect.
+
+    `timeout_seconds` is the step's budget: a collective that takes longer has lost a peer.
+    """
 
     host: str
     port: int
@@ -23,6 +26,9 @@ class Rendezvous:
 
 class WorkerBase(ABC):
     """One rank. All methods but `step_failed` are called from one thread, in the order in which the executor was called.
+
+    The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
+    with one rank, or where they are threads of one process.
 
     Any public method can be called by `Executor.collective_rpc` under its name.
     """
@@ -57,6 +63,12 @@ class WorkerBase(ABC):
 
     def step_failed(self) -> None:
         """A step has failed on this rank, and was answered: free the ranks that wait for this one. From any thread."""
+
+    def set_event_sink(self, sink: Callable[[KVConnectorOutput], None]) -> None:
+        """Called once, before the first command: `sink` reports what ended while no step ran. Any thread may call it.
+
+        The default: this worker has nothing to report outside its steps.
+        """
 
     def check_health(self) -> None:
         """Raise if this rank cannot serve. The default: a rank that answers is healthy."""

@@ -47,12 +47,12 @@ class Worker(WorkerBase):
         ConfigError, ConnectionError: the ranks did not meet.
     """
 
-    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None = None) -> None:
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
         self._config = config
         self.rank = rank
         self._timeline = Timeline()
         self._device = get_device(config.device.kind)
-        self._device.set_num_threads(max(1, config.device.num_threads // config.parallel.world_size))
+        self._device.set_num_threads(config.device.num_threads)
         self._free_bytes_before_loading = self._device.available_memory_bytes()
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: ModelRunner | None = None
@@ -112,7 +112,7 @@ class Worker(WorkerBase):
             weights = self._free_bytes_before_loading - self._device.available_memory_bytes()
             with self._leaving_on_error():
                 peak = self._device.measure_peak_bytes(self.runner.profile_run)
-            self._available_bytes = (budget - max(0, weights)) // self._config.parallel.world_size - peak
+            self._available_bytes = (budget - max(0, weights)) // self._config.parallel.num_local_ranks - peak
         return self._available_bytes
 
     @torch.inference_mode()

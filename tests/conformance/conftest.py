@@ -9,6 +9,7 @@ import pytest
 
 from inflight.config.engine import EngineConfig
 from inflight.executor.executor import Executor
+from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from tests.conformance.configs import engine_config
 from tests.conformance.scripted_worker import ScriptedWorker
@@ -52,10 +53,16 @@ def uniproc(config: EngineConfig) -> Executor:
     return UniProcExecutor(config, ScriptedWorker)
 
 
+def multiproc(config: EngineConfig) -> Executor:
+    return MultiprocExecutor(config, "tests.conformance.scripted_worker:ScriptedWorker")
+
+
 # name -> backend, TP size, PP size, how one is constructed with scripted workers
 EXECUTORS: dict[str, tuple[str, int, int, Callable[[EngineConfig], Executor]]] = {
     "uniproc": ("uni", 1, 1, uniproc),
     "uniproc-pp2-tp2": ("uni", 2, 2, uniproc),
+    "multiproc": ("mp", 1, 1, multiproc),
+    "multiproc-tp2": ("mp", 2, 1, multiproc),
 }
 
 

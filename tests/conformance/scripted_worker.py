@@ -10,12 +10,20 @@ tell it what to do through `collective_rpc("script", (rank, step_id, action, val
     kv     (sending, receiving, failed block ids)     report these as the KV connector's output
 
 A step's token is `1000 * step_id + rank`, so that a test sees which rank's tokens it got. The model's name in the config may
-tell a rank to fail at start-up: "<rank>:config", "<rank>:bug" or "<rank>:exit".
+tell a rank to fail at start-up: "<rank>:config", "<rank>:bug", "<rank>:exit" or "<rank>:kill". "slow:<seconds>" slows all.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +31,20 @@ import numpy as np
 
 from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError
+from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.messages import RpcReply
+from inflight.interface.start_up import Ready
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
 
 MAX_HOLD_SECONDS = 10.0
 
 
 class ScriptedWorker(WorkerBase):
-    def __init__(self, config: EngineConfig, rank: int) -> None:
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
         self._rank = rank
+        self._rendezvous = rendezvous
         self._calls: list[str] = []
         self._script: dict[int, list[tuple[str, Any]]] = {}
         self._start_up_fault = config.model.name
@@ -47,6 +59,12 @@ class ScriptedWorker(WorkerBase):
             raise KeyError("a bug in load_model")
         if self._start_up_fault == f"{self._rank}:exit":
             raise SystemExit("left while loading")
+        if self._start_up_fault == f"{self._rank}:kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._start_up_fault.startswith("slow:"):
+            start = time.monotonic()
+            time.sleep(float(self._start_up_fault.removeprefix("slow:")))
+            self._load_time = start, time.monotonic()
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         self._calls.append("get_kv_cache_specs")
@@ -83,6 +101,9 @@ class ScriptedWorker(WorkerBase):
         if "sick" in self._calls:
             raise RuntimeError("this rank is sick")
 
+    def set_event_sink(self, sink: Callable[[KVConnectorOutput], None]) -> None:
+        self._sink = sink
+
     # -- what tests call; `rank` None means every rank -----------------------------------------------------------
 
     def script(self, rank: int | None, step_id: int, action: str, value: Any) -> None:
@@ -94,6 +115,47 @@ class ScriptedWorker(WorkerBase):
 
     def echo(self, *args: Any, **kwargs: Any) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
         return self._rank, args, kwargs
+
+    def report_later(self, rank: int | None, seconds: float, request_id: str) -> None:
+        """A KV transfer that ends while no step runs, in a thread of its own."""
+        if rank in (None, self._rank):
+            output = KVConnectorOutput(finished_sending=frozenset([request_id]))
+            threading.Timer(seconds, self._sink, (output,)).start()
+
+    def load_time(self) -> tuple[float, float]:
+        return self._load_time
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def place(self) -> tuple[str, int, int, float] | None:
+        """The rendezvous: host, port, epoch, seconds."""
+        meeting = self._rendezvous
+        return None if meeting is None else (meeting.host, meeting.port, meeting.epoch, meeting.timeout_seconds)
+
+    def give(self, what: str) -> Any:
+        return {"a set": {1}, "an object": object(), "a lambda": lambda: 0}[what]
+
+    def freeze(self) -> None:
+        """Keeps the interpreter's lock in a call into C, for a minute."""
+        ctypes.PyDLL(None).sleep(60)
+
+    def babble(self, rank: int) -> None:
+        """Writes what is no frame into the stream of a worker process."""
+        if rank == self._rank:
+            with socket.socket(fileno=os.dup(int(sys.argv[2]))) as stream:
+                stream.sendall(b"GET / HTTP/1.1\r\n\r\n")
+
+    def forge(self, rank: int, what: str) -> None:
+        """Sends, from a worker process, a reply in the name of rank 0, or says a second time that it is ready."""
+        if rank == self._rank:
+            message = RpcReply(epoch=0, call_id=10**6, rank=0) if what == "reply" else Ready(rank=rank)
+            with socket.socket(fileno=os.dup(int(sys.argv[2]))) as stream:
+                stream.sendall(b"".join(bytes(buffer) for buffer in encode(message).buffers()))
+            time.sleep(1)
+
+    def log(self, text: str) -> None:
+        logging.getLogger("inflight.scripted").info(text)
 
     def note(self, rank: int | None, text: str) -> None:
         if rank in (None, self._rank):

@@ -215,6 +215,8 @@ def test_arguments() -> None:
         LLM("x", max_model_length=3)
     with pytest.raises(ConfigError, match="tensor_parallel_size=0 is not an integer"):
         LLM("x", tensor_parallel_size=0)
+    with pytest.raises(ConfigError, match="threads run on one node"):
+        LLM("x", nnodes=2, distributed_executor_backend="uni")
     with pytest.raises(ConfigError, match="device"):
         LLM("x", device="tpu")
     with pytest.raises(ModelNotFoundError, match="there is no folder"):

@@ -23,6 +23,17 @@ def test_the_step_budget_and_its_alias(monkeypatch: pytest.MonkeyPatch) -> None:
             envs.execute_model_timeout_seconds()
 
 
+def test_the_cluster_token_has_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "secret")
+    assert envs.cluster_token() == "secret"
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "")
+    with pytest.raises(ConfigError, match="set INFLIGHT_CLUSTER_TOKEN"):
+        envs.cluster_token()
+    monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN")
+    with pytest.raises(ConfigError, match="set INFLIGHT_CLUSTER_TOKEN"):
+        envs.cluster_token()
+
+
 def test_the_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "debug")
     assert envs.log_level() == "DEBUG"

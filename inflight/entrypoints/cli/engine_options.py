@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine  # loads torch
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-MODEL, ENGINE = "Model", "Engine"
+MODEL, ENGINE, PARALLEL = "Model", "Engine", "Parallel"
 
 
 def parse_bytes(text: str) -> int:
@@ -33,6 +33,22 @@ def _model(help: str, *names: str, **more: Any) -> Any:  # Any: typer's own type
 
 def _engine(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=ENGINE, **more)
+
+
+def _parallel(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=PARALLEL, **more)
+
+
+TensorParallelSize = Annotated[
+    int, _parallel("Ranks that share each layer.", "--tensor-parallel-size", "-tp", metavar="N")
+]
+PipelineParallelSize = Annotated[
+    int, _parallel("Stages that share the layers.", "--pipeline-parallel-size", "-pp", metavar="N")
+]
+NumNodes = Annotated[int, _parallel("Machines to split the ranks over; the others run `inflight worker`.", metavar="N")]
+NodeRank = Annotated[int, _parallel("Which of the nodes this is; the engine runs on node 0.", metavar="N")]
+MasterAddress = Annotated[str, _parallel("Address of node 0.", "--master-address", "--master-addr", metavar="HOST")]
+MasterPort = Annotated[int, _parallel("Port of node 0.", metavar="PORT")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +113,19 @@ class EngineOptions:
     ] = True
     scheduling_policy: Annotated[str, _engine("Who is served first.", metavar="fcfs|priority")] = "fcfs"
     device: Annotated[str, _engine("What to run on.", metavar="auto|cpu")] = "auto"
-    num_threads: Annotated[int | None, _engine("Compute threads on a CPU. Default: one a core.", metavar="N")] = None
+    num_threads: Annotated[
+        int | None,
+        _engine("Compute threads of a rank on a CPU. Default: the cores, split among the ranks.", metavar="N"),
+    ] = None
+    tensor_parallel_size: TensorParallelSize = 1
+    pipeline_parallel_size: PipelineParallelSize = 1
+    distributed_executor_backend: Annotated[
+        str | None, _parallel("Ranks as threads or as processes. Default: as processes if many.", metavar="uni|mp")
+    ] = None
+    nnodes: NumNodes = 1
+    node_rank: NodeRank = 0
+    master_addr: MasterAddress = "127.0.0.1"
+    master_port: MasterPort = 29501
     verbose: Annotated[
         bool, _engine("Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.", "--verbose", "-v")
     ] = False

@@ -12,6 +12,7 @@ from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import detect_machine
+from inflight.config.nodes import ranks_of_node
 from inflight.config.resolve import DEFAULT_DEPTH, Machine, resolve
 from inflight.errors import ConfigError
 
@@ -128,12 +129,37 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"pipeline_depth": 0}, "pipeline_depth=0"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size=0"),
         ({"pipeline_layer_partition": (1, 1)}, "pipeline_layer_partition"),
+        ({"node_rank": 1}, "inflight worker"),
+        ({"nnodes": 2, "distributed_executor_backend": "uni"}, "threads run on one node"),
+        ({"master_port": 65536}, "master_port=65536"),
         ({"distributed_executor_backend": "ray"}, "ray"),
     ],
 )
 def test_bounds_of_the_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineArgs(**arguments)
+
+
+def test_ranks_are_processes_if_there_are_many() -> None:
+    assert resolved().parallel.distributed_executor_backend == "uni"
+    assert resolved(tensor_parallel_size=2).parallel.distributed_executor_backend == "mp"
+    assert resolved(distributed_executor_backend="mp").parallel.distributed_executor_backend == "mp"
+
+
+def test_the_ranks_of_a_node_share_its_cores() -> None:
+    assert resolved(tensor_parallel_size=2).device.num_threads == 3
+    assert resolved(tensor_parallel_size=4, pipeline_parallel_size=2).device.num_threads == 1
+    assert resolved(tensor_parallel_size=4, nnodes=2).device.num_threads == 3
+    assert resolved(tensor_parallel_size=2, num_threads=5).device.num_threads == 5
+
+
+def test_ranks_are_split_evenly_over_nodes() -> None:
+    assert [list(ranks_of_node(6, 3, node)) for node in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert resolved(tensor_parallel_size=2, nnodes=2, master_port=5).parallel.nnodes == 2
+    with pytest.raises(ConfigError, match=r"2 ranks .* cannot be split evenly over nnodes=3"):
+        resolved(tensor_parallel_size=2, nnodes=3)
+    with pytest.raises(ConfigError, match=r"node_rank=2 is not in \[0, 2\)"):
+        ranks_of_node(4, 2, 2)
 
 
 def test_an_unknown_argument_is_named() -> None:

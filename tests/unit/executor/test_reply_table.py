@@ -12,7 +12,7 @@ import pytest
 from inflight.errors import EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
-from inflight.interface.messages import RpcReply, StepReply, WorkerFailure
+from inflight.interface.messages import RpcReply, StepReply, WorkerEvent, WorkerFailure
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from tests.conformance.configs import plan
 
@@ -48,6 +48,35 @@ def add_call(
 def answer_step(table: ReplyTable, step_id: int, rank: int, failure: WorkerFailure | None = None) -> None:
     result = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
     table.deliver(StepReply(epoch=0, step_id=step_id, rank=rank, result=failure or result))
+
+
+def event(rank: int, request_id: str, epoch: int = 0) -> WorkerEvent:
+    output = KVConnectorOutput(finished_sending=frozenset([request_id]))
+    return WorkerEvent(epoch=epoch, rank=rank, kv_connector_output=output)
+
+
+def test_events_are_taken_in_and_wake(table: ReplyTable) -> None:
+    calls: list[int] = []
+    table.set_event_callback(lambda: calls.append(1))
+    assert calls == []
+    table.deliver(event(0, "x"))
+    assert calls == [1]
+    assert table.take_kv_connector_output() == KVConnectorOutput()  # rank 1 has not said so
+    table.deliver(event(1, "x"))
+    table.deliver(event(1, "x"))  # idempotent, and wakes again
+    assert table.take_kv_connector_output().finished_sending == {"x"}
+    table.deliver(event(0, "z", epoch=1))  # of another epoch
+    assert len(calls) == 3
+    table.close()
+    table.deliver(event(0, "y"))
+    assert table.take_kv_connector_output() == KVConnectorOutput()
+
+
+def test_an_event_before_the_callback_is_not_lost(table: ReplyTable) -> None:
+    table.deliver(event(0, "x"))
+    calls: list[int] = []
+    table.set_event_callback(lambda: calls.append(1))
+    assert calls == [1]
 
 
 def test_step_ids_must_rise(table: ReplyTable) -> None:

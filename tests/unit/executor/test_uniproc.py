@@ -11,7 +11,7 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import ConfigError, StepTimeoutError
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.interface.worker import WorkerBase
+from inflight.interface.worker import Rendezvous, WorkerBase
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -24,9 +24,9 @@ def test_a_rank_is_one_thread_from_start_to_end() -> None:
     seen: list[tuple[str, int]] = []
 
     class Witness(ScriptedWorker):
-        def __init__(self, config: EngineConfig, rank: int) -> None:
+        def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
             seen.append(("__init__", threading.get_ident()))
-            super().__init__(config, rank)
+            super().__init__(config, rank, rendezvous)
 
         def load_model(self) -> None:
             seen.append(("load_model", threading.get_ident()))
@@ -59,7 +59,7 @@ def test_no_thread_is_left_after_shutdown_nor_after_a_failed_start() -> None:
 
 
 def test_a_failing_constructor_is_raised_by_the_executor() -> None:
-    def make(config: EngineConfig, rank: int) -> WorkerBase:
+    def make(config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> WorkerBase:
         raise ConfigError("no such device")
 
     with pytest.raises(ConfigError, match="no such device"):

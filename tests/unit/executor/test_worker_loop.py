@@ -38,7 +38,7 @@ def run(worker: ScriptedWorker, *commands: WorkerCommand) -> list[WorkerReply]:
 
 
 def worker() -> ScriptedWorker:
-    return ScriptedWorker(engine_config(), 3)
+    return ScriptedWorker(engine_config(), 3, None)
 
 
 def test_commands_are_answered_in_order_with_epoch_id_and_rank() -> None:
@@ -73,7 +73,7 @@ def test_an_answer_to_another_step_is_a_failure() -> None:
         def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
             return replace(super().execute_model(scheduler_output), step_id=0)
 
-    (reply,) = run(Confused(engine_config(), 3), ExecuteModel(epoch=5, scheduler_output=plan(7)))
+    (reply,) = run(Confused(engine_config(), 3, None), ExecuteModel(epoch=5, scheduler_output=plan(7)))
     assert isinstance(reply, StepReply)
     assert isinstance(reply.result, WorkerFailure)
     assert "answered step 7 with step 0" in reply.result.message
@@ -86,7 +86,7 @@ def test_what_is_no_exception_leaves_the_loop(death: type[BaseException]) -> Non
             raise death("the end")
 
     with pytest.raises(death, match="the end"):
-        run(Mortal(engine_config(), 3), call(0, "check_health"))
+        run(Mortal(engine_config(), 3, None), call(0, "check_health"))
 
 
 def test_activity_says_what_runs() -> None:
@@ -101,7 +101,7 @@ def test_activity_says_what_runs() -> None:
             seen.append(loop.activity)
 
     inbox = iter((ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"), None))
-    loop = WorkerLoop(Watched(engine_config(), 3), 3, lambda: next(inbox), lambda _: seen.append(loop.activity))
+    loop = WorkerLoop(Watched(engine_config(), 3, None), 3, lambda: next(inbox), lambda _: seen.append(loop.activity))
     loop.run()
     assert seen == ["running step 7", "idle", "running check_health()", "idle"]
 

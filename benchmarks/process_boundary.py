@@ -1,0 +1,209 @@
+"""What it costs that a rank is a process: step overhead, bytes a step, news of a death, idle processor time, start-up.
+
+    python -m benchmarks.process_boundary [--steps 2000] [--idle-seconds 5]
+
+The worker does nothing, so a step's time is the executor's own: encode, two switches to another process, decode, future. Goals:
+a death is known in 100 ms, idle processes use 2 % of a core together, two workers start in 1.3 times the time of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report import emit, percentile, print_table, verdict
+from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.resolve import Machine, resolve
+from inflight.errors import WorkerDiedError
+from inflight.executor.executor import Executor
+from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.uniproc import UniProcExecutor
+from inflight.interface.codec import encode
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.messages import ExecuteModel, StepReply
+from inflight.interface.step import BlockTableDelta, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.worker import Rendezvous, WorkerBase
+
+WORKER_CLASS = "benchmarks.process_boundary:NoOpWorker"
+BATCHES = (1, 64)
+WARM_UP_STEPS = 100
+
+
+class NoOpWorker(WorkerBase):
+    """Answers each step with a token for each of its rows."""
+
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | None) -> None:
+        del config, rank, rendezvous
+
+    def load_model(self) -> None:
+        pass
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        return {}
+
+    def determine_available_memory(self) -> int:
+        return 0
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        pass
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return answer(scheduler_output)
+
+    def execute_dummy_batch(self) -> None:
+        pass
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def answer(plan: SchedulerOutput) -> ModelRunnerOutput:
+    return ModelRunnerOutput(
+        step_id=plan.step_id, kv_connector_output=KVConnectorOutput(), sampled_token_ids=plan.num_computed_tokens
+    )
+
+
+def decode_plan(step_id: int, batch: int) -> SchedulerOutput:
+    """A step in which `batch` requests decode, and one in sixteen gets a new block."""
+    rows = np.arange(batch, dtype=np.int32)
+    new_blocks = rows[:: min(16, batch)]
+    return SchedulerOutput(
+        step_id=step_id,
+        new_requests=(),
+        request_ids=tuple(f"request-{row}" for row in range(batch)),
+        slots=rows,
+        num_computed_tokens=rows + 500,
+        num_scheduled_tokens=np.ones(batch, dtype=np.int32),
+        samples=np.ones(batch, dtype=np.bool_),
+        block_table_deltas=(BlockTableDelta(slots=new_blocks, columns=new_blocks, block_ids=new_blocks),),
+    )
+
+
+def make_config(num_ranks: int) -> EngineConfig:
+    architecture = ModelArchitecture(
+        name="NoOp",
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        max_position_embeddings=64,
+        sliding_windows=(None,),
+    )
+    machine = Machine(device="cpu", num_cores=1, dtypes=("float32",))
+    args = EngineArgs(tensor_parallel_size=num_ranks)
+    return resolve(args, folder=Path("/"), architecture=architecture, machine=machine, timeout_seconds=60.0)
+
+
+def step_microseconds(executor: Executor, batch: int, num_steps: int) -> list[float]:
+    plans = [decode_plan(step_id, batch) for step_id in range(num_steps + WARM_UP_STEPS)]
+    times = []
+    for plan in plans:
+        start = time.perf_counter_ns()
+        executor.execute_model(plan)
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return times[WARM_UP_STEPS:]
+
+
+def death_milliseconds() -> float:
+    executor = MultiprocExecutor(make_config(2), WORKER_CLASS)
+    pid = executor.collective_rpc("pid")[1]
+    os.kill(pid, signal.SIGSTOP)  # so that the step is under way
+    future = executor.execute_model(decode_plan(0, 1), non_block=True)
+    start = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    error = future.exception()
+    seconds = time.perf_counter() - start
+    assert isinstance(error, WorkerDiedError), error
+    executor.shutdown()
+    return seconds * 1e3
+
+
+def idle_share(seconds: float) -> float:
+    """Of one core, all processes together: the engine's and two workers'."""
+
+    def processor_seconds() -> float:
+        ticks = 0
+        for pid in pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    executor = MultiprocExecutor(make_config(2), WORKER_CLASS)
+    pids = [os.getpid(), *executor.collective_rpc("pid")]
+    before = processor_seconds()
+    time.sleep(seconds)
+    used = processor_seconds() - before
+    executor.shutdown()
+    return used / seconds
+
+
+def start_up_seconds(num_ranks: int) -> float:
+    """The median of five starts."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        executor = MultiprocExecutor(make_config(num_ranks), WORKER_CLASS)
+        times.append(time.perf_counter() - start)
+        executor.shutdown()
+    return percentile(times, 0.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--idle-seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    logging.getLogger("inflight").setLevel(logging.CRITICAL)  # deaths are meant here
+    makers: dict[str, Callable[[], Executor]] = {
+        "uniproc": lambda: UniProcExecutor(make_config(1), NoOpWorker),
+        "multiproc": lambda: MultiprocExecutor(make_config(1), WORKER_CLASS),
+        "multiproc, 2 ranks": lambda: MultiprocExecutor(make_config(2), WORKER_CLASS),
+    }
+    rows = []
+    for name, make in makers.items():
+        for batch in BATCHES:
+            executor = make()
+            times = step_microseconds(executor, batch, options.steps)
+            executor.shutdown()
+            p50, p99 = (round(percentile(times, share)) for share in (0.5, 0.99))
+            emit(executor=name, batch=batch, step_us_p50=p50, step_us_p99=p99)
+            plan = decode_plan(0, batch)
+            num_bytes = [0, 0]
+            if name != "uniproc":
+                reply = StepReply(epoch=0, step_id=0, rank=0, result=answer(plan))
+                messages = (ExecuteModel(epoch=0, scheduler_output=plan), reply)
+                num_bytes = [encode(message).num_bytes for message in messages]
+            rows.append([name, batch, p50, p99, *num_bytes])
+    print_table(["executor", "batch", "us p50", "us p99", "bytes out", "bytes back"], rows)
+
+    deaths = [death_milliseconds() for _ in range(5)]
+    share = idle_share(options.idle_seconds)
+    one, two = start_up_seconds(1), start_up_seconds(2)
+    emit(death_ms=deaths, idle_share_of_a_core=share, start_up_seconds=[one, two])
+    print_table(
+        ["", "value", "goal", ""],
+        [
+            ["SIGKILL to error, worst of 5", f"{max(deaths):.1f} ms", "100 ms", verdict(max(deaths) < 100)],
+            ["idle, three processes", f"{share:.2%} of a core", "2 %", verdict(share < 0.02)],
+            ["start-up of one worker", f"{one:.3f} s", "", ""],
+            ["start-up of two workers", f"{two:.3f} s", f"{1.3 * one:.3f} s", verdict(two <= 1.3 * one)],
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""How the ranks of other nodes join: TCP connections to node 0, each begun by a `Hello` with the cluster's token.
+
+`Listener` is node 0's side, in the executor's reactor; `connect` is the side of the others. The token is compared in constant
+time; a peer that does not bring it gets no answer but `Refused`, and nothing it sends is decoded but a `Hello` of bounded
+size. Frames are not encrypted: nodes are to be on a network of their own.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+
+from inflight.errors import CodecError, ConfigError, EngineError
+from inflight.executor.reactor import Reactor
+from inflight.executor.transport import BlockingStream, Stream, use_heartbeats
+from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
+from inflight.interface.framing import MAX_FRAME_BYTES
+from inflight.interface.start_up import Hello, Refused, Welcome
+
+logger = logging.getLogger(__name__)
+
+MAX_HELLO_BYTES = 4096
+MAX_HELLO_SECONDS = 10.0
+MAX_STRANGERS = 256  # connections that have not said hello yet
+RETRY_SECONDS = 0.5
+
+
+class Listener:
+    """Accepts one connection for each of `ranks`, until `close`. Everything but the constructor runs in the reactor's thread.
+
+    Args:
+        on_join: called once per rank with its stream.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: tuple[str, int],
+        token: str,
+        *,
+        ranks: Collection[int],
+        world_size: int,
+        nnodes: int,
+        max_silence_seconds: float,
+        on_join: Callable[[int, Stream], None],
+    ) -> None:
+        self._reactor = reactor
+        self._token = token
+        self._missing = set(ranks)
+        self._ranks = frozenset(ranks)
+        self._world_size, self._nnodes = world_size, nnodes
+        self._max_silence_seconds = max_silence_seconds
+        self._on_join = on_join
+        self._strangers: set[Stream] = set()
+        self._socket = _listen(*address)
+        self._socket.setblocking(False)
+
+    def start(self) -> None:
+        self._reactor.watch(self._socket, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Accept nobody any more. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._reactor.unwatch(self._socket)
+            self._socket.close()
+        for stream in self._strangers:
+            stream.close()
+        self._strangers.clear()
+
+    @property
+    def missing(self) -> set[int]:
+        """The ranks that have not joined yet."""
+        return set(self._missing)
+
+    def _accept(self) -> None:
+        try:
+            connected, (host, *_) = self._socket.accept()
+        except OSError as error:  # it has gone again, or this process has no descriptor left
+            logger.warning("a connection could not be accepted: %s", error)
+            return
+        if len(self._strangers) >= MAX_STRANGERS:
+            connected.close()
+            return
+        use_heartbeats(connected, self._max_silence_seconds)
+        stream = Stream(self._reactor, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
+        stream.on_message = partial(self._greet, stream, str(host))
+        stream.on_end = partial(self._dismiss, stream, str(host))
+        self._strangers.add(stream)
+        self._reactor.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), "it said no hello"))
+
+    def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
+        if stream in self._strangers:
+            self._strangers.remove(stream)
+            logger.warning("a connection from %s was dropped: %s", host, reason)
+            stream.close()
+
+    def _greet(self, stream: Stream, host: str, hello: Message) -> None:
+        assert isinstance(hello, Hello)
+        refusal = self._refusal(hello)
+        if refusal:
+            stream.send(encode(Refused(reason=refusal)).buffers())
+            self._dismiss(stream, host, refusal)
+            return
+        self._strangers.remove(stream)
+        self._missing.remove(hello.rank)
+        stream.send(encode(Welcome()).buffers())
+        stream.allowed = MESSAGE_TYPES
+        stream.allow_frames_of(MAX_FRAME_BYTES)
+        self._on_join(hello.rank, stream)
+
+    def _refusal(self, hello: Hello) -> str:
+        """Why this peer may not join; "" if it may."""
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            return "its INFLIGHT_CLUSTER_TOKEN is not that of node 0"
+        if hello.schema != schema_digest():
+            return "it runs another version of Inflight than node 0"
+        if (hello.world_size, hello.nnodes) != (self._world_size, self._nnodes):
+            return (
+                f"it was started for {hello.world_size} ranks on {hello.nnodes} nodes, node 0 for {self._world_size} on "
+                f"{self._nnodes}; use the same parallel sizes and --nnodes on all nodes"
+            )
+        if hello.rank not in self._ranks:
+            return f"rank {hello.rank} is not a rank of another node; is its --node-rank right?"
+        if hello.rank not in self._missing:
+            return f"rank {hello.rank} has joined before; do two nodes have the same --node-rank?"
+        return ""
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(
+            f"node 0 cannot listen on {host}:{port} (master_addr, master_port): {error.strerror or error}; choose an "
+            "address of this machine and a free port"
+        ) from error
+
+
+def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float, max_silence_seconds: float) -> socket.socket:
+    """Join node 0 as the rank of `hello`, which may be started later than this node. Returns the stream's socket.
+
+    Raises:
+        ConfigError: node 0 refused, with its reason.
+        EngineError: node 0 did not answer within `max_seconds`.
+    """
+    host, port = address
+    end = time.monotonic() + max_seconds
+    while True:
+        try:
+            connected = socket.create_connection(address, timeout=MAX_HELLO_SECONDS)
+            break
+        except OSError as error:
+            if time.monotonic() + RETRY_SECONDS > end:
+                raise EngineError(
+                    f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}"
+                ) from error
+        time.sleep(RETRY_SECONDS)
+    use_heartbeats(connected, max_silence_seconds)
+    stream = BlockingStream(connected, read_ahead=False)  # what comes next is for the worker process
+    connected.settimeout(MAX_HELLO_SECONDS)
+    try:
+        stream.send(hello)
+        answer = stream.receive()
+    except (OSError, CodecError) as error:
+        stream.close()
+        raise EngineError(f"what answers on {host}:{port} is no node 0 of Inflight: {error}") from error
+    if isinstance(answer, Welcome):
+        return connected
+    stream.close()
+    if isinstance(answer, Refused):
+        raise ConfigError(f"node 0 ({host}:{port}) refused rank {hello.rank}: {answer.reason}")
+    raise EngineError(f"node 0 ({host}:{port}) closed the connection of rank {hello.rank}; has its start failed?")

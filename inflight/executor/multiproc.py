@@ -1,0 +1,278 @@
+"""`MultiprocExecutor`: every rank is a process, here or on another node, at the other end of one byte stream.
+
+    caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
+    _deliver ◀── decode ── reactor thread ══ socket ═══════════════════════╯
+
+Order of a start: node 0 listens (if there are other nodes), all processes are launched, then all are waited for. The processes
+are started by the reactor's thread: the kernel ends them with the *thread* that started them, and this one lives as long as
+the executor. The end of a rank's stream, or of its process, is the news of its death; whatever it has sent before comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import signal
+import socket
+import threading
+import time
+from functools import partial
+from queue import SimpleQueue
+
+from inflight import envs, errors
+from inflight.config.engine import EngineConfig
+from inflight.config.nodes import ranks_of_node
+from inflight.config.ranks import RankLayout
+from inflight.errors import CodecError, EngineError, InflightError, RankError, WorkerDiedError
+from inflight.executor.executor import Executor
+from inflight.executor.join import Listener
+from inflight.executor.process import WorkerProcess, stop_processes, worker_title
+from inflight.executor.reactor import Reactor
+from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
+from inflight.interface.codec import Message, encode
+from inflight.interface.framing import Buffer
+from inflight.interface.messages import ExecuteModel, RpcReply, StepReply, WorkerCommand, WorkerEvent, WorkerFailure
+from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
+from inflight.interface.worker import Rendezvous
+
+logger = logging.getLogger(__name__)
+
+WORKER_CLASS = "inflight.worker.worker:Worker"
+MAX_SHUTDOWN_SECONDS = 5.0  # before signals are sent; less if the budget of a step is less
+MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # when a rank is lost: the others may be in a collective with it, and never end
+MAX_JOIN_SECONDS = 300.0
+EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
+
+
+class MultiprocExecutor(Executor):
+    """
+    Args:
+        worker_class: "module:class" of the worker; the workers import it.
+        max_join_seconds: how long to wait for the ranks of other nodes to connect.
+
+    Raises:
+        InflightError: a rank could not start; the error carries the traceback of the rank.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        worker_class: str = WORKER_CLASS,
+        *,
+        max_join_seconds: float = MAX_JOIN_SECONDS,
+    ) -> None:
+        super().__init__(config)
+        self._worker_class = worker_class
+        self._max_join_seconds = max_join_seconds
+        self._rendezvous: Rendezvous | None = None
+        self._reactor = Reactor("inflight-io")
+        self._listener: Listener | None = None
+        self._terminating = False
+        self._ranks = [_Rank() for _ in range(self.world_size)]
+        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
+        self._last_plan: tuple[ExecuteModel, list[Buffer]] | None = None  # the same for all ranks: encoded once
+        self._start()
+
+    # -- start-up --------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        parallel = self.config.parallel
+        local_ranks = ranks_of_node(self.world_size, parallel.nnodes, 0)
+        if parallel.nnodes > 1:
+            self._listener = Listener(
+                self._reactor,
+                (parallel.master_addr, parallel.master_port),
+                envs.cluster_token(),
+                ranks=range(local_ranks.stop, self.world_size),
+                world_size=self.world_size,
+                nnodes=parallel.nnodes,
+                max_silence_seconds=min(MAX_LINK_SILENCE_SECONDS, self._step_budget),
+                on_join=self._begin,
+            )
+        if self.world_size > 1:
+            self._rendezvous = self._make_rendezvous()
+        self._reactor.start()
+        self._reactor.run(partial(self._launch_local, local_ranks))
+        for _ in self._ranks:
+            error = self._started.get()
+            if error is not None:
+                raise error
+        if self._listener is not None:
+            self._reactor.run(self._listener.close)
+
+    def _make_rendezvous(self) -> Rendezvous:
+        """A port of node 0 that is free now; rank 0 will listen on it."""
+        host = self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            port = int(probe.getsockname()[1])
+        return Rendezvous(host=host, port=port, epoch=self._table.epoch, timeout_seconds=self._step_budget)
+
+    def _launch_local(self, local_ranks: range) -> None:
+        if self._listener is not None:
+            self._listener.start()
+            self._reactor.call_later(self._max_join_seconds, self._give_up_waiting)
+        layout = RankLayout(self.config.parallel.tensor_parallel_size, self.config.parallel.pipeline_parallel_size)
+        for rank in local_ranks:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    process = WorkerProcess(worker_title(layout, rank), theirs.fileno())
+                except BaseException:
+                    ours.close()
+                    raise
+            self._ranks[rank].process = process
+            self._reactor.watch(process, selectors.EVENT_READ, partial(self._process_ended, rank))
+            self._begin(rank, Stream(self._reactor, ours))
+
+    def _begin(self, rank: int, stream: Stream) -> None:
+        """The rank's stream is there: say what it is to be."""
+        stream.on_message = partial(self._receive, rank)
+        stream.on_end = partial(self._stream_ended, rank)
+        self._ranks[rank].stream = stream
+        start_up = StartUp(config=self.config, rank=rank, worker_class=self._worker_class, rendezvous=self._rendezvous)
+        stream.send(encode(start_up).buffers())
+
+    def _give_up_waiting(self) -> None:
+        assert self._listener is not None
+        if missing := sorted(self._listener.missing):
+            parallel = self.config.parallel
+            self._started.put(
+                EngineError(
+                    f"ranks {', '.join(map(str, missing))} did not connect to {parallel.master_addr}:"
+                    f"{parallel.master_port} within {self._max_join_seconds:g} s; is `inflight worker` running on every "
+                    f"one of the {parallel.nnodes} nodes?"
+                )
+            )
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _send(self, rank: int, command: WorkerCommand) -> None:
+        stream = self._ranks[rank].stream
+        assert stream is not None, "every rank has started"
+        try:
+            if not isinstance(command, ExecuteModel):
+                buffers = encode(command).buffers()
+            elif self._last_plan is not None and self._last_plan[0] is command:
+                buffers = self._last_plan[1]
+            else:
+                buffers = encode(command).buffers()
+                self._last_plan = (command, buffers)
+        except CodecError as error:
+            reply = _refusal(command, rank, error)
+            self._reactor.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
+            return
+        stream.send(buffers)
+
+    def _receive(self, rank: int, message: Message) -> None:
+        match message:
+            case StepReply() | RpcReply() | WorkerEvent() if message.rank == rank:
+                self._deliver(message)
+            case Ready() if not self._ranks[rank].is_ready:
+                self._ranks[rank].is_ready = True
+                self._started.put(None)
+            case StartUpFailed():
+                self._ranks[rank].is_gone = True
+                self._started.put(_start_up_error(rank, message.failure))
+            case _:
+                self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
+
+    def _activity(self, rank: int) -> str:
+        process = self._ranks[rank].process
+        return process.state if process is not None else ""
+
+    # -- deaths, in the reactor's thread -------------------------------------------------------------------------------
+
+    def _process_ended(self, rank: int) -> None:
+        process, stream = self._ranks[rank].process, self._ranks[rank].stream
+        assert process is not None
+        self._reactor.unwatch(process)
+        if stream is not None:
+            stream.on_end = lambda reason: None  # the exit code says more
+            stream.drain()
+        self._lose(rank, process.state)
+
+    def _stream_ended(self, rank: int, reason: str) -> None:
+        """A process that dies closes its stream first; how it died is known a moment later."""
+        if self._ranks[rank].process is None or reason.startswith("it sent"):
+            self._lose(rank, reason)
+        else:
+            self._reactor.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """The rank is gone, or cannot be trusted any more. Idempotent."""
+        state = self._ranks[rank]
+        if state.is_gone:
+            return
+        state.is_gone = True
+        state.has_ended.set()
+        if state.stream is not None:
+            state.stream.close()
+        if state.process is not None and not self._terminating:
+            state.process.send_signal(signal.SIGKILL)
+        if state.is_ready:
+            self._rank_died(rank, reason)
+        else:
+            message = f"rank {rank} could not start: {reason}; what it printed says more"
+            self._started.put(WorkerDiedError(message, rank=rank))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _terminate(self) -> None:
+        self._terminating = True
+        is_broken = any(state.is_gone for state in self._ranks)
+        grace_seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS
+        end = time.monotonic() + min(grace_seconds, self._step_budget)
+        stop = encode(Stop()).buffers()
+        for state in self._ranks:
+            if state.is_ready and state.stream is not None:
+                state.stream.send(stop)
+            elif state.process is not None:  # it may be loading for long, and has nothing to lose
+                state.process.send_signal(signal.SIGKILL)
+        processes = [state.process for state in self._ranks if state.process is not None]
+        stop_processes(processes, max(end - time.monotonic(), 0.0))
+        if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
+            for state in self._ranks:
+                if state.is_ready and state.process is None:
+                    state.has_ended.wait(max(end - time.monotonic(), 0.0))
+        self._reactor.stop()
+        if self._listener is not None:
+            self._listener.close()
+        for state in self._ranks:
+            if state.stream is not None:
+                state.stream.close()
+        for process in processes:
+            self._reactor.unwatch(process)
+            process.close()
+
+
+def _start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
+    """The user's mistake stays what it was on the rank; its traceback is a note. All else is the death of the rank."""
+    kind = getattr(errors, failure.type_name, None)
+    if isinstance(kind, type) and issubclass(kind, InflightError) and not issubclass(kind, RankError):
+        error = kind(failure.message)
+        error.add_note(f"On rank {rank}:\n{failure.traceback}")
+        return error
+    message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
+    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
+
+
+def _refusal(command: WorkerCommand, rank: int, error: CodecError) -> StepReply | RpcReply:
+    """The answer to a command that cannot be sent."""
+    failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
+    if isinstance(command, ExecuteModel):
+        step_id = command.scheduler_output.step_id
+        return StepReply(epoch=command.epoch, step_id=step_id, rank=rank, result=failure)
+    return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=rank, failure=failure)
+
+
+class _Rank:
+    """What the executor holds of one rank. Written in the reactor's thread."""
+
+    def __init__(self) -> None:
+        self.stream: Stream | None = None
+        self.process: WorkerProcess | None = None  # None on another node
+        self.is_ready = False
+        self.is_gone = False
+        self.has_ended = threading.Event()  # its stream has

@@ -1,0 +1,151 @@
+"""`WorkerProcess`: one worker process on this machine, from its start to its end. Linux only: it is watched by a pidfd.
+
+The process gets three standard streams (stdin is empty), the one descriptor of its byte stream, and this process's import
+path. It dies with the thread that started it (PR_SET_PDEATHSIG), and when its stream ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from inflight.config.ranks import RankLayout
+
+logger = logging.getLogger(__name__)
+
+SIGTERM_SECONDS = 0.5
+SIGKILL_SECONDS = 5.0  # the kernel may have much memory to free
+
+
+def worker_title(layout: RankLayout, rank: int) -> str:
+    return f"inflight: worker tp{layout.tp_rank(rank)} pp{layout.pp_rank(rank)}"
+
+
+class WorkerProcess:
+    """
+    Args:
+        title: what `ps` shows, see `worker_title`.
+        stream_fd: the descriptor of the byte stream. The caller closes its own copy.
+    """
+
+    def __init__(self, title: str, stream_fd: int) -> None:
+        command = [sys.executable, "-P", "-m", "inflight.executor.worker_main", title, str(stream_fd)]
+        self.title = title
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=[stream_fd], env=_environment(os.environ, sys.path)
+        )
+        self.pid = self._popen.pid
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:  # out of descriptors
+            self._popen.kill()
+            self._popen.wait()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+        return self.pidfd
+
+    @property
+    def is_alive(self) -> bool:
+        """The pidfd knows; `Popen.poll` says None while another thread asks the same."""
+        if self._popen.returncode is not None:
+            return False
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
+
+    @property
+    def exit_code(self) -> int | None:
+        """As `subprocess` says it: negative for a signal; None while the process lives. It is reaped by that."""
+        return None if self.is_alive else self._popen.wait()
+
+    @property
+    def state(self) -> str:
+        """How the process is doing, as text. Never waits."""
+        code = self.exit_code
+        if code is None:
+            is_stopped = _status_letter(self.pid) in "Tt"
+            return f"process {self.pid} {'is stopped by a signal' if is_stopped else 'is alive'}"
+        if code < 0:
+            return f"process {self.pid} was killed by {_signal_name(-code)}"
+        return f"process {self.pid} ended with exit code {code}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Does nothing once the process has ended."""
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Forget a process that has ended, or that cannot be ended. To be called once, as the last."""
+        if self.exit_code is None:
+            logger.error("%s (pid %d) did not end after SIGKILL and is left behind", self.title, self.pid)
+        os.close(self.pidfd)
+
+
+def wait_for_end(processes: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
+    """Wait until all have ended, at most so long. Returns those that have not."""
+    end = time.monotonic() + seconds
+    alive = [process for process in processes if process.is_alive]
+    while alive and (left := end - time.monotonic()) > 0:
+        _wait_for_any(alive, left)
+        alive = [process for process in alive if process.is_alive]
+    return alive
+
+
+def wait_for_first_end(processes: Iterable[WorkerProcess]) -> None:
+    """Wait, however long, until at least one has ended."""
+    _wait_for_any(list(processes), None)
+
+
+def _wait_for_any(processes: list[WorkerProcess], seconds: float | None) -> None:
+    poll = select.poll()
+    for process in processes:
+        poll.register(process, select.POLLIN)
+    poll.poll(None if seconds is None else seconds * 1000)
+
+
+def stop_processes(processes: Iterable[WorkerProcess], grace_seconds: float) -> None:
+    """Wait for those that end by themselves, then SIGTERM, then SIGKILL, which ends a stopped process too."""
+    alive = wait_for_end(processes, grace_seconds)
+    for number, seconds in ((signal.SIGTERM, SIGTERM_SECONDS), (signal.SIGKILL, SIGKILL_SECONDS)):
+        for process in alive:
+            logger.warning("%s (pid %d) did not end in time: %s", process.title, process.pid, number.name)
+            process.send_signal(number)
+        alive = wait_for_end(alive, seconds)
+
+
+def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
+    """This process's, with its import path, so that the child finds what was found here, and its log level; no secret."""
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
+    result = {**environment, "PYTHONPATH": path}
+    result.pop("INFLIGHT_CLUSTER_TOKEN", None)
+    level = logging.getLogger("inflight").level
+    if level != logging.NOTSET:  # set by `-v`, or by the program
+        known = [name for name in ("DEBUG", "INFO", "WARNING", "ERROR") if getattr(logging, name) <= max(level, 10)]
+        result["INFLIGHT_LOG_LEVEL"] = known[-1]
+    return result
+
+
+def _status_letter(pid: int) -> str:
+    """The state in /proc/PID/stat, as in `ps`; "?" where it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "?"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,0 +1,210 @@
+"""Byte streams between an executor and its workers: `Stream` on the executor's side, `BlockingStream` on the worker's.
+
+One stream per rank: a socket pair on one machine, TCP between machines. A `Stream` is read and written by the executor's
+`Reactor`, which serves all ranks in turn, a bounded piece each: a rank that does not read, or a payload of a gigabyte, holds
+up nobody else. The end of a stream is the news that its peer is gone; on TCP the kernel's keep-alive probes end a stream
+whose cable was cut. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from inflight.errors import CodecError
+from inflight.executor.reactor import Reactor
+from inflight.interface.codec import MESSAGE_TYPES, Decoder, Message, encode
+from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameReader
+
+MAX_BUFFERS_PER_CALL = 512  # of sendmsg; the kernel takes 1024
+MAX_LINK_SILENCE_SECONDS = 5.0
+EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
+
+
+def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> None:
+    """Probe the link every second; end the stream when nothing came back for so long (at least a second).
+
+    The kernel sends and answers the probes, so a process that is busy, or holds the interpreter's lock, is not taken for dead.
+    """
+    seconds = max(round(max_silence_seconds), 1)
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, seconds)
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)  # of data that nobody confirms
+
+
+class Stream:
+    """The executor's end of one rank's stream. `send` may be called from any thread, the rest in the reactor's.
+
+    Attributes, to be set before the reactor goes on:
+        on_message: called in the reactor's thread, in order.
+        on_end: called there once, with the reason, when the peer has closed, was lost or has sent something damaged.
+        allowed: the message types that may come now.
+    """
+
+    on_message: Callable[[Message], None]
+    on_end: Callable[[str], None]
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        connected_socket: socket.socket,
+        *,
+        allowed: Sequence[type] = MESSAGE_TYPES,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self.allowed = allowed
+        self._reactor = reactor
+        self._socket = connected_socket
+        self._socket.setblocking(False)
+        self._reader = FrameReader(max_frame_bytes=max_frame_bytes)
+        self._decoder = Decoder()
+        self._outgoing: deque[Buffer] = deque()
+        self._lock = threading.Lock()  # of `_outgoing`, and of the socket while it is written or closed
+        self._is_open = True
+        reactor.watch(self._socket, selectors.EVENT_READ, self._on_ready)
+
+    def allow_frames_of(self, num_bytes: int) -> None:
+        self._reader.max_frame_bytes = num_bytes
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def send(self, buffers: list[Buffer]) -> None:
+        """Send, or queue what the socket does not take at once. Neither waits nor raises: `on_end` will tell.
+
+        The first piece is sent by the caller: most frames are gone with it, and no thread switch is paid for.
+        """
+        with self._lock:
+            if not self._is_open:
+                return
+            was_idle = not self._outgoing
+            self._outgoing.extend(buffers)
+            if was_idle:
+                self._write()
+                if self._outgoing:
+                    self._reactor.call_soon(self._watch)
+
+    def _write(self) -> None:
+        """One call of sendmsg. The caller has the lock."""
+        try:
+            count = self._socket.sendmsg(list(islice(self._outgoing, MAX_BUFFERS_PER_CALL)))
+        except BlockingIOError:
+            return
+        except OSError:  # the peer is gone: the reactor reads the end of the stream
+            self._outgoing.clear()
+            return
+        _drop_sent(self._outgoing, count)
+
+    # -- in, in the reactor's thread -----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        with self._lock:
+            wants_to_write = bool(self._outgoing)
+        if self._is_open:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants_to_write else 0)
+            self._reactor.watch(self._socket, events, self._on_ready)
+
+    def _on_ready(self) -> None:
+        with self._lock:
+            was_writing = bool(self._outgoing)
+            if was_writing:
+                self._write()
+            has_written_all = was_writing and not self._outgoing
+        if has_written_all:
+            self._watch()
+        self._read()
+
+    def _read(self) -> bool:
+        """Read what one call brings; whether there may be more."""
+        try:
+            count = self._socket.recv_into(self._reader.buffer())
+            if count == 0:
+                self._end("it closed its stream")
+                return False
+            for frame in self._reader.received(count):
+                if self._is_open:  # not closed by the message before
+                    self.on_message(self._decoder.decode(frame, self.allowed))
+        except BlockingIOError:
+            return False
+        except CodecError as error:
+            self._end(f"it sent a damaged frame: {error}")
+        except OSError as error:
+            self._end(f"its stream was lost: {error.strerror or error}")
+        return self._is_open
+
+    def drain(self) -> None:
+        """Take in what the peer, which is dead, has sent before."""
+        while self._is_open and self._read():
+            pass
+
+    def _end(self, reason: str) -> None:
+        if self._is_open:
+            self.close()
+            self.on_end(reason)
+
+    def close(self) -> None:
+        """Idempotent; `on_end` is not called. Also by any thread once the reactor has stopped."""
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._outgoing.clear()
+        self._reactor.unwatch(self._socket)
+        self._socket.close()
+
+
+class BlockingStream:
+    """The worker's end: one thread receives, any thread sends and waits until the kernel has taken the bytes.
+
+    With `read_ahead=False` nothing behind a message that was received is taken from the socket.
+    """
+
+    def __init__(self, connected_socket: socket.socket, *, read_ahead: bool = True) -> None:
+        self._socket = connected_socket
+        self._socket.setblocking(True)
+        self._reader = FrameReader(read_ahead=read_ahead)
+        self._decoder = Decoder()
+        self._frames: deque[Frame] = deque()
+        self._lock = threading.Lock()  # held while one frame is sent
+
+    def receive(self) -> Message | None:
+        """The next message; None at the end of the stream.
+
+        Raises:
+            CodecError: what came is damaged.
+            OSError: the stream was lost.
+        """
+        while not self._frames:
+            count = self._socket.recv_into(self._reader.buffer())
+            if count == 0:
+                return None
+            self._frames.extend(self._reader.received(count))
+        return self._decoder.decode(self._frames.popleft())
+
+    def send(self, message: Message) -> None:
+        """
+        Raises:
+            CodecError: the message cannot be encoded; nothing was sent.
+            OSError: the stream was lost.
+        """
+        buffers = deque(encode(message).buffers())
+        with self._lock:
+            while buffers:
+                _drop_sent(buffers, self._socket.sendmsg(list(islice(buffers, MAX_BUFFERS_PER_CALL))))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _drop_sent(buffers: deque[Buffer], count: int) -> None:
+    """Take the first `count` bytes out of `buffers`."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers.popleft())
+    if count:
+        buffers[0] = memoryview(buffers[0])[count:]

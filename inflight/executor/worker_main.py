@@ -1,0 +1,129 @@
+"""The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
+
+Three things happen at once. The main thread alone touches the worker: constructs it, loads it, runs its commands. The inbox
+thread only reads the stream, so that its end is seen whatever the main thread does: then the process ends on the spot, in the
+middle of a computation too. Replies are sent by whichever thread has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from typing import cast
+
+from inflight import envs
+from inflight.errors import CodecError
+from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.executor.worker_loop import WorkerLoop, failure_of
+from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerCommand, WorkerReply
+from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
+from inflight.interface.worker import WorkerBase
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the executor's to handle
+    title, stream_fd = sys.argv[1], int(sys.argv[2])
+    _name_process(title)
+    stream = BlockingStream(socket.socket(fileno=stream_fd))
+    start_up = stream.receive()
+    if start_up is None:
+        os._exit(EXIT_STREAM_ENDED)
+    assert isinstance(start_up, StartUp), start_up
+    inbox = Inbox(stream)
+    worker = start_worker(start_up, stream)
+    if worker is None:
+        sys.exit(1)
+    try:
+        loop = WorkerLoop(worker, start_up.rank, inbox.receive, lambda reply: send_reply(stream, reply))
+        stream.send(Ready(rank=start_up.rank))
+        loop.run()
+    finally:
+        worker.shutdown()
+
+
+def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None:
+    """Import, construct and load the worker. None if that failed; the executor has been told why."""
+    try:
+        module, _, name = start_up.worker_class.partition(":")
+        worker_class = getattr(importlib.import_module(module), name)
+        worker = cast("WorkerBase", worker_class(start_up.config, start_up.rank, start_up.rendezvous))
+        worker.load_model()
+    except BaseException as error:  # SystemExit, too: the reason travels
+        stream.send(StartUpFailed(rank=start_up.rank, failure=failure_of(error)))
+        return None
+    return worker
+
+
+def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
+    """A result that cannot be encoded becomes the failure of its step or call."""
+    try:
+        try:
+            stream.send(reply)
+        except CodecError as error:
+            stream.send(_failed(reply, error))
+    except OSError:  # the executor is gone
+        os._exit(EXIT_STREAM_ENDED)
+
+
+def _failed(reply: WorkerReply, error: CodecError) -> WorkerReply:
+    failure = failure_of(error)
+    match reply:
+        case StepReply():
+            return StepReply(epoch=reply.epoch, step_id=reply.step_id, rank=reply.rank, result=failure)
+        case RpcReply():
+            return RpcReply(epoch=reply.epoch, call_id=reply.call_id, rank=reply.rank, failure=failure)
+    raise error  # an event of a connector that breaks its contract
+
+
+class Inbox:
+    """The thread that reads the stream, and the commands that wait for the main thread."""
+
+    def __init__(self, stream: BlockingStream) -> None:
+        self._stream = stream
+        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
+        self._stopping = False
+        threading.Thread(target=self._run, name="inflight-inbox", daemon=True).start()
+
+    def receive(self) -> WorkerCommand | None:
+        """The next command; None when the executor has said to stop."""
+        command = self._commands.get()
+        return None if self._stopping else command
+
+    def _run(self) -> None:
+        try:
+            while (message := self._stream.receive()) is not None:
+                if isinstance(message, Stop):
+                    self._stopping = True
+                    self._commands.put(None)
+                else:
+                    assert isinstance(message, ExecuteModel | RpcCall), message
+                    self._commands.put(message)
+        except OSError as error:
+            logger.debug("the stream was lost: %s", error)
+        except BaseException:
+            logger.exception("the executor sent what this worker cannot read")
+        os._exit(EXIT_STREAM_ENDED)
+
+
+def _name_process(title: str) -> None:
+    """Log lines begin with the title, `top` shows it without blanks; and the kernel ends this process with its parent."""
+    logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
+    logging.getLogger("inflight").setLevel(envs.log_level())
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    prctl(_PR_SET_NAME, title.replace(": worker ", "-").replace(" ", "").encode()[:15], 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()

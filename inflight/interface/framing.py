@@ -1,0 +1,135 @@
+"""Frames of a byte stream: a header, a typed body, and the bulk arrays beside it. No sockets here, only bytes.
+
+    | magic 4s | kind u8 | 0 | num_segments u16 | body_size u32 | segment sizes u64 ... | body | segment | segment ...
+
+A segment is the bytes of one large array. It is sent from where the array lies and received where it will lie: nothing is
+copied on the way. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.errors import CodecError
+
+MAX_FRAME_BYTES = 2**30  # of body and segments together
+MAX_SEGMENTS = 2**16 - 1
+READ_AHEAD_BYTES = 2**16
+
+_MAGIC = b"InFl"
+_HEADER = struct.Struct("<4sBxHI")
+
+ByteArray = npt.NDArray[np.uint8]
+Buffer = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message on the wire. `kind` says how the codec reads `body`; `segments` are flat."""
+
+    kind: int
+    body: bytes | bytearray
+    segments: Sequence[ByteArray] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.body) + sum(len(segment) for segment in self.segments)
+
+    def buffers(self) -> list[Buffer]:
+        """The frame's bytes, in order, for `sendmsg`. They must not change until they are sent.
+
+        Raises:
+            CodecError: it is larger than a reader takes.
+        """
+        if self.num_bytes > MAX_FRAME_BYTES or len(self.segments) > MAX_SEGMENTS:
+            raise CodecError(
+                f"a message of {self.num_bytes} bytes with {len(self.segments)} large arrays is more than a frame holds "
+                f"({MAX_FRAME_BYTES} bytes, {MAX_SEGMENTS} arrays); send it in parts"
+            )
+        sizes = [len(segment) for segment in self.segments]
+        header = _HEADER.pack(_MAGIC, self.kind, len(sizes), len(self.body)) + struct.pack(f"<{len(sizes)}Q", *sizes)
+        return [header + self.body, *(segment.data for segment in self.segments if len(segment))]
+
+
+class FrameReader:
+    """Makes frames of bytes as they come: fill `buffer()`, say how much with `received()`.
+
+    Small frames are read many at a time through one buffer; a large body or segment is received in place. With
+    `read_ahead=False` not one byte behind the current frame is taken from the stream, so that another reader can go on.
+
+    Raises (`received`):
+        CodecError: the bytes are no frame of ours, or it is larger than `max_frame_bytes`. The stream is lost then.
+    """
+
+    def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, read_ahead: bool = True) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self._ahead = memoryview(bytearray(READ_AHEAD_BYTES if read_ahead else 0))
+        self._begin_frame()
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go. Never empty."""
+        rest = self._piece[self._filled :]
+        self._in_place = len(rest) >= len(self._ahead)
+        return rest if self._in_place else self._ahead
+
+    def received(self, count: int) -> list[Frame]:
+        """The first `count` bytes of `buffer()` have been filled. Returns the frames that are complete by that."""
+        data = self._ahead[:0] if self._in_place else self._ahead[:count]
+        if self._in_place:
+            self._filled += count
+        frames: list[Frame] = []
+        while True:
+            taken = min(len(data), len(self._piece) - self._filled)
+            self._piece[self._filled : self._filled + taken] = data[:taken]
+            self._filled += taken
+            data = data[taken:]
+            if self._filled < len(self._piece):
+                return frames
+            frame = self._end_piece()
+            if frame is not None:
+                frames.append(frame)
+
+    # -- pieces: header, sizes, body, each segment -----------------------------------------------------------------
+
+    def _begin_frame(self) -> None:
+        self._kind = self._body_size = self._num_segments = -1
+        self._sizes: tuple[int, ...] | None = None
+        self._body: bytearray | None = None
+        self._segments: list[ByteArray] = []
+        self._begin_piece(memoryview(bytearray(_HEADER.size)))
+
+    def _begin_piece(self, piece: memoryview) -> None:
+        self._piece, self._filled = piece, 0
+        self._in_place = False
+
+    def _end_piece(self) -> Frame | None:
+        if self._kind < 0:
+            magic, self._kind, self._num_segments, self._body_size = _HEADER.unpack(self._piece)
+            if magic != _MAGIC:
+                raise CodecError(f"a frame begins with {magic!r}: the peer does not speak our protocol")
+            self._check_size(self._body_size + 8 * self._num_segments)
+            self._begin_piece(memoryview(bytearray(8 * self._num_segments)))
+        elif self._sizes is None:
+            self._sizes = struct.unpack(f"<{self._num_segments}Q", self._piece)
+            self._check_size(self._body_size + sum(self._sizes))
+            self._body = bytearray(self._body_size)
+            self._begin_piece(memoryview(self._body))
+        elif len(self._segments) < self._num_segments:
+            segment = np.empty(self._sizes[len(self._segments)], dtype=np.uint8)
+            self._segments.append(segment)
+            self._begin_piece(segment.data)
+        else:
+            assert self._body is not None
+            frame = Frame(self._kind, self._body, self._segments)
+            self._begin_frame()
+            return frame
+        return None
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self.max_frame_bytes:
+            raise CodecError(f"a frame of {num_bytes} bytes; at most {self.max_frame_bytes} are allowed")

@@ -1,0 +1,67 @@
+"""What an executor and a worker process say to each other before the first command, and at the end.
+
+worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       only over TCP, before the process is started
+executor                -- StartUp -->  worker  -- Ready | StartUpFailed -->
+executor                -- Stop -->  worker
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight.config.engine import EngineConfig
+from inflight.interface.messages import WorkerFailure
+from inflight.interface.worker import Rendezvous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first frame of a TCP connection, one per rank. Everything but the token is there to find a mistyped option."""
+
+    token: str
+    schema: str  # `codec.schema_digest()`: the messages of two versions of Inflight may differ
+    rank: int
+    world_size: int
+    nnodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The answer to a `Hello` that fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The answer to a `Hello` that does not; the connection is closed behind it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartUp:
+    """Construct `worker_class` ("module:class") with these arguments, and load the model."""
+
+    config: EngineConfig
+    rank: int
+    worker_class: str
+    rendezvous: Rendezvous | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The model is loaded: commands may come."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartUpFailed:
+    """The worker could not be imported, constructed or loaded; its process ends."""
+
+    rank: int
+    failure: WorkerFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End after the current command; those that wait are not run."""

@@ -1,0 +1,68 @@
+"""Finding and waiting for processes that are not children of the test."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from inflight.executor.multiproc import MultiprocExecutor
+from tests.architecture.source import ROOT
+from tests.conformance.configs import engine_config
+
+SCRIPTED = "tests.conformance.scripted_worker:ScriptedWorker"
+
+
+def scripted_executor(num_ranks: int = 2, *, budget: float = 10.0, name: str = "scripted") -> MultiprocExecutor:
+    return MultiprocExecutor(
+        engine_config(tensor_parallel_size=num_ranks, backend="mp", budget=budget, name=name), SCRIPTED
+    )
+
+
+def exists(pid: int) -> bool:
+    """A zombie does not exist any more: nothing of it is left but its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def have_ended(pids: Iterable[int], seconds: float) -> bool:
+    """Wait until none of them exists any more. Any process may ask, not only the parent."""
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([pidfd], [], [], seconds)[0]:
+                return False
+        finally:
+            os.close(pidfd)
+    return True
+
+
+def children(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *children(int(child))]
+    return found
+
+
+def run_script(script: str, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """A Python program beside the test, with the test's import path and piped streams. `prefix` is the command that runs it."""
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )

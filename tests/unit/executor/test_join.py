@@ -1,0 +1,378 @@
+"""Several nodes: ranks that join over TCP, strangers that may not, and links that are cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inflight.config.engine import EngineConfig
+from inflight.errors import ConfigError, EngineError, InflightError, WorkerDiedError
+from inflight.executor import node
+from inflight.executor.join import connect
+from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.node import NodeArgs, run_node
+from inflight.executor.transport import BlockingStream
+from inflight.interface.codec import schema_digest
+from inflight.interface.start_up import Hello, Ready
+from tests.conformance.configs import engine_config, plan
+from tests.unit.executor.processes import SCRIPTED, children, have_ended, run_script
+
+TOKEN = "a long random text"
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def two_node_config(port: int, *, ranks: int = 2, budget: float = 10.0, host: str = "127.0.0.1") -> EngineConfig:
+    config = engine_config(tensor_parallel_size=ranks, backend="mp", budget=budget)
+    return replace(config, parallel=replace(config.parallel, nnodes=2, master_addr=host, master_port=port))
+
+
+def node_args(port: int, *, ranks: int = 2, nnodes: int = 2, node_rank: int = 1) -> NodeArgs:
+    return NodeArgs(
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_addr="127.0.0.1",
+        master_port=port,
+        tensor_parallel_size=ranks,
+        pipeline_parallel_size=1,
+    )
+
+
+def in_thread(function: Callable[[], None]) -> Future[None]:
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run).start()
+    return future
+
+
+NODE = """
+    import sys
+    from inflight.entrypoints.cli.main import app
+    app(["-v", "worker", "--nnodes", "2", "--node-rank", "1", "--master-address", sys.argv[1], "--master-port", sys.argv[2],
+         "--tensor-parallel-size", sys.argv[3]])
+"""
+
+
+# -- two nodes on one machine ------------------------------------------------------------------------------------------
+
+
+def test_two_nodes_are_one_executor(port: int) -> None:
+    with run_script(NODE, "127.0.0.1", str(port), "4") as other:  # it waits for node 0
+        executor = MultiprocExecutor(two_node_config(port, ranks=4), SCRIPTED)
+        pids = executor.collective_rpc("pid")
+        assert set(pids[:2]) == set(children(os.getpid())) - {other.pid} - set(children(other.pid))
+        assert set(pids[2:]) == set(children(other.pid))
+        large = np.arange(1_000_000)
+        for rank, (answering, (array,), _) in enumerate(executor.collective_rpc("echo", (large,))):
+            assert answering == rank
+            np.testing.assert_array_equal(array, large)
+        assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000]
+        assert [place[0] for place in executor.collective_rpc("place")] == ["127.0.0.1"] * 4
+        executor.shutdown()
+        output, errors = other.communicate(timeout=10)
+        assert (other.returncode, output) == (0, "")
+        assert "ranks 2 to 3 of 4 run on this node" in errors
+        assert have_ended(pids, 2)
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # nobody listens any more
+
+
+@pytest.mark.parametrize("victim", ["worker", "node"])
+def test_the_death_of_a_remote_rank_is_known_within_100_ms(port: int, victim: str) -> None:
+    with run_script(NODE, "127.0.0.1", str(port), "2") as other:
+        executor = MultiprocExecutor(two_node_config(port), SCRIPTED)
+        pids = executor.collective_rpc("pid")
+        executor.collective_rpc("script", (1, 0, "sleep", 20))
+        future = executor.execute_model(plan(0), non_block=True)
+        start = time.monotonic()
+        os.kill(pids[1] if victim == "worker" else other.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=r"rank 1 died \(its? .*stream.*\) before it answered step 0"):
+            future.result(timeout=5)
+        assert time.monotonic() - start < 0.1
+        executor.shutdown()
+        assert have_ended(pids, 2)
+        _, errors = other.communicate(timeout=10)
+        if victim == "worker":
+            assert other.returncode == 1
+            assert "error: rank 1: process" in errors
+            assert "was killed by SIGKILL" in errors
+
+
+MASTER = f"""
+    import sys, time
+    from tests.unit.executor.test_join import two_node_config
+    from inflight.executor.multiproc import MultiprocExecutor
+    executor = MultiprocExecutor(two_node_config(int(sys.argv[2]), host=sys.argv[1], budget=float(sys.argv[3])), "{SCRIPTED}")
+    print(*executor.collective_rpc("pid"))
+    time.sleep(60)
+"""
+
+
+def test_no_remote_rank_outlives_the_engine(port: int) -> None:
+    with (
+        run_script(MASTER, "127.0.0.1", str(port), "10") as master,
+        run_script(NODE, "127.0.0.1", str(port), "2") as other,
+    ):
+        assert master.stdout is not None
+        pids = [int(pid) for pid in master.stdout.readline().split()]
+        master.kill()
+        assert have_ended(pids, 2)
+        _, errors = other.communicate(timeout=10)
+        assert other.returncode == 1
+        assert "error: rank 1 has lost node 0" in errors
+
+
+def test_an_interrupted_node_leaves_nothing(port: int) -> None:
+    with run_script(NODE, "127.0.0.1", str(port), "2") as other:
+        executor = MultiprocExecutor(two_node_config(port), SCRIPTED)
+        pid = executor.collective_rpc("pid")[1]
+        other.send_signal(signal.SIGINT)
+        assert have_ended([pid], 2)
+        assert other.wait(5) == 130
+        with pytest.raises(WorkerDiedError):
+            executor.check_health()
+        executor.shutdown()
+        other.communicate()
+
+
+# -- who may not join ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(port: int) -> Iterator[int]:
+    """A port on which node 0 waits for rank 1, until the test says hello properly."""
+    starting = in_thread(lambda: MultiprocExecutor(two_node_config(port), SCRIPTED, max_join_seconds=20).shutdown())
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    yield port
+    run = in_thread(lambda: run_node(node_args(port)))  # it still starts
+    starting.result(timeout=20)
+    run.result(timeout=20)
+
+
+HELLO = Hello(token=TOKEN, schema=schema_digest(), rank=1, world_size=2, nnodes=2)
+
+
+def test_a_hello_that_does_not_fit_is_refused(waiting: int) -> None:
+    for changes, text in (
+        ({"token": "guessed"}, "INFLIGHT_CLUSTER_TOKEN is not that of node 0"),
+        ({"token": ""}, "INFLIGHT_CLUSTER_TOKEN is not that of node 0"),
+        ({"schema": "old"}, "another version of Inflight"),
+        ({"world_size": 4}, "started for 4 ranks on 2 nodes, node 0 for 2 on 2"),
+        ({"nnodes": 3}, "on 3 nodes"),
+        ({"rank": 0}, "rank 0 is not a rank of another node"),
+        ({"rank": 7}, "rank 7 is not a rank"),
+    ):
+        hello = replace(HELLO, **changes)  # type: ignore[arg-type]  # of both types
+        with pytest.raises(ConfigError, match=text):
+            connect(("127.0.0.1", waiting), hello, max_seconds=5, max_silence_seconds=5)
+
+
+def test_a_stranger_is_dropped(waiting: int, caplog: pytest.LogCaptureFixture) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"InFl" + b"\xff" * 60):
+        with socket.create_connection(("127.0.0.1", waiting)) as stranger:
+            stranger.sendall(data)
+            stranger.settimeout(5)
+            assert stranger.recv(100) == b""
+    stream = BlockingStream(socket.create_connection(("127.0.0.1", waiting)))
+    stream.send(Ready(rank=1))  # no hello
+    assert stream.receive() is None
+    stream.close()
+    assert "where one of Hello was expected" in caplog.text
+
+
+def test_a_rank_joins_once(port: int) -> None:
+    starting = in_thread(
+        lambda: MultiprocExecutor(two_node_config(port, ranks=4), SCRIPTED, max_join_seconds=2).shutdown()
+    )
+    address = ("127.0.0.1", port)
+    hello = replace(HELLO, rank=3, world_size=4)
+    with connect(address, hello, max_seconds=5, max_silence_seconds=5):
+        with pytest.raises(ConfigError, match="rank 3 has joined before"):
+            connect(address, hello, max_seconds=5, max_silence_seconds=5)
+        with pytest.raises(EngineError, match=r"ranks 2 did not connect to 127\.0\.0\.1:\d+ within 2 s"):
+            starting.result(timeout=10)
+
+
+def test_what_is_no_node_0_is_named(port: int) -> None:
+    with pytest.raises(EngineError, match=r"node 0 did not answer on 127\.0\.0\.1:\d+ within 0\.1 s"):
+        run_node(node_args(port), max_connect_seconds=0.1)
+    with socket.create_server(("127.0.0.1", port)) as server:
+
+        def answer() -> None:
+            connected, _ = server.accept()
+            with connected:
+                connected.sendall(b"220 smtp ready\r\n")
+
+        in_thread(answer)
+        with pytest.raises(EngineError, match="is no node 0 of Inflight"):
+            run_node(node_args(port), max_connect_seconds=5)
+
+
+# -- the user's mistakes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use(port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*in use.*free port"),
+    ):
+        MultiprocExecutor(two_node_config(port), SCRIPTED)
+    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1"):
+        MultiprocExecutor(two_node_config(port, host="203.0.113.1"), SCRIPTED)
+
+
+def test_without_a_token_nobody_listens(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN")
+    calls: list[Callable[[], object]] = [
+        lambda: MultiprocExecutor(two_node_config(port), SCRIPTED),
+        lambda: run_node(node_args(port)),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"node_rank": 0}, "node 0 runs the engine itself"),
+        ({"node_rank": 2}, "node_rank=2"),
+        ({"nnodes": 3}, "cannot be split evenly"),
+    ],
+)
+def test_a_node_that_does_not_fit(port: int, changes: dict[str, int], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run_node(replace(node_args(port), **changes))  # type: ignore[arg-type]  # only sizes
+
+
+def test_a_rank_that_fails_on_another_node_is_named(port: int) -> None:
+    config = two_node_config(port)
+    config = replace(config, model=replace(config.model, name="1:config"))
+    run = in_thread(lambda: run_node(node_args(port)))
+    with pytest.raises(ConfigError, match="no such model"):
+        MultiprocExecutor(config, SCRIPTED)
+    assert isinstance(run.exception(timeout=10), InflightError)
+
+
+def test_the_last_ranks_of_a_node_do_not_stay(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is stopped cannot see that its node's others have ended with the engine."""
+    monkeypatch.setattr(node, "LAST_RANKS_SECONDS", 0.3)
+    run = in_thread(lambda: run_node(node_args(port, ranks=4)))
+    executor = MultiprocExecutor(two_node_config(port, ranks=4, budget=0.5), SCRIPTED)
+    pids = executor.collective_rpc("pid")
+    os.kill(pids[3], signal.SIGSTOP)
+    executor.shutdown()
+    assert have_ended(pids, 5)
+    assert isinstance(run.exception(timeout=10), WorkerDiedError)
+
+
+# -- a link that is cut, between two network namespaces --------------------------------------------------------------------
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def two_machines() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with one cable: the first has the address 10.213.7.1, and the cable's end "cable0"."""
+    first, second = f"inflight-{os.getpid()}-0", f"inflight-{os.getpid()}-1"
+    try:
+        _ip("netns", "add", first)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs `ip netns`, and the right to use it")
+    try:
+        _ip("netns", "add", second)
+        _ip("-n", first, "link", "add", "cable0", "type", "veth", "peer", "name", "cable1", "netns", second)
+        for namespace, end, address in ((first, "cable0", "10.213.7.1"), (second, "cable1", "10.213.7.2")):
+            _ip("-n", namespace, "address", "add", f"{address}/24", "dev", end)
+            _ip("-n", namespace, "link", "set", end, "up")
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        yield first, second
+    finally:
+        for namespace in (first, second):
+            if Path(f"/run/netns/{namespace}").exists():
+                _ip("netns", "delete", namespace)
+
+
+CUT = """
+    import sys, time
+    from inflight.errors import RankError
+    from inflight.executor.multiproc import MultiprocExecutor
+    from tests.conformance.configs import plan
+    from tests.unit.executor.processes import SCRIPTED
+    from tests.unit.executor.test_join import two_node_config
+    executor = MultiprocExecutor(two_node_config(29777, host="10.213.7.1", budget=2.0), SCRIPTED)
+    print(*executor.collective_rpc("pid"))
+    input()
+    start = time.monotonic()
+    try:
+        if sys.argv[1] == "running":
+            executor.execute_model(plan(5))
+        else:
+            while True:
+                executor.check_health() if time.monotonic() - start > 4 else time.sleep(0.05)
+    except RankError as error:
+        print(f"{time.monotonic() - start:.2f} {type(error).__name__} rank={error.rank} step={error.step_id} {error}")
+    executor.shutdown()
+"""
+
+
+@pytest.mark.parametrize("state", ["running", pytest.param("idle", marks=pytest.mark.full)])
+def test_a_cut_link_is_noticed_within_the_budget(two_machines: tuple[str, str], state: str) -> None:
+    first, second = two_machines
+
+    def on(namespace: str, script: str, *arguments: str) -> subprocess.Popen[str]:
+        return run_script(script, *arguments, prefix=("ip", "netns", "exec", namespace))
+
+    with on(second, NODE, "10.213.7.1", "29777", "2") as other, on(first, CUT, state) as master:
+        assert master.stdout is not None
+        assert master.stdin is not None
+        pids = [int(pid) for pid in master.stdout.readline().split()]
+        assert len(pids) == 2
+        _ip("-n", first, "link", "set", "cable0", "down")
+        print("cut", file=master.stdin, flush=True)
+        seconds, kind, text = master.stdout.readline().split(" ", 2)
+        assert "rank=1" in text
+        if state == "running":
+            assert float(seconds) < 4.0  # the budget and 2 s
+            assert "step=5" in text
+        else:
+            assert kind == "WorkerDiedError"
+            assert "its stream was lost: Connection timed out" in text
+        assert master.wait(10) == 0
+        assert other.wait(15) == 1  # the other node has noticed by itself
+        assert have_ended(pids, 2)
+        other.communicate()

@@ -1,0 +1,185 @@
+"""Hypothesis strategies for every message that crosses a process boundary, and equality that looks into arrays."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
+from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerEvent, WorkerFailure
+from inflight.interface.request import LogprobsColumns, ResolvedSampling
+from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Welcome
+from inflight.interface.step import (
+    BlockTableDelta,
+    KVConnectorOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    PromptLogprobs,
+    SchedulerOutput,
+)
+from inflight.interface.worker import Rendezvous
+from inflight.sampling_params import SamplingParams
+from inflight.timeline import Event
+from tests.conformance.configs import engine_config
+
+ids = st.integers(0, 2**63 - 1)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+
+
+def arrays(dtype: str, ndim: int = 1) -> st.SearchStrategy[Any]:
+    """Most are small; some are too large for the frame's body."""
+    small = hnp.arrays(dtype, hnp.array_shapes(min_dims=ndim, max_dims=ndim, min_side=0, max_side=6))
+    large = st.integers(5000, 9000).map(lambda n: np.resize(np.arange(251).astype(dtype), (n,) + (2,) * (ndim - 1)))
+    return st.one_of(small, small, small, large)
+
+
+any_array = st.one_of(
+    st.sampled_from(DTYPES).flatmap(lambda dtype: arrays(dtype)),
+    st.sampled_from(DTYPES).flatmap(lambda dtype: arrays(dtype, 3)),
+    st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, ())),
+    arrays("int64", 2).map(lambda array: array[:, ::-1].T),  # not contiguous
+)
+int32s, bools = arrays("int32"), arrays("bool")
+failures = st.builds(WorkerFailure, type_name=texts, message=texts, traceback=texts)
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0.1, 2),
+    seed=st.none() | ids,
+    stop=st.lists(texts.filter(bool), max_size=3),
+    stop_token_ids=st.lists(st.integers(0, 99), max_size=3),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 99), st.floats(-9, 9), max_size=3),
+    bad_words=st.just(["a"]) | st.none(),
+    allowed_token_ids=st.none() | st.just([3, 4]),
+)
+samplings = st.builds(
+    ResolvedSampling,
+    params=params,
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=ids,
+    stop_token_ids=st.frozensets(st.integers(0, 99)),
+    bad_words_token_ids=st.just(((1, 2), (3,))),
+)
+new_requests = st.builds(
+    NewRequestData,
+    request_id=texts,
+    slot=ids,
+    token_ids=int32s,
+    num_prompt_tokens=ids,
+    block_ids=st.tuples(int32s, int32s),
+    sampling=samplings,
+)
+deltas = st.builds(BlockTableDelta, slots=int32s, columns=int32s, block_ids=int32s)
+plans = st.builds(
+    SchedulerOutput,
+    step_id=ids,
+    new_requests=st.lists(new_requests, max_size=2).map(tuple),
+    request_ids=st.lists(texts, max_size=3).map(tuple),
+    slots=int32s,
+    num_computed_tokens=int32s,
+    num_scheduled_tokens=int32s,
+    samples=bools,
+    block_table_deltas=st.lists(deltas, max_size=2).map(tuple),
+)
+names = st.frozensets(texts, max_size=3)
+kv_outputs = st.builds(
+    KVConnectorOutput, finished_sending=names, finished_receiving=names, failed_block_ids=st.frozensets(ids, max_size=3)
+)
+columns = st.builds(LogprobsColumns, token_ids=arrays("int32", 2), logprobs=arrays("float32", 2), ranks=int32s)
+outputs = st.builds(
+    ModelRunnerOutput,
+    step_id=ids,
+    kv_connector_output=kv_outputs,
+    sampled_token_ids=int32s,
+    logprobs=st.none() | columns,
+    logprobs_rows=int32s,
+    prompt_logprobs=st.lists(st.builds(PromptLogprobs, row=ids, start=ids, columns=columns), max_size=2).map(tuple),
+)
+specs = st.builds(
+    KVCacheSpec,
+    block_size=ids,
+    num_kv_heads=ids,
+    head_dim=ids,
+    dtype=texts,
+    itemsize=ids,
+    sliding_window=st.none() | ids,
+)
+kv_configs = st.builds(
+    KVCacheConfig,
+    num_blocks=ids,
+    block_bytes=ids,
+    groups=st.lists(st.builds(KVCacheGroup, layer_names=st.tuples(texts), spec=specs), max_size=2).map(tuple),
+)
+events = st.builds(Event, step_id=ids, phase=texts, start_ns=ids, end_ns=ids)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | texts
+    | st.binary(max_size=50)
+)
+keys = st.booleans() | st.integers(-9, 9) | texts | st.tuples(texts, st.integers(0, 9))
+plain_data = st.recursive(
+    scalars | any_array | specs | kv_configs | kv_outputs | events | plans | outputs,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+rendezvous = st.builds(Rendezvous, host=texts, port=ids, epoch=ids, timeout_seconds=st.floats(0, 99))
+
+MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    ExecuteModel: st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),
+    RpcCall: st.builds(
+        RpcCall,
+        epoch=ids,
+        call_id=ids,
+        method=texts,
+        args=st.lists(plain_data, max_size=2).map(tuple),
+        kwargs=st.dictionaries(texts, plain_data, max_size=2),
+    ),
+    StepReply: st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, result=outputs | failures),
+    RpcReply: st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
+    WorkerEvent: st.builds(WorkerEvent, epoch=ids, rank=ids, kv_connector_output=kv_outputs),
+    Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
+    Welcome: st.builds(Welcome),
+    Refused: st.builds(Refused, reason=texts),
+    StartUp: st.builds(
+        StartUp,
+        config=st.just(engine_config(tensor_parallel_size=2)),
+        rank=ids,
+        worker_class=texts,
+        rendezvous=st.none() | rendezvous,
+    ),
+    Ready: st.builds(Ready, rank=ids),
+    StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures),
+    Stop: st.builds(Stop),
+}
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Any:
+    return draw(MESSAGES[draw(st.sampled_from(list(MESSAGES)))])
+
+
+def same(a: object, b: object) -> bool:
+    """Equal, of the same types, and arrays of the same dtype, shape and bytes (so a NaN equals itself)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        assert isinstance(b, np.ndarray)
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if is_dataclass(a):
+        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    if isinstance(a, list | tuple):
+        assert isinstance(b, list | tuple)
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        assert isinstance(b, dict)
+        return same(list(a.items()), list(b.items()))
+    return a == b
