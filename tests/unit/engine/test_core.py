@@ -57,7 +57,7 @@ EVENTS = st.lists(
 @settings(max_examples=2000 if FULL else 250)
 @given(engine=engines(), events=EVENTS)
 def test_any_schedule_gives_the_same_tokens(engine: MockEngine, events: list[tuple[str, list[int], int, int]]) -> None:
-    """An event's number chooses: who is aborted or preempted, which step fails, how many run before they are asked for."""
+    """An event's number chooses: who is aborted or preempted, which step fails, how many steps run unasked."""
     for i, (kind, prompt, max_tokens, number) in enumerate(events):
         stop = frozenset(range(number * 2)) if number % 3 == 0 else frozenset()
         if kind == "add":

@@ -110,7 +110,7 @@ class Staged(ScriptedWorker):
     """Gives every step back as a future that the test completes."""
 
     def __init__(self) -> None:
-        super().__init__(engine_config(), 3)
+        super().__init__(engine_config(), 3, None)
         self.futures: dict[int, Future[ModelRunnerOutput]] = {}
         self.failed: list[int] = []
         self.replies: list[WorkerReply] = []

@@ -48,8 +48,8 @@ def test_children_compute_the_shared_prompt_once(depth: int) -> None:
         for child in range(4):
             engine.add(f"c{child}", prompt, 2, leader="c0" if child else None)
         engine.run()
-        if depth > 1:  # the children did not wait for the leader's step to be committed
-            assert engine.executor.plans[1].request_ids == ("c0", "c1", "c2", "c3")
+        # the children wait until the leader's step is planned, and not until it is committed
+        assert [plan.request_ids for plan in engine.executor.plans[:2]] == [("c0",), ("c0", "c1", "c2", "c3")]
         # the leader computes 30, each child the last two (28 are in 7 full blocks), and one decode step each
         assert engine.worker.num_computed_tokens == 30 + 3 * 2 + 4
 
