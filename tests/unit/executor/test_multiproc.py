@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-import logging
 import os
 import re
 import signal
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from inflight.errors import ConfigError, StepError, StepTimeoutError, WorkerDiedError
@@ -20,7 +21,10 @@ from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.process import WorkerProcess, wait_for_end
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.interface.messages import RpcCall
+from inflight.interface.request import ResolvedSampling
 from inflight.interface.start_up import Ready, StartUp
+from inflight.interface.step import NewRequestData
+from inflight.sampling_params import SamplingParams
 from tests.conformance.configs import engine_config, plan
 from tests.unit.executor.processes import SCRIPTED, children, exists, have_ended, run_script, scripted_executor
 
@@ -337,13 +341,18 @@ def test_a_value_that_cannot_be_sent_fails_the_call_alone(executor: MultiprocExe
     executor.check_health()
 
 
-def test_a_plan_that_cannot_be_sent_fails_its_step_alone(
-    executor: MultiprocExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # what is logged is no text that can be written: pytest-xdist could not send it either
-    monkeypatch.setattr(logging.getLogger("inflight.executor.pending"), "disabled", True)
-    with pytest.raises(StepError, match="surrogates") as caught:
-        executor.execute_model(plan(0, ("\ud800",)))
+def test_a_plan_that_cannot_be_sent_fails_its_step_alone(executor: MultiprocExecutor) -> None:
+    no_tokens = np.empty(0, dtype=np.int32)
+    too_large = NewRequestData(
+        request_id="r",
+        slot=0,
+        token_ids=no_tokens,
+        num_prompt_tokens=0,
+        block_ids=(),
+        sampling=ResolvedSampling(params=SamplingParams(), seed=2**70, max_tokens=1),
+    )
+    with pytest.raises(StepError, match="can't serialize ints") as caught:
+        executor.execute_model(dataclasses.replace(plan(0), new_requests=(too_large,)))
     assert caught.value.step_id == 0
     assert executor.execute_model(plan(1)).step_id == 1
 
