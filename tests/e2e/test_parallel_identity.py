@@ -1,6 +1,7 @@
 """Tensor and pipeline parallel ranks give the tokens of one rank: every family, every layout, features and schedules at random.
 
-The ranks are threads of this process. As in `test_identity_matrix`, whose examples these are; `make test` runs a few of each.
+The ranks are threads of this process for most examples, and processes for some. The examples are those of
+`test_identity_matrix`; `make test` runs a few of each.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inflight import LLM, SamplingParams
 from inflight.errors import EngineError
 from tests.e2e.test_identity_matrix import EVENTS, FEATURES, PLAIN, Engines, Features, run_example
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
-NUM_EXAMPLES = 100 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 5
+NUM_EXAMPLES = 100 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 15
+NUM_PROCESS_EXAMPLES = 40 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8
 NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
@@ -55,10 +58,28 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str) -> None:
-    parallel = Engines(engines.folder, engines.block_size, LAYOUTS[layout], dict(engines.llms), engines.plain_outputs)
+    run_examples(engines, {**LAYOUTS[layout], "distributed_executor_backend": "uni"}, FEATURES, NUM_EXAMPLES)
 
-    @settings(max_examples=NUM_EXAMPLES)
-    @given(features=FEATURES, events=EVENTS)
+
+# an engine of processes takes seconds to start: one for each layout, with everything on, and a cache that is too small
+ALL_ON = Features(caching=True, chunk=16, tight=True, max_num_seqs=5)
+
+
+@pytest.mark.parametrize("engines", ["qwen3"], indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_of_ranks_that_are_processes(engines: Engines, layout: str) -> None:
+    run_examples(
+        engines, {**LAYOUTS[layout], "distributed_executor_backend": "mp"}, st.just(ALL_ON), NUM_PROCESS_EXAMPLES
+    )
+
+
+def run_examples(
+    engines: Engines, arguments: dict[str, Any], which: st.SearchStrategy[Features], num_examples: int
+) -> None:
+    parallel = Engines(engines.folder, engines.block_size, arguments, dict(engines.llms), engines.plain_outputs)
+
+    @settings(max_examples=num_examples)
+    @given(features=which, events=EVENTS)
     def check(features: Features, events: list[tuple[list[int], dict[str, Any], int, bool]]) -> None:
         run_example(parallel, features, events)
 
@@ -68,7 +89,7 @@ def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str) -> No
         for features, llm in parallel.llms.items():
             if features not in engines.llms:
                 llm.close()
-    print(f"{layout}: {parallel.num_tokens} tokens, {parallel.num_ties} ties")
+    print(f"{arguments}: {parallel.num_tokens} tokens, {parallel.num_ties} ties")
 
 
 def make(folder: Path, **arguments: Any) -> LLM:
@@ -80,6 +101,7 @@ def make(folder: Path, **arguments: Any) -> LLM:
         generation_config="none",
         num_threads=1,
         kv_cache_memory_bytes=1 << 22,
+        distributed_executor_backend="uni",
         **arguments,
     )
 
@@ -116,6 +138,7 @@ def test_memory_is_measured_on_every_rank(engines: Engines) -> None:
         gpu_memory_utilization=0.05,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
+        distributed_executor_backend="uni",
         num_threads=1,
     )
     executor = llm.llm_engine.executor

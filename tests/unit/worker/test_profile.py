@@ -24,6 +24,7 @@ def test_a_trace_shows_the_steps(tmp_path: Path, size: int) -> None:
         generation_config="none",
         num_threads=1,
         pipeline_parallel_size=size,
+        distributed_executor_backend="uni",
     )
     call = llm.llm_engine.executor.collective_rpc
     with pytest.raises(StepError, match=r"not running; start it first: profile\(True, folder\)"):
