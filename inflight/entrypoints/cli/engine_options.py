@@ -119,6 +119,19 @@ class EngineOptions:
     ] = None
     tensor_parallel_size: TensorParallelSize = 1
     pipeline_parallel_size: PipelineParallelSize = 1
+    pipeline_layer_partition: Annotated[
+        str | None, _parallel("Layers of each stage, as 8,8,6,6. Default: by their cost.", metavar="N,N,...")
+    ] = None
+    pipeline_stagger: Annotated[
+        int | None, _parallel("A request draws in every N-th step. Default: the number of stages.", metavar="N")
+    ] = None
+    pipeline_depth: Annotated[
+        int | None, _parallel("Steps in flight over all stages. Default: one more.", metavar="N")
+    ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        _parallel("Plan a step while the one before runs.", "--async-scheduling/--no-async-scheduling"),
+    ] = None
     distributed_executor_backend: Annotated[
         str | None, _parallel("Ranks as threads or as processes. Default: as processes if many.", metavar="uni|mp")
     ] = None
