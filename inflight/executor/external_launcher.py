@@ -164,6 +164,9 @@ class ExternalLauncherExecutor(Executor):
     def _take_own(self, reply: WorkerReply) -> None:
         """A step that could not even begin may be answered before those in front of it: all engines see one order."""
         match reply:
+            case WorkerEvent() if not self._peers:
+                self._deliver(reply)  # nobody has to see it at the same moment
+                return
             case WorkerEvent():
                 self._reported = _union(self._reported, reply.kv_connector_output)
                 return

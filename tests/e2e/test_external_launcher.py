@@ -105,6 +105,7 @@ def test_a_rank_that_dies_ends_the_others_at_once(folder: Path, tmp_path: Path) 
     assert seen_at - died_at < 2.0
 
 
+@pytest.mark.full
 def test_ranks_with_other_prompts_are_told(folder: Path, tmp_path: Path) -> None:
     launched = Launched(folder, tmp_path, 2, 1, "differ")
     code, printed = launched.wait()
