@@ -58,7 +58,9 @@ def main() -> None:
         **memory,
     )
     executor = llm.llm_engine.executor
-    result = {"outputs": outputs(llm), "available_memory": executor.determine_available_memory()}
+    result: dict[str, Any] = {"outputs": outputs(llm)}
+    if not mode:
+        result["available_memory"] = executor.determine_available_memory()
     try:
         if mode == "die":
             interrupted(llm, rank, out)

@@ -99,6 +99,7 @@ def test_a_rank_that_dies_ends_the_others_at_once(folder: Path, tmp_path: Path) 
     launched = Launched(folder, tmp_path, 2, 1, "die")
     code, printed = launched.wait()
     assert code != 0, printed
+    assert (tmp_path / "died").exists(), printed
     died_at = float((tmp_path / "died").read_text())
     seen_at, error = json.loads((tmp_path / "error 0.json").read_text())
     assert "rank 1" in error, error
