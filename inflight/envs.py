@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
@@ -35,6 +36,52 @@ def cluster_token() -> str:
             "several nodes need a shared secret: set INFLIGHT_CLUSTER_TOKEN to the same long random text on every node"
         )
     return token
+
+
+class LaunchedRank(NamedTuple):
+    """What torchrun tells a process that it has started."""
+
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    attempt: str  # how many times torchrun has started all ranks anew
+    agent_serves_store: bool  # torchrun itself listens at the master's address; else rank 0 has to
+
+
+def launched_rank() -> LaunchedRank:
+    """`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and what more torchrun sets.
+
+    Raises:
+        ConfigError: one of the four is missing, or is no such number.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise ConfigError(
+            f"distributed_executor_backend='external_launcher' needs a launcher that sets {', '.join(missing)}: "
+            "start the script as `torchrun --nproc-per-node N script.py`"
+        )
+    rank, world_size, port = _integer("RANK"), _integer("WORLD_SIZE"), _integer("MASTER_PORT")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK={rank} is not in [0, WORLD_SIZE={world_size})")
+    if not 0 < port < 65536:
+        raise ConfigError(f"MASTER_PORT={port} is not a port")
+    return LaunchedRank(
+        rank=rank,
+        world_size=world_size,
+        master_addr=os.environ["MASTER_ADDR"],
+        master_port=port,
+        attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        agent_serves_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _integer(name: str) -> int:
+    text = os.environ[name]
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is not an integer") from None
 
 
 def log_level() -> str:

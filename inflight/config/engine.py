@@ -57,14 +57,15 @@ class SchedulerConfig:
 class ParallelConfig:
     """How many ranks there are, who runs them, and how many layers each pipeline stage has.
 
-    The backend is "uni", ranks as threads of one process, or "mp", a process each. The ranks are split evenly over `nnodes`, in
+    The backend is "uni", ranks as threads of one process, "mp", a process each, or "external_launcher", a process
+    with an engine of its own each. With "mp" the ranks are split evenly over `nnodes`, in
     order. With several, node 0 listens on `master_addr`:`master_port`.
     """
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_layer_partition: tuple[int, ...]  # [pipeline_parallel_size]
-    distributed_executor_backend: str  # "uni" | "mp"
+    distributed_executor_backend: str  # "uni" | "mp" | "external_launcher"
     nnodes: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 29501

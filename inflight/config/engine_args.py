@@ -14,7 +14,7 @@ _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
-    "distributed_executor_backend": (None, "uni", "mp"),
+    "distributed_executor_backend": (None, "uni", "mp", "external_launcher"),
 }
 _BOUNDS = {
     "max_model_len": (1, 2**24),
@@ -64,7 +64,8 @@ class EngineArgs:
         pipeline_stagger: a request draws a token in every so many-th step at most; None is pipeline_parallel_size.
         pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
         distributed_executor_backend: "uni" runs the ranks as threads of this process, "mp" as a process each; None is "uni"
-            for one rank and "mp" for more.
+            for one rank and "mp" for more. "external_launcher" is for a script that torchrun starts once per rank: each is an
+            engine with one rank, and all make the same calls and return the same outputs.
         nnodes: machines to split the ranks over; the others run `inflight worker`.
         node_rank: which of them this is. The engine runs on node 0.
         master_addr: the address of node 0 that the other nodes connect to.
@@ -141,6 +142,11 @@ class EngineArgs:
         if self.node_rank != 0:
             raise ConfigError(
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
+        if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
+            raise ConfigError(
+                f"nnodes={self.nnodes} with distributed_executor_backend='external_launcher': the launcher knows "
+                "the nodes; give --nnodes to torchrun and leave it out here"
             )
         if self.nnodes > 1 and self.distributed_executor_backend == "uni":
             raise ConfigError(

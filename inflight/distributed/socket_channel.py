@@ -94,14 +94,17 @@ class SocketMesh:
         return host, port
 
     def channel(self, peer: int, name: str) -> SocketChannel:
+        """As `connection`, for tensors."""
+        return SocketChannel(self.connection(peer, name), peer, self._timeout)
+
+    def connection(self, peer: int, name: str) -> socket.socket:
         """
         Raises:
             TimeoutError: the peer did not come in time.
             OSError: it cannot be reached.
         """
         assert peer != self._rank
-        connection = self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
-        return SocketChannel(connection, peer, self._timeout)
+        return self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
 
     def close(self) -> None:
         self._listener.close()

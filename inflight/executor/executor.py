@@ -53,7 +53,11 @@ class Executor(ABC):
             from inflight.executor.multiproc import MultiprocExecutor
 
             return MultiprocExecutor
-        raise ConfigError(f"distributed_executor_backend={backend!r} is not one of: 'uni', 'mp'")
+        if backend == "external_launcher":
+            from inflight.executor.external_launcher import ExternalLauncherExecutor
+
+            return ExternalLauncherExecutor
+        raise ConfigError(f"distributed_executor_backend={backend!r} is not one of: 'uni', 'mp', 'external_launcher'")
 
     def __init__(self, config: EngineConfig) -> None:
         parallel = config.parallel

@@ -19,16 +19,17 @@ import time
 from functools import partial
 from queue import SimpleQueue
 
-from inflight import envs, errors
+from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.nodes import ranks_of_node
 from inflight.config.ranks import RankLayout
-from inflight.errors import CodecError, EngineError, InflightError, RankError, WorkerDiedError
+from inflight.errors import CodecError, EngineError, InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.join import Listener
 from inflight.executor.process import WorkerProcess, stop_processes, worker_title
 from inflight.executor.reactor import Reactor
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
+from inflight.executor.worker_loop import start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import ExecuteModel, RpcReply, StepReply, WorkerCommand, WorkerEvent, WorkerFailure
@@ -174,7 +175,7 @@ class MultiprocExecutor(Executor):
                 self._started.put(None)
             case StartUpFailed():
                 self._ranks[rank].is_gone = True
-                self._started.put(_start_up_error(rank, message.failure))
+                self._started.put(start_up_error(rank, message.failure))
             case _:
                 self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
 
@@ -245,17 +246,6 @@ class MultiprocExecutor(Executor):
         for process in processes:
             self._reactor.unwatch(process)
             process.close()
-
-
-def _start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """The user's mistake stays what it was on the rank; its traceback is a note. All else is the death of the rank."""
-    kind = getattr(errors, failure.type_name, None)
-    if isinstance(kind, type) and issubclass(kind, InflightError) and not issubclass(kind, RankError):
-        error = kind(failure.message)
-        error.add_note(f"On rank {rank}:\n{failure.traceback}")
-        return error
-    message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
 
 
 def _refusal(command: WorkerCommand, rank: int, error: CodecError) -> StepReply | RpcReply:

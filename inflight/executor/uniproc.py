@@ -1,8 +1,7 @@
 """`UniProcExecutor`: every rank is a thread of this process, and several ranks meet in it as threads do: no process, no socket.
 
-A rank's thread does everything that the rank does, in order: constructs the worker, loads the model, runs commands from its
-inbox, shuts the worker down. So a caller with `non_block` plans the next step meanwhile (the compute itself releases the
-interpreter lock). Messages pass by reference: no copy is made of a plan, an argument or a result.
+A caller with `non_block` plans the next step while the ranks work (the compute itself releases the interpreter lock).
+Messages pass by reference: no copy is made of a plan, an argument or a result.
 
 A thread cannot be killed. A rank that waits for another one is freed at `shutdown`; one that hangs in a call is left behind,
 with a warning: it is a daemon thread and ends with the process.
@@ -11,15 +10,16 @@ with a warning: it is a daemon thread and ends with the process.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 
 from inflight.config.engine import EngineConfig
 from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
-from inflight.executor.worker_loop import WorkerLoop, failure_of
+from inflight.executor.rank_thread import RankThread
+from inflight.executor.worker_loop import failure_of
 from inflight.interface.messages import WorkerCommand
 from inflight.interface.worker import Rendezvous, WorkerBase
 
@@ -42,8 +42,8 @@ class UniProcExecutor(Executor):
     def __init__(self, config: EngineConfig, worker_factory: WorkerFactory | None = None) -> None:
         super().__init__(config)
         factory, self._release = (worker_factory, _nothing) if worker_factory else _real_workers(config)
-        self._ranks = [_RankThread(self, rank, factory) for rank in range(self.world_size)]
         self._started: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        self._ranks = [self._rank_thread(rank, factory) for rank in range(self.world_size)]
         self._start()
 
     def _launch(self) -> None:
@@ -58,9 +58,14 @@ class UniProcExecutor(Executor):
                 message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
                 raise WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback) from error
 
-    def rank_started(self, rank: int, error: BaseException | None) -> None:
-        """Called once by each rank's thread: it serves from now on, or it could not start and has ended."""
-        self._started.put((rank, error))
+    def _rank_thread(self, rank: int, factory: WorkerFactory) -> RankThread:
+        return RankThread(
+            rank,
+            partial(factory, self.config, rank, None),
+            started=lambda error: self._started.put((rank, error)),
+            reply=self._deliver,
+            died=partial(self._rank_died, rank),
+        )
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
         self._ranks[rank].inbox.put(command)
@@ -78,67 +83,6 @@ class UniProcExecutor(Executor):
 
     def _activity(self, rank: int) -> str:
         return self._ranks[rank].activity
-
-
-class _RankThread:
-    """The thread of one rank and its inbox."""
-
-    def __init__(self, executor: UniProcExecutor, rank: int, factory: WorkerFactory) -> None:
-        self.rank = rank
-        self.inbox: SimpleQueue[WorkerCommand | None] = SimpleQueue()
-        self._executor = executor
-        self._factory = factory
-        self._stopping = False
-        self._loop: WorkerLoop | None = None
-        self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
-
-    @property
-    def activity(self) -> str:
-        return self._loop.activity if self._loop is not None else "starting"
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the loop after the current command; those still in the inbox are not run."""
-        self._stopping = True
-        self.inbox.put(None)
-
-    def join(self, seconds: float) -> bool:
-        """Whether the thread has ended (or never started). It may be the thread itself that asks, from a callback."""
-        if self._thread.ident is None or self._thread is threading.current_thread():
-            return True
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def _receive(self) -> WorkerCommand | None:
-        command = self.inbox.get()
-        return None if self._stopping else command
-
-    def _run(self) -> None:
-        worker: WorkerBase | None = None
-        try:
-            worker = self._factory(self._executor.config, self.rank, None)
-            worker.load_model()
-        except BaseException as error:  # in a thread there is nobody above: the constructor raises it
-            self._end(worker)
-            self._executor.rank_started(self.rank, error)
-            return
-        self._loop = WorkerLoop(worker, self.rank, self._receive, self._executor._deliver)
-        self._executor.rank_started(self.rank, None)
-        try:
-            self._loop.run()
-        except BaseException as error:  # SystemExit, KeyboardInterrupt, or a bug in the protocol
-            self._executor._rank_died(self.rank, repr(error))
-        self._end(worker)
-
-    def _end(self, worker: WorkerBase | None) -> None:
-        if worker is None:
-            return
-        try:
-            worker.shutdown()
-        except BaseException:
-            logger.exception("rank %d: shutdown of its worker failed", self.rank)
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from inflight import errors
+from inflight.errors import CodecError, InflightError, RankError, WorkerDiedError
 from inflight.interface.messages import (
     ExecuteModel,
     RpcCall,
@@ -138,3 +140,26 @@ def failure_of(error: BaseException) -> WorkerFailure:
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
     )
+
+
+def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
+    """What the executor raises. The user's mistake stays what it was on the rank; its traceback is a note. All else is the
+    death of the rank."""
+    kind = getattr(errors, failure.type_name, None)
+    if isinstance(kind, type) and issubclass(kind, InflightError) and not issubclass(kind, RankError):
+        error = kind(failure.message)
+        error.add_note(f"On rank {rank}:\n{failure.traceback}")
+        return error
+    message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
+    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
+
+
+def failed_reply(reply: WorkerReply, error: CodecError) -> StepReply | RpcReply:
+    """What is sent for a reply that cannot be encoded."""
+    failure = failure_of(error)
+    match reply:
+        case StepReply():
+            return StepReply(epoch=reply.epoch, step_id=reply.step_id, rank=reply.rank, result=failure)
+        case RpcReply():
+            return RpcReply(epoch=reply.epoch, call_id=reply.call_id, rank=reply.rank, failure=failure)
+    raise error  # an event of a connector that breaks its contract

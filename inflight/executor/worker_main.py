@@ -21,8 +21,8 @@ from typing import cast
 from inflight import envs
 from inflight.errors import CodecError
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
-from inflight.executor.worker_loop import WorkerLoop, failure_of
-from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerCommand, WorkerReply
+from inflight.executor.worker_loop import WorkerLoop, failed_reply, failure_of
+from inflight.interface.messages import ExecuteModel, RpcCall, WorkerCommand, WorkerReply
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
 from inflight.interface.worker import WorkerBase
 
@@ -71,19 +71,9 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
         try:
             stream.send(reply)
         except CodecError as error:
-            stream.send(_failed(reply, error))
+            stream.send(failed_reply(reply, error))
     except OSError:  # the executor is gone
         os._exit(EXIT_STREAM_ENDED)
-
-
-def _failed(reply: WorkerReply, error: CodecError) -> WorkerReply:
-    failure = failure_of(error)
-    match reply:
-        case StepReply():
-            return StepReply(epoch=reply.epoch, step_id=reply.step_id, rank=reply.rank, result=failure)
-        case RpcReply():
-            return RpcReply(epoch=reply.epoch, call_id=reply.call_id, rank=reply.rank, failure=failure)
-    raise error  # an event of a connector that breaks its contract
 
 
 class Inbox:

@@ -28,7 +28,7 @@ from inflight.errors import CodecError
 from inflight.interface.framing import ByteArray, Frame
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerEvent, WorkerFailure
-from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Welcome
+from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.timeline import Event
 
@@ -65,6 +65,7 @@ Message = (
     | Ready
     | StartUpFailed
     | Stop
+    | Submitted
 )
 
 
@@ -115,6 +116,7 @@ _BODIES: dict[type, type] = {
     Ready: Ready,
     StartUpFailed: StartUpFailed,
     Stop: Stop,
+    Submitted: Submitted,
 }
 _KINDS = {message_type: kind for kind, message_type in enumerate(_BODIES)}
 MESSAGE_TYPES: tuple[type, ...] = tuple(_BODIES)

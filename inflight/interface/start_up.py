@@ -3,6 +3,10 @@
 worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       only over TCP, before the process is started
 executor                -- StartUp -->  worker  -- Ready | StartUpFailed -->
 executor                -- Stop -->  worker
+
+Between the executors of an external launcher, which are all equal:
+
+executor  -- Ready | StartUpFailed, then Submitted and replies in the order of the commands, Stop -->  every other executor
 """
 
 from __future__ import annotations
@@ -64,4 +68,12 @@ class StartUpFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End after the current command; those that wait are not run."""
+    """End after the current command; those that wait are not run. Between executors: no command will come any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """This rank's engine has given its worker a command. Every other rank must have given the same one, or will."""
+
+    name: str  # "step 5", or the called method
+    digest: str  # of the plan; "" for a call, whose arguments may be different on every rank

@@ -72,7 +72,7 @@ PUBLIC_API = "(api)"
 
 # Rooms that only some files may import, whatever their rank; files of the room itself always may.
 GATES = {
-    "worker": frozenset({"executor/uniproc.py", "executor/worker_main.py"}),
+    "worker": frozenset({"executor/uniproc.py", "executor/external_launcher.py", "executor/worker_main.py"}),
 }
 
 # These ranks never import torch, directly or through each other.

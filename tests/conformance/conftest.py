@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from inflight.config.engine import EngineConfig
+from inflight.envs import LaunchedRank
 from inflight.executor.executor import Executor
+from inflight.executor.external_launcher import ExternalLauncherExecutor
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from tests.conformance.configs import engine_config
@@ -57,11 +59,17 @@ def multiproc(config: EngineConfig) -> Executor:
     return MultiprocExecutor(config, "tests.conformance.scripted_worker:ScriptedWorker")
 
 
+def external_launcher(config: EngineConfig) -> Executor:
+    me = LaunchedRank(0, 1, "127.0.0.1", 29500, "0", agent_serves_store=True)  # the others are in its own tests
+    return ExternalLauncherExecutor(config, ScriptedWorker, me)
+
+
 # name -> backend, TP size, PP size, how one is constructed with scripted workers
 EXECUTORS: dict[str, tuple[str, int, int, Callable[[EngineConfig], Executor]]] = {
     "uniproc": ("uni", 1, 1, uniproc),
     "uniproc-pp2-tp2": ("uni", 2, 2, uniproc),
     "multiproc": ("mp", 1, 1, multiproc),
+    "external-launcher": ("external_launcher", 1, 1, external_launcher),
     "multiproc-tp2": ("mp", 2, 1, multiproc),
 }
 

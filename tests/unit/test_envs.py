@@ -34,6 +34,25 @@ def test_the_cluster_token_has_no_default(monkeypatch: pytest.MonkeyPatch) -> No
         envs.cluster_token()
 
 
+def test_what_a_launcher_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    assert envs.launched_rank() == envs.LaunchedRank(1, 4, "node0", 29500, "0", agent_serves_store=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert envs.launched_rank().agent_serves_store
+    for name, bad in (("RANK", "4"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "65536")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, bad)
+            with pytest.raises(ConfigError, match=name):
+                envs.launched_rank()
+    monkeypatch.delenv("MASTER_ADDR")
+    with pytest.raises(ConfigError, match=r"needs a launcher that sets MASTER_ADDR: .*torchrun"):
+        envs.launched_rank()
+
+
 def test_the_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "debug")
     assert envs.log_level() == "DEBUG"

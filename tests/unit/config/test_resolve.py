@@ -131,6 +131,7 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"pipeline_layer_partition": (1, 1)}, "pipeline_layer_partition"),
         ({"node_rank": 1}, "inflight worker"),
         ({"nnodes": 2, "distributed_executor_backend": "uni"}, "threads run on one node"),
+        ({"nnodes": 2, "distributed_executor_backend": "external_launcher"}, "give --nnodes to torchrun"),
         ({"master_port": 65536}, "master_port=65536"),
         ({"distributed_executor_backend": "ray"}, "ray"),
     ],
@@ -143,6 +144,8 @@ def test_bounds_of_the_arguments(arguments: dict[str, Any], message: str) -> Non
 def test_ranks_are_processes_if_there_are_many() -> None:
     assert resolved().parallel.distributed_executor_backend == "uni"
     assert resolved(tensor_parallel_size=2).parallel.distributed_executor_backend == "mp"
+    launched = resolved(tensor_parallel_size=2, distributed_executor_backend="external_launcher").parallel
+    assert launched.distributed_executor_backend == "external_launcher"
     assert resolved(distributed_executor_backend="mp").parallel.distributed_executor_backend == "mp"
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerEvent, WorkerFailure
 from inflight.interface.request import LogprobsColumns, ResolvedSampling
-from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Welcome
+from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
 from inflight.interface.step import (
     BlockTableDelta,
     KVConnectorOutput,
@@ -159,6 +159,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Ready: st.builds(Ready, rank=ids),
     StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures),
     Stop: st.builds(Stop),
+    Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
 }
 
 

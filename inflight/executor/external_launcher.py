@@ -1,0 +1,332 @@
+"""`ExternalLauncherExecutor`: torchrun starts the same script once per rank, and each process is an engine with one rank.
+
+Every engine plans for itself, and runs its plans on its own worker only. The workers of all processes form the groups of one
+replica, so all engines must make the same plans: they do, because planning depends on nothing but the calls and the replies.
+So that every engine also sees the same replies, each sends those of its rank to all others:
+
+    _send(own rank) ── inbox ──▶ RankThread ── reply ──▶ reactor ── in order of the commands ──┬─▶ _deliver
+                                                           ▲                                   ╰─▶ streams to all others
+    streams of all others ── held until the command that is answered was submitted here ───────┴─▶ _deliver
+
+What a rank reports between steps travels with its next step's reply: at another moment each engine would see it at its own
+time. It wakes no idle engine for the same reason. A command that another engine has not given ends the work at once, with an
+error on every rank.
+
+All state but what the constructor makes is touched in the reactor's thread only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+
+from inflight import envs
+from inflight.config.engine import EngineConfig
+from inflight.distributed.launcher import LauncherMeeting
+from inflight.errors import CodecError, ConfigError, EngineError, InflightError
+from inflight.executor.executor import Executor
+from inflight.executor.rank_thread import RankThread
+from inflight.executor.reactor import Reactor
+from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
+from inflight.executor.worker_loop import failed_reply, failure_of, start_up_error
+from inflight.interface.codec import Message, encode
+from inflight.interface.framing import Frame
+from inflight.interface.messages import ExecuteModel, RpcReply, StepReply, WorkerCommand, WorkerEvent, WorkerReply
+from inflight.interface.start_up import Ready, StartUpFailed, Stop, Submitted
+from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
+MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # when a rank is lost
+FAILURE_DELAY_SECONDS = 0.05  # from the failure of a rank's peer to the end of its stream
+
+WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
+ReplyKey = tuple[type, int]  # what a reply answers: its type, and the step's or call's id
+
+
+class ExternalLauncherExecutor(Executor):
+    """All ranks call the same methods with the same arguments in the same order, `shutdown` too.
+
+    Args:
+        worker_factory: makes this rank's worker, in its thread.
+        me: which rank this is; None asks the environment.
+
+    Raises:
+        ConfigError: this process was not started by a launcher, or there are more or fewer ranks than the sizes ask for.
+        ConnectionError: the ranks did not meet within the budget of a step.
+        InflightError: a rank could not start; every rank raises it.
+    """
+
+    def __init__(
+        self, config: EngineConfig, worker_factory: WorkerFactory = Worker, me: envs.LaunchedRank | None = None
+    ) -> None:
+        self._me = me or envs.launched_rank()
+        parallel = config.parallel
+        if self._me.world_size != parallel.world_size:
+            raise ConfigError(
+                f"the launcher has started WORLD_SIZE={self._me.world_size} ranks, but tensor_parallel_size="
+                f"{parallel.tensor_parallel_size} x pipeline_parallel_size={parallel.pipeline_parallel_size} = "
+                f"{parallel.world_size} are needed; change one of them"
+            )
+        super().__init__(config)
+        atexit.register(self.shutdown)  # a script may end without closing its engine, while others still compute
+        self._worker_factory = worker_factory
+        self._reactor = Reactor("inflight-io")
+        self._peers: dict[int, _Peer] = {}
+        self._rank_thread: RankThread | None = None
+        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
+        self._commands: deque[ReplyKey] = deque()  # not answered by this rank
+        self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # of this rank, not sent
+        self._reported = KVConnectorOutput()  # by this rank, since its last step
+        self._num_submitted = 0
+        self._start()
+
+    # -- start-up --------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        meeting = LauncherMeeting(self._me, self._step_budget) if self.world_size > 1 else None
+        try:
+            rendezvous = meeting.rendezvous(self._table.epoch) if meeting is not None else None
+            connections = meeting.connections() if meeting is not None else {}
+            self._reactor.start()
+            self._reactor.run(partial(self._watch, connections))
+            self._rank_thread = RankThread(
+                self._me.rank,
+                partial(self._worker_factory, self.config, self._me.rank, rendezvous),
+                started=self._has_started,
+                reply=lambda reply: self._reactor.call_soon(partial(self._take_own, reply)),
+                died=lambda reason: self._reactor.call_soon(partial(self._own_rank_died, reason)),
+            )
+            self._rank_thread.start()
+            for _ in range(self.world_size):
+                error = self._started.get()
+                if error is not None:
+                    raise error
+        finally:
+            if meeting is not None:
+                meeting.close()
+
+    def _watch(self, connections: dict[int, socket.socket]) -> None:
+        for rank, connection in connections.items():
+            use_heartbeats(connection, min(MAX_LINK_SILENCE_SECONDS, self._step_budget))
+            stream = Stream(self._reactor, connection)
+            stream.on_message = partial(self._receive, rank)
+            stream.on_end = partial(self._stream_ended, rank)
+            self._peers[rank] = _Peer(stream)
+
+    def _has_started(self, error: BaseException | None) -> None:
+        """In the rank's thread."""
+        rank = self._me.rank
+        if error is None:
+            self._reactor.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
+            self._started.put(None)
+            return
+        failure = failure_of(error)
+        self._reactor.call_soon(partial(self._send_to_peers, StartUpFailed(rank=rank, failure=failure)))
+        self._started.put(start_up_error(rank, failure))
+
+    # -- commands and this rank's replies ------------------------------------------------------------------------------
+
+    def _send(self, rank: int, command: WorkerCommand) -> None:
+        """Only this rank's command is run here; the others' engines give them theirs."""
+        if rank == self._me.rank:
+            assert self._rank_thread is not None
+            self._reactor.call_soon(partial(self._submit, command))  # before the reply can come
+            self._rank_thread.inbox.put(command)
+
+    def _submit(self, command: WorkerCommand) -> None:
+        if isinstance(command, ExecuteModel):
+            step_id = command.scheduler_output.step_id
+            self._commands.append((StepReply, step_id))
+            submitted = Submitted(name=f"step {step_id}", digest=_digest(encode(command)) if self._peers else "")
+        else:
+            self._commands.append((RpcReply, command.call_id))
+            submitted = Submitted(name=f"{command.method}()", digest="")
+        self._num_submitted += 1
+        self._send_to_peers(submitted)
+        for rank, peer in self._peers.items():
+            peer.ours.append(submitted)
+            self._compare(rank, peer)
+            self._deliver_held(peer)
+
+    def _take_own(self, reply: WorkerReply) -> None:
+        """A step that could not even begin may be answered before those in front of it: all engines see one order."""
+        match reply:
+            case WorkerEvent() if not self._peers:
+                self._deliver(reply)  # nobody has to see it at the same moment
+                return
+            case WorkerEvent():
+                self._reported = _union(self._reported, reply.kv_connector_output)
+                return
+            case StepReply():
+                self._answers[StepReply, reply.step_id] = reply
+            case RpcReply():
+                self._answers[RpcReply, reply.call_id] = reply
+        while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
+            self._commands.popleft()
+            self._publish(self._with_reports(answer))
+
+    def _with_reports(self, reply: StepReply | RpcReply) -> StepReply | RpcReply:
+        if not isinstance(reply, StepReply) or not isinstance(reply.result, ModelRunnerOutput):
+            return reply
+        if self._reported == KVConnectorOutput():
+            return reply
+        reported, self._reported = _union(self._reported, reply.result.kv_connector_output), KVConnectorOutput()
+        return replace(reply, result=replace(reply.result, kv_connector_output=reported))
+
+    def _publish(self, reply: StepReply | RpcReply) -> None:
+        try:
+            self._send_to_peers(reply)
+        except CodecError as error:
+            reply = failed_reply(reply, error)
+            self._send_to_peers(reply)
+        self._take_in(reply)
+
+    def _take_in(self, reply: StepReply | RpcReply) -> None:
+        """A rank that dies makes others fail in their collectives; that it died says more, and is known a moment later."""
+        if isinstance(reply, StepReply) and not isinstance(reply.result, ModelRunnerOutput):
+            self._reactor.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
+        else:
+            self._deliver(reply)
+
+    def _send_to_peers(self, message: Message) -> None:
+        if self._peers:
+            buffers = encode(message).buffers()
+            for peer in self._peers.values():
+                peer.stream.send(buffers)
+
+    # -- the other ranks -----------------------------------------------------------------------------------------------
+
+    def _receive(self, rank: int, message: Message) -> None:
+        peer = self._peers[rank]
+        match message:
+            case Submitted():
+                peer.theirs.append(message)
+                self._compare(rank, peer)
+            case StepReply() | RpcReply() if message.rank == rank:
+                peer.held.append(message)
+                self._deliver_held(peer)
+            case Ready() if not peer.is_ready:
+                peer.is_ready = True
+                self._started.put(None)
+            case StartUpFailed():
+                peer.is_gone = True
+                self._started.put(start_up_error(rank, message.failure))
+            case Stop():
+                peer.has_stopped.set()
+                self._compare(rank, peer)
+            case _:
+                self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
+
+    def _deliver_held(self, peer: _Peer) -> None:
+        """The peer may be ahead: the reply table forgets what answers a command that it does not know yet."""
+        while peer.held and peer.num_delivered < self._num_submitted:
+            peer.num_delivered += 1
+            self._take_in(peer.held.popleft())
+
+    def _compare(self, rank: int, peer: _Peer) -> None:
+        while peer.ours and peer.theirs:
+            ours, theirs = peer.ours.popleft(), peer.theirs.popleft()
+            if ours != theirs:
+                what = "another plan for " if ours.name == theirs.name else ""
+                self._lose(
+                    rank,
+                    f"it runs {what}{theirs.name} where rank {self._me.rank} runs {ours.name}: with external_launcher all "
+                    "ranks must make the same calls with the same arguments",
+                )
+                return
+        if peer.ours and peer.has_stopped.is_set():
+            self._lose(rank, f"it has shut its engine down, and rank {self._me.rank} goes on with {peer.ours[0].name}")
+
+    def _stream_ended(self, rank: int, reason: str) -> None:
+        """It is no news of one that has done its part and said so: it matters to the next command, if one comes."""
+        peer = self._peers[rank]
+        if not peer.has_stopped.is_set() or peer.num_delivered < self._num_submitted:
+            self._lose(rank, reason)
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """The rank is gone, or cannot be trusted any more. Idempotent."""
+        peer = self._peers[rank]
+        peer.has_stopped.set()
+        if peer.is_gone:
+            return
+        peer.is_gone = True
+        peer.stream.close()
+        if peer.is_ready:
+            self._rank_died(rank, reason)
+        else:
+            self._started.put(EngineError(f"rank {rank} could not start: {reason}; what it printed says more"))
+
+    def _own_rank_died(self, reason: str) -> None:
+        """The others learn it by the end of the streams."""
+        for peer in self._peers.values():
+            peer.is_gone = True
+            peer.stream.close()
+            peer.has_stopped.set()
+        self._rank_died(self._me.rank, reason)
+
+    def _activity(self, rank: int) -> str:
+        return self._rank_thread.activity if self._rank_thread is not None and rank == self._me.rank else ""
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _terminate(self) -> None:
+        """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
+        atexit.unregister(self.shutdown)
+        is_broken = any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
+        seconds = min(MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS, self._step_budget)
+        end = time.monotonic() + seconds
+        self._reactor.call_soon(partial(self._send_to_peers, Stop()))
+        if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
+            for peer in self._peers.values():
+                peer.has_stopped.wait(max(end - time.monotonic(), 0.0))
+        if self._rank_thread is not None:
+            self._rank_thread.stop()
+        self._reactor.stop()
+        for peer in self._peers.values():
+            peer.stream.close()
+        if self._rank_thread is not None and not self._rank_thread.join(max(end - time.monotonic(), 0.1)):
+            logger.warning(
+                "rank %d did not end in time and is left behind: %s", self._me.rank, self._activity(self._me.rank)
+            )
+
+
+class _Peer:
+    """What the executor holds of another rank."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.is_ready = False
+        self.is_gone = False
+        self.has_stopped = threading.Event()  # it submits nothing any more
+        self.ours: deque[Submitted] = deque()  # commands that were given here, and there not yet
+        self.theirs: deque[Submitted] = deque()  # the reverse; one of the two is empty
+        self.held: deque[StepReply | RpcReply] = deque()  # answers to commands that were not given here yet
+        self.num_delivered = 0
+
+
+def _digest(frame: Frame) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for buffer in frame.buffers():
+        digest.update(buffer)
+    return digest.hexdigest()
+
+
+def _union(a: KVConnectorOutput, b: KVConnectorOutput) -> KVConnectorOutput:
+    return KVConnectorOutput(
+        finished_sending=a.finished_sending | b.finished_sending,
+        finished_receiving=a.finished_receiving | b.finished_receiving,
+        failed_block_ids=a.failed_block_ids | b.failed_block_ids,
+    )

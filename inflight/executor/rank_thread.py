@@ -1,0 +1,93 @@
+"""`RankThread`: a rank that is a thread of this process, with an inbox of commands.
+
+The thread does everything that the rank does, in order: constructs the worker, loads the model, runs commands, shuts the
+worker down.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from inflight.executor.worker_loop import WorkerLoop
+from inflight.interface.messages import WorkerCommand, WorkerReply
+from inflight.interface.worker import WorkerBase
+
+logger = logging.getLogger(__name__)
+
+
+class RankThread:
+    """
+    Args:
+        make_worker: constructs the rank's worker.
+        started: called once, in the thread: the rank serves from now on, or it could not start and has ended.
+        reply: takes a reply or an event, from any thread of the rank's.
+        died: told why the loop has ended though nobody stopped it.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        make_worker: Callable[[], WorkerBase],
+        *,
+        started: Callable[[BaseException | None], None],
+        reply: Callable[[WorkerReply], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self.rank = rank
+        self.inbox: SimpleQueue[WorkerCommand | None] = SimpleQueue()
+        self._make_worker = make_worker
+        self._started, self._reply, self._died = started, reply, died
+        self._stopping = False
+        self._loop: WorkerLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
+
+    @property
+    def activity(self) -> str:
+        return self._loop.activity if self._loop is not None else "starting"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after the current command; those still in the inbox are not run."""
+        self._stopping = True
+        self.inbox.put(None)
+
+    def join(self, seconds: float) -> bool:
+        """Whether the thread has ended (or never started). It may be the thread itself that asks, from a callback."""
+        if self._thread.ident is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _receive(self) -> WorkerCommand | None:
+        command = self.inbox.get()
+        return None if self._stopping else command
+
+    def _run(self) -> None:
+        worker: WorkerBase | None = None
+        try:
+            worker = self._make_worker()
+            worker.load_model()
+        except BaseException as error:  # in a thread there is nobody above: the constructor raises it
+            self._end(worker)
+            self._started(error)
+            return
+        self._loop = WorkerLoop(worker, self.rank, self._receive, self._reply)
+        self._started(None)
+        try:
+            self._loop.run()
+        except BaseException as error:  # SystemExit, KeyboardInterrupt, or a bug in the protocol
+            self._died(repr(error))
+        self._end(worker)
+
+    def _end(self, worker: WorkerBase | None) -> None:
+        if worker is None:
+            return
+        try:
+            worker.shutdown()
+        except BaseException:
+            logger.exception("rank %d: shutdown of its worker failed", self.rank)
