@@ -115,8 +115,12 @@ class Rank(threading.Thread):
         self.is_first, self.is_last = world.pp_rank == 0, world.pp_rank == layout.pipeline_parallel_size - 1
         first, last = layout.rank(world.tp_rank, 0), layout.rank(world.tp_rank, layout.pipeline_parallel_size - 1)
         delays = schedule.delays(salt)
-        self.receiver = TokenReceiver(DelayedChannel(world.channel(last, "tokens"), delays, delays)) if self.is_first else None
-        self.sender = TokenSender(DelayedChannel(world.channel(first, "tokens"), delays, delays)) if self.is_last else None
+        self.receiver = (
+            TokenReceiver(DelayedChannel(world.channel(last, "tokens"), delays, delays)) if self.is_first else None
+        )
+        self.sender = (
+            TokenSender(DelayedChannel(world.channel(first, "tokens"), delays, delays)) if self.is_last else None
+        )
         self.pauses, self.compute_times = schedule.delays(salt + 100), schedule.delays(salt + 200)
         self.tokens: list[Future[torch.Tensor] | None] = []
         self.ended: list[int] = []
