@@ -32,7 +32,8 @@ def test_stages_of_a_fixed_time_overlap(num_stages: int) -> None:
         measured = measure(core, executor, step, num_steps=36)
     finally:
         core.close()
-    assert measured.steady <= 1.5 * measured.slowest_stage
+    steady, slowest = measured.steady, measured.slowest_stage  # a failure shows these, not all events
+    assert steady <= 1.4 * slowest
     ranks = [{event.phase for event in events} for process, events in measured.events.items() if process != "engine"]
     assert ranks == [PHASES | {"send"}] * (num_stages - 1) + [PHASES | {"sample", "drain"}]
     assert {event.phase for event in measured.events["engine"]} == {"plan", "wait", "commit"}
