@@ -21,7 +21,7 @@ from inflight.timeline import Event
 
 GOALS_MS = {64: 1.0, 256: 3.0}
 WARM_UP_STEPS = 20
-MAX_STEPS = 1000  # the worker's ring keeps three events a step
+MAX_STEPS = 1000  # the worker's ring keeps five events a step
 PHASES = ("plan", "prepare", "plan+prepare", "commit", "sample", "forward")
 
 

@@ -1,17 +1,22 @@
 """A ring of the last step events: who did what in which step, from when to when.
 
-Owns one preallocated ring per `Timeline`. Recording is two list stores; it is always on. Each part of the engine is
-given the same `Timeline` and records its own phases: the engine `plan` and `commit`, the runner `prepare`, `forward` and
-`sample`. Times are `time.perf_counter_ns()`.
+Owns one preallocated ring per `Timeline`. Recording is two list stores; it is always on. The engine core has a `Timeline` and
+every rank has one, whose parts record their own phases:
+
+    engine   plan      wait      for the oldest step          commit
+    rank     prepare   receive   what it needs of others      forward   sample   drain   copies the draws out   send
+
+Times are `time.perf_counter_ns()`: on Linux one clock for all processes of a machine.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Event:
 class Timeline:
     """The ring. Writers may be several threads: an index is drawn atomically, a slot is written once."""
 
-    def __init__(self, capacity: int = 4096) -> None:
+    def __init__(self, capacity: int = 8192) -> None:
         self._ring: list[Event | None] = [None] * capacity
         self._next = itertools.count()
 
@@ -50,3 +55,31 @@ class Timeline:
     def events(self) -> list[Event]:
         """The events still in the ring, by start time."""
         return sorted((event for event in self._ring if event is not None), key=lambda event: event.start_ns)
+
+
+def chrome_trace(events_by_process: Mapping[str, Sequence[Event]]) -> dict[str, Any]:  # Any: JSON
+    """The events in Chrome's trace format, for chrome://tracing and Perfetto: a process for each key, in this order, and in it
+    a lane for each phase, because a phase is one thread's and never overlaps itself. Times are microseconds since the first
+    event; the processes' clocks must be one."""
+    entries: list[dict[str, Any]] = []
+    start_ns = min((event.start_ns for events in events_by_process.values() for event in events), default=0)
+    for pid, (process, events) in enumerate(events_by_process.items()):
+        entries.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": process}})
+        entries.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
+        lanes = {phase: tid for tid, phase in enumerate(dict.fromkeys(event.phase for event in events))}
+        for phase, tid in lanes.items():
+            entries.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": phase}})
+        for event in events:
+            entries.append(
+                {
+                    "name": f"{event.phase} {event.step_id}",
+                    "cat": event.phase,
+                    "ph": "X",
+                    "pid": pid,
+                    "tid": lanes[event.phase],
+                    "ts": (event.start_ns - start_ns) / 1e3,
+                    "dur": event.microseconds,
+                    "args": {"step": event.step_id},
+                }
+            )
+    return {"displayTimeUnit": "ms", "traceEvents": entries}

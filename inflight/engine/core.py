@@ -80,7 +80,8 @@ class EngineCore:
             return []
         plan, future = self._in_flight[0]
         try:
-            output = future.result()
+            with self.timeline.span(plan.step_id, "wait"):
+                output = future.result()
         except Exception:
             self._in_flight.clear()
             self.scheduler.void(plan)

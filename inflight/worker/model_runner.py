@@ -210,14 +210,16 @@ class ModelRunner:
         `intermediate`: what the stage before returned; None on the first stage, which may wait here for tokens that the last
         one has yet to draw.
         """
-        with self._timeline.span(model_input.plan.step_id, "forward"):
-            if self._stage.is_first:
+        step_id = model_input.plan.step_id
+        if self._stage.is_first:
+            with self._timeline.span(step_id, "receive"):
                 self._drawn_tokens.fill(
                     model_input.input_ids,
                     model_input.drawn_tokens,
                     model_input.drawn_slots,
                     model_input.drawn_in_step,
                 )
+        with self._timeline.span(step_id, "forward"):
             work = model_input.prompt_logprobs
             rows = None if work else model_input.logits_indices
             inputs = (model_input.input_ids, model_input.positions, model_input.attn_metadata)
@@ -251,6 +253,7 @@ class ModelRunner:
             self._drawn_tokens.remember(sampling.new_histories)
             token_ids = np.empty(0, dtype=np.int32)
             logprobs, logprobs_rows = None, np.empty(0, dtype=np.int32)
+            drawn = None
             if len(slots):
                 metadata = sampling.metadata
                 if sampling.history is not None:
@@ -258,6 +261,8 @@ class ModelRunner:
                     metadata = sampling.history.add_to(metadata, known, self._device.torch_device)
                 drawn = self._sampler(forward.logits, metadata)
                 self._drawn_tokens.add(slots, positions, self._tp.broadcast(drawn.token_ids))
+        with self._timeline.span(step_id, "drain"):
+            if drawn is not None:
                 token_ids = drawn.token_ids.cpu().numpy().astype(np.int32, copy=False)
                 if drawn.logprobs is not None and drawn.logprobs_rows is not None:
                     logprobs, logprobs_rows = drawn.logprobs.to_columns(), drawn.logprobs_rows

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch.profiler import record_function
 
+from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import pipeline_stage
@@ -30,6 +31,7 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.model_loader.loader import load_model
+from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event, Timeline
 from inflight.worker.model_runner import ModelInput, ModelRunner
 from inflight.worker.pipeline import Pipeline
@@ -83,12 +85,9 @@ class Worker(WorkerBase):
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         head_dim, block_size = model_config.architecture.head_dim, self._config.cache.block_size
         backend = get_backend(self._device.kind, head_dim, block_size, dtype)
-        model = load_model(
-            model_config, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
-        )
         self._runner = ModelRunner(
             self._config,
-            model,
+            self._load_stage(backend),
             backend,
             self._device,
             self._timeline,
@@ -164,7 +163,7 @@ class Worker(WorkerBase):
         return self._profiler.stop()
 
     def timeline_events(self) -> list[Event]:
-        """The last events of this rank: `prepare`, `receive`, `forward`, `send` and `sample` of each step."""
+        """The last events of this rank: `prepare`, `receive`, `forward`, `sample`, `drain` and `send` of each step."""
         return self._timeline.events()
 
     def shutdown(self) -> None:
@@ -182,6 +181,12 @@ class Worker(WorkerBase):
             return ProcessWorld(layout, self.rank, rendezvous, self._device.torch_device)
         assert layout.world_size == 1, f"{layout.world_size} ranks need a rendezvous"
         return LoneWorld()
+
+    def _load_stage(self, backend: AttentionBackend) -> CausalLM:
+        """This rank's part of the model, weights included."""
+        return load_model(
+            self._config.model, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
+        )
 
     @contextmanager
     def _leaving_on_error(self) -> Iterator[None]:

@@ -11,8 +11,10 @@ import pytest
 from benchmarks import models
 from benchmarks.control_plane import by_phase
 from benchmarks.models import SHAPES, Shape, model_folder, weight_bytes
+from benchmarks.pipeline_overlap import Measured, busy_milliseconds
 from benchmarks.report import memory_bytes, percentile, print_table
 from benchmarks.soak import draw_requests, growth_bytes
+from benchmarks.step_picture import draw_steps, lanes, window
 from inflight.timeline import Event
 
 
@@ -31,6 +33,31 @@ def test_phases_are_summed_per_step() -> None:
     times = by_phase([*whole, event(4, "plan", 100)])  # step 4 is not over
     assert times["plan+prepare"] == [3.0]
     assert (times["plan"], times["forward"], times["commit"]) == ([1.0], [3.0], [5.0])
+
+
+def test_the_steady_period_sees_bubbles_and_no_stalls() -> None:
+    def steady(periods: list[float]) -> float:
+        return Measured(periods=periods, slowest_stage=20.0, events={}).steady
+
+    assert steady([20.0, 20.0, 50.0] * 20) == pytest.approx(30.0)
+    assert steady([20.0] * 40 + [500.0] + [20.0] * 40) == pytest.approx(20.0)
+    assert steady([20.0, 30.0]) == pytest.approx(25.0)
+
+
+def test_a_picture_of_steps(tmp_path: Path) -> None:
+    milliseconds = 1_000_000
+    ranks = [
+        [Event(i, phase, start * milliseconds, end * milliseconds)]
+        for i in range(10)
+        for phase, start, end in (("receive", 20 * i, 20 * i + 1), ("forward", 20 * i + 1, 20 * i + 20))
+    ]
+    rank = [event for events in ranks for event in events]
+    events = {"engine": [Event(i, "plan", 0, 1) for i in range(10)], "rank 0": rank}
+    assert window(events, 4) == (61 * milliseconds, 140 * milliseconds)  # steps 3 to 6
+    assert lanes(events) == [("engine", "plan"), ("rank 0", "receive"), ("rank 0", "forward")]
+    assert busy_milliseconds(rank, 10) == pytest.approx(19.0)
+    draw_steps({"one": events, "two": events}, 4, tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_growth_is_that_after_the_warm_up() -> None:

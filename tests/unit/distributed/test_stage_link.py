@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 
 import pytest
 import torch
 
+from benchmarks.delayed_channel import DelayedChannel
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -24,7 +26,6 @@ from inflight.distributed.stage_link import LinkSpec, StageLink
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.timeline import Timeline
-from tests.unit.distributed.delayed_channel import DelayedChannel
 
 NUM_SCHEDULES = 10_000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 200
 HIDDEN_SIZE, MAX_TOKENS = 6, 40
@@ -114,8 +115,12 @@ class Rank(threading.Thread):
         self.is_first, self.is_last = world.pp_rank == 0, world.pp_rank == layout.pipeline_parallel_size - 1
         first, last = layout.rank(world.tp_rank, 0), layout.rank(world.tp_rank, layout.pipeline_parallel_size - 1)
         delays = schedule.delays(salt)
-        self.receiver = TokenReceiver(DelayedChannel(world.channel(last, "tokens"), delays)) if self.is_first else None
-        self.sender = TokenSender(DelayedChannel(world.channel(first, "tokens"), delays)) if self.is_last else None
+        self.receiver = (
+            TokenReceiver(DelayedChannel(world.channel(last, "tokens"), delays, delays)) if self.is_first else None
+        )
+        self.sender = (
+            TokenSender(DelayedChannel(world.channel(first, "tokens"), delays, delays)) if self.is_last else None
+        )
         self.pauses, self.compute_times = schedule.delays(salt + 100), schedule.delays(salt + 200)
         self.tokens: list[Future[torch.Tensor] | None] = []
         self.ended: list[int] = []
@@ -179,10 +184,15 @@ def run_schedule(seed: int) -> None:
     schedule = Schedule.draw(seed)
     worlds = ThreadWorlds(schedule.layout, timeout_seconds=20)
     salts = iter(range(1000))
+
+    def wrap(channel: Channel) -> Channel:
+        delays = schedule.delays(next(salts))
+        return DelayedChannel(channel, delays, delays)
+
     links = make_links(
         worlds,
         spec(schedule.layout.tensor_parallel_size),
-        lambda channel: DelayedChannel(channel, schedule.delays(next(salts))),
+        wrap,
     )
     ranks = [Rank(schedule, worlds, rank, link, 200 + rank) for rank, link in enumerate(links)]
     for rank in ranks:
@@ -217,7 +227,7 @@ def test_large_states_travel_split_and_arrive_whole(tp_size: int, num_tokens: in
             counted.append(tensor.numel())
             super().send(tensor)
 
-    links = make_links(worlds, spec(tp_size), lambda channel: Counting(channel, iter(lambda: 0.0, 1)))
+    links = make_links(worlds, spec(tp_size), lambda channel: Counting(channel, repeat(0.0), repeat(0.0)))
     counted.clear()  # the handshake
     for link in links[tp_size:]:
         link.post_receive(7, num_tokens)
@@ -237,7 +247,7 @@ def test_large_states_travel_split_and_arrive_whole(tp_size: int, num_tokens: in
 
 def two_stages(timeout_seconds: float = 20.0, *, seconds: float = 0.0) -> tuple[ThreadWorlds, StageLink, StageLink]:
     worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds)
-    first, last = make_links(worlds, spec(), lambda channel: DelayedChannel(channel, iter(lambda: seconds, -1.0)))
+    first, last = make_links(worlds, spec(), lambda channel: DelayedChannel(channel, repeat(seconds), repeat(seconds)))
     return worlds, first, last
 
 

@@ -1,0 +1,224 @@
+"""An engine whose stages take a fixed time, over links that do: everything is real but the model's arithmetic and the wire.
+
+A stage sleeps in its forward pass, so the stages of a pipeline overlap on any number of cores. The delay is below the stage
+link and the token link, in their channels. What is drawn shows that all data arrived: each token is its predecessor plus one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.delayed_channel import DelayedChannel
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionMetadata
+from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.partition import PipelineStage
+from inflight.config.resolve import Machine, resolve
+from inflight.distributed.channel import Channel
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.thread_world import ThreadWorlds
+from inflight.distributed.world import World
+from inflight.engine.core import EngineCore
+from inflight.executor.executor import Executor
+from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.uniproc import UniProcExecutor
+from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.interface.worker import Rendezvous
+from inflight.layers.attention import Attention
+from inflight.layers.weights import Loadable
+from inflight.models.causal_lm import CausalLM
+from inflight.sampling_params import SamplingParams
+from inflight.timeline import Event
+from inflight.worker.worker import Worker
+
+STAGE_SECONDS = 0.020  # a forward pass of any number of tokens
+LINK_SECONDS = 0.010  # a step's activations from one stage to the next; its tokens from the last stage to the first
+VOCAB_SIZE = 1024
+MAX_MODEL_LEN = 1024
+WORKER_CLASS = "benchmarks.fixed_stages:FixedStageWorker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How many stages, and how far the engine plans ahead. Depth and stagger of 1: the next step begins when this one ends."""
+
+    name: str
+    num_stages: int
+    stagger: int
+    depth: int
+    backend: str = "uni"  # "uni" | "mp"
+
+
+class FixedStage(CausalLM):
+    """Hands the input ids on in the first column of the residual, and makes the next token the most probable one."""
+
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend,
+        tp: TensorParallelGroup,
+        stage: PipelineStage,
+    ) -> None:
+        super().__init__(architecture, dtype=dtype, device=device, backend=backend, tp=tp, stage=stage)
+        self._stage = stage
+        self._template = IntermediateTensors.template(architecture.hidden_size, dtype, device)
+        self._layers = {
+            f"layers.{index}": Attention(
+                f"layers.{index}",
+                num_heads=architecture.num_heads,
+                num_kv_heads=architecture.num_kv_heads,
+                head_dim=architecture.head_dim,
+                scale=1.0,
+                sliding_window=None,
+                backend=backend,
+            )
+            for index in range(stage.start, stage.stop)
+        }
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None = None,
+        num_layers: int | None = None,
+        *,
+        intermediate: IntermediateTensors | None = None,
+    ) -> Tensor | IntermediateTensors:
+        time.sleep(STAGE_SECONDS)
+        if intermediate is None:
+            intermediate = self._template.empty_like(len(input_ids))
+            intermediate.residual[:, 0] = input_ids
+        if not self._stage.is_last:
+            return intermediate
+        return intermediate.residual if rows is None else intermediate.residual[rows]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        following = (hidden[:, 0].long() + 1) % VOCAB_SIZE
+        return torch.nn.functional.one_hot(following, VOCAB_SIZE).float()
+
+    def attention_layers(self) -> dict[str, Attention]:
+        return self._layers
+
+    def load_units(self) -> list[tuple[str, Loadable]]:
+        return []
+
+
+class DelayedWorld(World):
+    """A world whose channels take their time at the sending end, as a wire that is busy."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.layout, world.rank)
+        self._world = world
+
+    def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
+        return self._world.tensor_parallel_group(name)
+
+    def channel(self, peer: int, name: str) -> Channel:
+        num_tensors = 1 if name == "tokens" else 2  # of a step
+        return DelayedChannel(self._world.channel(peer, name), repeat(LINK_SECONDS / num_tensors), repeat(0.0))
+
+    def close(self, reason: str) -> None:
+        self._world.close(reason)
+
+
+class FixedStageWorker(Worker):
+    """The real worker with another model, in a world that delays."""
+
+    def _load_stage(self, backend: AttentionBackend) -> CausalLM:
+        config = self._config.model
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return FixedStage(
+            config.architecture,
+            dtype=dtype,
+            device=self._device.torch_device,
+            backend=backend,
+            tp=self._tp,
+            stage=self._stage,
+        )
+
+    def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
+        return DelayedWorld(super()._join(rendezvous))
+
+
+def make_engine(layout: Layout, max_num_seqs: int) -> tuple[EngineCore, Executor]:
+    """The core owns the executor: closing it ends both."""
+    config = _engine_config(layout, max_num_seqs)
+    executor: Executor
+    if layout.backend == "mp":
+        executor = MultiprocExecutor(config, WORKER_CLASS)
+    else:
+        worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
+        executor = UniProcExecutor(config, lambda config, rank, _: FixedStageWorker(config, rank, worlds))
+    try:
+        return EngineCore(config, executor), executor
+    except BaseException:  # an interrupt, too
+        executor.shutdown()
+        raise
+
+
+def decode_request(index: int, max_tokens: int) -> EngineCoreRequest:
+    """Eight prompt tokens, each its predecessor plus one; then as many as said, drawn greedily."""
+    prompt = (np.arange(8, dtype=np.int32) + 10 * index) % VOCAB_SIZE
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return EngineCoreRequest(
+        request_id=str(index),
+        prompt_token_ids=prompt.astype(np.int32),
+        sampling=ResolvedSampling(params=params, seed=index, max_tokens=max_tokens),
+        arrival_time=time.monotonic(),
+    )
+
+
+def rank_events(executor: Executor) -> dict[str, list[Event]]:
+    """The timelines of all ranks, as `chrome_trace` takes them."""
+    stages = executor.config.parallel.layout
+    timelines = executor.collective_rpc("timeline_events")
+    return {f"rank {rank}, stage {stages.pp_rank(rank)}": events for rank, events in enumerate(timelines)}
+
+
+def _engine_config(layout: Layout, max_num_seqs: int) -> EngineConfig:
+    architecture = ModelArchitecture(
+        name="FixedStage",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=64,
+        num_layers=layout.num_stages,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=64,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        max_position_embeddings=MAX_MODEL_LEN,
+        sliding_windows=(None,) * layout.num_stages,
+    )
+    args = EngineArgs(
+        max_num_seqs=max_num_seqs,
+        load_format="dummy",
+        pipeline_parallel_size=layout.num_stages,
+        pipeline_layer_partition=",".join("1" * layout.num_stages),
+        distributed_executor_backend=layout.backend,
+        kv_cache_memory_bytes=1 << 26,
+        num_threads=1,
+    )
+    config = resolve(
+        args,
+        folder=Path("fixed-stages"),
+        architecture=architecture,
+        machine=Machine(device="cpu", num_cores=1, dtypes=("float32",)),
+        timeout_seconds=60.0,
+    )
+    # not by arguments: `resolve` refuses a pipeline whose steps do not overlap, which is what the others are compared with
+    return replace(config, scheduler=replace(config.scheduler, depth=layout.depth, stagger=layout.stagger))
