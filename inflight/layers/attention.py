@@ -45,7 +45,7 @@ class Attention(nn.Module):
             sliding_window=self.sliding_window,
         )
 
-    def bind(self, kv_cache: Tensor, group_index: int) -> None:
+    def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
         """`kv_cache`: this layer's typed view of the arena. `group_index`: whose block table, and metadata, it reads."""
         self.kv_cache, self.group_index = kv_cache, group_index
 

@@ -296,12 +296,19 @@ class ModelRunner:
         spec = self.kv_cache_specs()[name]
         inputs = _prompts(num_tokens, self._config.model.max_model_len, spec.block_size)
         arena = self._device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
+        bound = layer.kv_cache, layer.group_index  # of an engine that runs already
         layer.bind(self._backend.kv_cache_view(arena, spec, 0), 0)
+        try:
+            self._largest_step(num_tokens, num_rows, self._backend.build_metadata(inputs, spec))
+        finally:
+            layer.bind(*bound)
+
+    def _largest_step(self, num_tokens: int, num_rows: int, metadata: AttentionMetadata) -> None:
         positions = np.arange(num_tokens, dtype=np.int32) % self._config.model.max_model_len
         hidden = self._model(
             self._device.to_device(np.zeros(num_tokens, dtype=np.int32)),
             self._device.to_device(positions),
-            (self._backend.build_metadata(inputs, spec),),
+            (metadata,),
             num_layers=1,
             intermediate=self._made_up(num_tokens),
         )

@@ -147,3 +147,13 @@ def test_memory_is_measured_on_every_rank(engines: Engines) -> None:
     assert len(output.outputs[0].token_ids) == 3
     executor.execute_dummy_batch()
     llm.close()
+
+
+def test_measuring_memory_leaves_the_cache_of_a_running_engine_alone(engines: Engines) -> None:
+    llm = make(engines.folder)
+    greedy = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    prompt = list(range(3, 40))
+    before = llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0].token_ids
+    llm.llm_engine.executor.determine_available_memory()
+    assert llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0].token_ids == before
+    llm.close()
