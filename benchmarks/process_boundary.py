@@ -4,6 +4,7 @@
 
 The worker does nothing, so a step's time is the executor's own: encode, two switches to another process, decode, future. Goals:
 a death is known in 100 ms, idle processes use 2 % of a core together, two workers start in 1.3 times the time of one.
+Start-up is that of real workers with the embedded model: they import torch, meet, and load.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import emit, percentile, print_table, verdict
+from inflight import LLM
 from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
@@ -151,15 +153,21 @@ def idle_share(seconds: float) -> float:
     return used / seconds
 
 
-def start_up_seconds(num_ranks: int) -> float:
-    """The median of five starts."""
-    times = []
+def start_up_seconds() -> dict[str, float]:
+    """Median of five starts of an engine, in turns."""
+    layouts = {"one": (1, 1), "tensor parallel": (2, 1), "pipeline": (1, 2)}
+    times: dict[str, list[float]] = {name: [] for name in layouts}
     for _ in range(5):
-        start = time.perf_counter()
-        executor = MultiprocExecutor(make_config(num_ranks), WORKER_CLASS)
-        times.append(time.perf_counter() - start)
-        executor.shutdown()
-    return percentile(times, 0.5)
+        for name, (tp, pp) in layouts.items():
+            start = time.perf_counter()
+            with LLM(
+                tensor_parallel_size=tp,
+                pipeline_parallel_size=pp,
+                distributed_executor_backend="mp",
+                kv_cache_memory_bytes=1 << 26,
+            ):
+                times[name].append(time.perf_counter() - start)
+    return {name: percentile(seconds, 0.5) for name, seconds in times.items()}
 
 
 def main() -> None:
@@ -192,15 +200,21 @@ def main() -> None:
 
     deaths = [death_milliseconds() for _ in range(5)]
     share = idle_share(options.idle_seconds)
-    one, two = start_up_seconds(1), start_up_seconds(2)
-    emit(death_ms=deaths, idle_share_of_a_core=share, start_up_seconds=[one, two])
+    start_up = start_up_seconds()
+    one, two = start_up.pop("one"), max(start_up.values())
+    emit(death_ms=deaths, idle_share_of_a_core=share, start_up_seconds={"one": one, **start_up})
     print_table(
         ["", "value", "goal", ""],
         [
             ["SIGKILL to error, worst of 5", f"{max(deaths):.1f} ms", "100 ms", verdict(max(deaths) < 100)],
             ["idle, three processes", f"{share:.2%} of a core", "2 %", verdict(share < 0.02)],
             ["start-up of one worker", f"{one:.3f} s", "", ""],
-            ["start-up of two workers", f"{two:.3f} s", f"{1.3 * one:.3f} s", verdict(two <= 1.3 * one)],
+            [
+                "start-up of two workers, the slower layout",
+                f"{two:.3f} s",
+                f"{1.3 * one:.3f} s",
+                verdict(two <= 1.3 * one),
+            ],
         ],
     )
 

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.socket_channel import TOKEN_BYTES, SocketChannel, SocketMesh, local_address
+from inflight.distributed.socket_channel import TOKEN_BYTES, SocketChannel, SocketMesh, local_address, wait_for_listener
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.world import World
 from inflight.errors import ConfigError
@@ -162,6 +162,8 @@ class ProcessWorld(World):
 
 
 def _open_store(rank: int, rendezvous: Rendezvous) -> TCPStore:
+    if rank != 0:
+        wait_for_listener(rendezvous.host, rendezvous.port, rendezvous.timeout_seconds)
     try:
         return TCPStore(
             rendezvous.host,

@@ -18,6 +18,7 @@ from inflight.distributed.channel import Channel
 TOKEN_BYTES = 32
 _HELLO = struct.Struct(f">{TOKEN_BYTES}sI16s")  # token, rank of the caller, name of the channel
 _HELLO_SECONDS = 5.0  # for a connection that says nothing: it is not one of ours
+_LISTENER_SECONDS = 0.01  # between two looks whether a rank listens
 _BACKLOG = 128
 
 
@@ -150,6 +151,17 @@ def local_address(host: str, port: int) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # of a datagram socket: nothing is sent
         return str(probe.getsockname()[0])
+
+
+def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
+    """Return when something listens there, or after the timeout. A TCPStore that comes too early waits half a second."""
+    end = time.monotonic() + timeout_seconds
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((host, port), timeout=max(end - time.monotonic(), 1e-3)).close()
+            return
+        except OSError:
+            time.sleep(_LISTENER_SECONDS)
 
 
 def _family(host: str) -> socket.AddressFamily:
