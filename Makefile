@@ -41,7 +41,8 @@ clean:
 	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. torch comes first and alone: together with the
-# rest the resolver may take a CUDA build of it where a CPU build is offered.
+# rest the resolver may take a CUDA build of it where a CPU build is offered. xgrammar is tested without triton, which it asks for
+# and only imports on a GPU.
 
 .venv/.stamp-torch: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -54,4 +55,5 @@ clean:
 
 .venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from inflight.entrypoints.llm import LLM
     from inflight.errors import ConfigError, EngineError, InflightError, InvalidRequestError
     from inflight.outputs import CompletionOutput, Logprob, RequestOutput
-    from inflight.sampling_params import SamplingParams
+    from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "inflight.entrypoints.llm",
     "SamplingParams": "inflight.sampling_params",
+    "StructuredOutputsParams": "inflight.sampling_params",
     "RequestOutput": "inflight.outputs",
     "CompletionOutput": "inflight.outputs",
     "Logprob": "inflight.outputs",
@@ -31,6 +32,7 @@ _HOME = {
 __all__ = [  # noqa: RUF022 - resolved by __getattr__, in the order of use
     "LLM",
     "SamplingParams",
+    "StructuredOutputsParams",
     "RequestOutput",
     "CompletionOutput",
     "Logprob",

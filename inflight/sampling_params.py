@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inflight.errors import InvalidRequestError
 
@@ -15,6 +17,85 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
+MAX_CHOICES = 10_000
+MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural tag, or of all choices together
+
+CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # those that admit white space of JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text must look like: exactly one of `CONSTRAINTS`, in vLLM's words.
+
+    A value of JSON (`json`, `structural_tag`) is kept as text, in the order it was given: properties are emitted in it.
+
+    Attributes:
+        json: a JSON schema, as a dict or as text.
+        json_object: True admits any JSON object.
+        regex: the whole text matches it, as by `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
+        choice: the text is one of these strings.
+        grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
+        structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
+            {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
+        disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
+        whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
+    """
+
+    json: Mapping[str, Any] | str | None = None  # Any: JSON
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    structural_tag: Mapping[str, Any] | str | None = None  # Any: JSON
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"structured_outputs names {' and '.join(given) or 'no constraint'}: "
+                f"give exactly one of {', '.join(CONSTRAINTS)}"
+            )
+        for name in ("json", "structural_tag"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _json_object_text(name, getattr(self, name)))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                _check_grammar_text(name, getattr(self, name))
+        if self.json_object is not None and self.json_object is not True:
+            raise InvalidRequestError(f"json_object={self.json_object!r} is not True; leave it out for no constraint")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _tuple("choice", self.choice))
+            self._check_choice()
+        self._check_whitespace()
+
+    @property
+    def constraint(self) -> str:
+        """Which of `CONSTRAINTS` is given."""
+        return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
+
+    def _check_choice(self) -> None:
+        choices = tuple(self.choice or ())
+        if not choices:
+            raise InvalidRequestError("choice is empty: nothing could be emitted; give at least one string")
+        _check_strings("choice", choices, MAX_CHOICES, MAX_GRAMMAR_LENGTH)
+        _check_grammar_text("choice", "".join(choices))
+
+    def _check_whitespace(self) -> None:
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise InvalidRequestError(f"disable_any_whitespace={self.disable_any_whitespace!r} is not True or False")
+        if self.whitespace_pattern is not None:
+            _check_grammar_text("whitespace_pattern", self.whitespace_pattern)
+            if self.disable_any_whitespace:
+                raise InvalidRequestError(
+                    "whitespace_pattern and disable_any_whitespace contradict each other; use one"
+                )
+        if self.constraint not in _JSON_CONSTRAINTS:
+            for name in ("disable_any_whitespace", "whitespace_pattern"):
+                if getattr(self, name):
+                    raise InvalidRequestError(f"{name} has no meaning for {self.constraint}: it is about JSON")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +125,7 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string, or the stop token's text, at the end of the text.
         detokenize: False leaves the text empty (and forbids stop strings, which need it).
+        structured_outputs: a grammar that the text must follow.
     """
 
     n: int = 1
@@ -68,6 +150,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
@@ -81,6 +164,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         self._check_numbers()
         self._check_lists()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidRequestError(f"structured_outputs={self.structured_outputs!r} is no StructuredOutputsParams")
         self._check_contradictions()
 
     @property
@@ -137,6 +222,10 @@ class SamplingParams:
             raise InvalidRequestError("stop strings need the text: drop stop, or leave detokenize=True")
         if self.greedy and self.n > 1:
             raise InvalidRequestError(f"n={self.n} with temperature=0 would give {self.n} equal completions; use n=1")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise InvalidRequestError(
+                "ignore_eos has no meaning with structured_outputs: after its end nothing may follow"
+            )
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
@@ -146,6 +235,36 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InvalidRequestError(f"{name}={values!r} is not a list")
     return tuple(values)
+
+
+def _json_object_text(name: str, value: object) -> str:
+    """A JSON object, given as one or as text, as text. What strict JSON cannot say (NaN, a lone surrogate) is refused."""
+    try:
+        parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
+        if not isinstance(parsed, Mapping):
+            raise InvalidRequestError(f"{name} is {type(parsed).__name__}, not a JSON object")
+        text = value if isinstance(value, str) else json.dumps(dict(parsed), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise InvalidRequestError(f"{name} is not valid JSON: {error}") from error
+    _check_grammar_text(name, text)
+    return text
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _check_grammar_text(name: str, text: object) -> None:
+    if not isinstance(text, str) or not text:
+        raise InvalidRequestError(f"{name}={text!r} is not a string with something in it")
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(f"{name} has {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} are allowed")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{name} holds a lone surrogate at character {error.start}") from error
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

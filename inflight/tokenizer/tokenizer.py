@@ -122,6 +122,38 @@ class Tokenizer:
             found = self._token_bytes[token_id] = b"" if piece is None else piece_to_bytes(piece)
         return found
 
+    def to_json(self) -> str:
+        """The tokenizer.json of this tokenizer, its special tokens marked as such."""
+        text: str = self._backend.to_str()
+        return text
+
+    def vocabulary_bytes(self) -> list[bytes]:
+        """What each token id adds to a text that goes on, special tokens as they are spelled; b"" for an id without a token.
+
+        Raises:
+            TokenizerError: the vocabulary is neither byte-level nor sentencepiece-like with bytes, and has no such list.
+        """
+        if not (self._is_byte_level or self._has_byte_fallback):
+            raise TokenizerError(
+                "this tokenizer's tokens have no bytes of their own: it is neither byte-level BPE nor sentencepiece-like "
+                "with byte fallback"
+            )
+        added = {token_id: token.content for token_id, token in self._backend.get_added_tokens_decoder().items()}
+        return [
+            self._bytes_in_text(token_id, added.get(token_id))
+            for token_id in range(1 + max(self._backend.get_vocab(with_added_tokens=True).values()))
+        ]
+
+    def _bytes_in_text(self, token_id: int, added: str | None) -> bytes:
+        if added is not None:
+            return added.encode("utf-8")
+        if self._is_byte_level:
+            return self.token_bytes(token_id)
+        byte = self.byte_fallback(token_id)
+        return (
+            bytes([byte]) if byte is not None else (self.id_to_piece(token_id) or "").replace("▁", " ").encode("utf-8")
+        )
+
     def byte_fallback(self, token_id: int) -> int | None:
         """The byte that a token like <0x0A> stands for, if the decoder reads it so; else None."""
         return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None

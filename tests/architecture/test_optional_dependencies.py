@@ -11,6 +11,8 @@ from tests.architecture.source import PACKAGE, ROOT, Package, write_package
 # dependency -> files (or folders, with a slash) that may import it
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "msgspec": ("interface/codec.py",),
+    "llguidance": ("structured_output/llguidance_backend.py",),
+    "xgrammar": ("structured_output/xgrammar_backend.py",),
     "transformers": ("demo/",),
     "tokenizers": ("tokenizer/", "tokenizer.py", "demo/"),
     "jinja2": ("tokenizer/", "tokenizer.py"),
@@ -20,7 +22,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 }
 
 # of these at most one file imports them, wherever it stands
-ONE_FILE_ONLY = frozenset({"msgspec", "jinja2", "huggingface_hub"})
+ONE_FILE_ONLY = frozenset({"msgspec", "llguidance", "xgrammar", "jinja2", "huggingface_hub"})
 
 
 def _is_allowed(path: str, allowed: tuple[str, ...]) -> bool:
@@ -52,6 +54,8 @@ def test_each_dependency_stays_in_its_place() -> None:
     ("path", "text", "name"),
     [
         ("interface/step.py", "import msgspec", "msgspec"),
+        ("structured_output/manager.py", "import llguidance", "llguidance"),
+        ("structured_output/manager.py", "def f():\n    import xgrammar", "xgrammar"),
         ("models/llama.py", "def f():\n    from transformers import AutoModel", "transformers"),
         ("engine/core.py", "from tokenizers import Tokenizer", "tokenizers"),
         ("entrypoints/openai/chat.py", "from jinja2.sandbox import ImmutableSandboxedEnvironment", "jinja2"),

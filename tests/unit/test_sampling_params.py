@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_GRAMMAR_LENGTH,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
@@ -22,6 +25,7 @@ from inflight.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
+    StructuredOutputsParams,
 )
 
 NO_INTEGERS = [1.0, 1.5, "1", True, None, [1]]
@@ -56,6 +60,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("allowed_token_ids", [None, [0], range(10_000)], [[], (), [-1], [1.0], ["1"], [True], 5, "12"]),
     ("logit_bias", [None, {}, {0: 1}, {5: -100.0, 6: 100}, dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0)], []),
     ("logit_bias", [], [{0: 100.1}, {0: -101}, {-1: 1.0}, {"5": 1.0}, {True: 1.0}, {0: math.nan}, {0: "1"}, {0: None}]),
+    ("structured_outputs", [None, StructuredOutputsParams(regex="a")], [{"regex": "a"}, "a", True]),
     ("logit_bias", [], [dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0), 5, [(1, 2.0)], "ab"]),
 ]
 
@@ -103,6 +108,10 @@ def test_no_value_raises_anything_else(name: str, value: object) -> None:
         ({"logit_bias": {7: 200}}, r"logit_bias\[7\]=200 is not a number in \[-100, 100\]"),
         ({"allowed_token_ids": []}, "leave it out to allow all"),
         ({"bad_words": "bad"}, "bad_words='bad' is not a list"),
+        (
+            {"ignore_eos": True, "structured_outputs": StructuredOutputsParams(regex="a")},
+            "ignore_eos has no meaning with",
+        ),
     ],
 )
 def test_the_message_says_what_is_wrong(fields: dict[str, Any], message: str) -> None:
@@ -158,3 +167,86 @@ def test_it_is_a_value() -> None:
     assert dataclasses.replace(params, temperature=0.5) == params
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.top_k = 3  # type: ignore[misc]
+
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+TAG = {"type": "structural_tag", "structures": [], "triggers": []}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": SCHEMA},
+        {"json": json.dumps(SCHEMA), "disable_any_whitespace": True},
+        {"json": {}, "whitespace_pattern": " ?"},
+        {"json_object": True, "disable_any_whitespace": True},
+        {"regex": " "},
+        {"choice": ["a", " "]},
+        {"grammar": "start: /a/"},
+        {"structural_tag": TAG, "disable_any_whitespace": True},
+    ],
+)
+def test_a_constraint(fields: dict[str, Any]) -> None:
+    params = StructuredOutputsParams(**fields)
+    assert params.constraint == next(iter(fields))
+    assert SamplingParams(structured_outputs=params).structured_outputs == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "names no constraint: give exactly one of json, json_object, regex"),
+        ({"regex": "a", "choice": ["a"]}, "names regex and choice: give exactly one"),
+        ({"json": {}, "json_object": True}, "names json and json_object"),
+        ({"json_object": False}, "json_object=False is not True"),
+        ({"json_object": 1}, "json_object=1 is not True"),
+        ({"json": "{"}, "json is not valid JSON"),
+        ({"json": "[]"}, "json is list, not a JSON object"),
+        ({"json": True}, "json is bool, not a JSON object"),
+        ({"json": '{"minimum": NaN}'}, "NaN is no JSON number"),
+        ({"json": {"minimum": math.inf}}, "json is not valid JSON"),
+        ({"json": {"a": object()}}, "json is not valid JSON"),
+        ({"json": "[" * 100_000}, "json is not valid JSON"),
+        ({"json": {"a": "\ud800"}}, "json holds a lone surrogate"),
+        ({"structural_tag": "x"}, "structural_tag is not valid JSON"),
+        ({"regex": ""}, "regex='' is not a string with something in it"),
+        ({"regex": 3}, "regex=3 is not a string"),
+        ({"regex": "a" * (MAX_GRAMMAR_LENGTH + 1)}, "regex has 1048577 characters"),
+        ({"regex": "\ud800"}, "regex holds a lone surrogate"),
+        ({"grammar": ""}, "grammar='' is not a string"),
+        ({"choice": []}, "choice is empty"),
+        ({"choice": "ab"}, "choice='ab' is not a list"),
+        ({"choice": ["a", ""]}, "choice holds ''"),
+        ({"choice": ["a", 1]}, "choice holds 1"),
+        ({"choice": ["a"] * (MAX_CHOICES + 1)}, "choice has 10001 strings"),
+        ({"choice": ["a" * 2**19, "b" * 2**19, "c"]}, "choice has 1048577 characters"),
+        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace has no meaning for regex"),
+        ({"choice": ["a"], "whitespace_pattern": " "}, "whitespace_pattern has no meaning for choice"),
+        ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "contradict each other"),
+        ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern='' is not a string with something in it"),
+        ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace=1 is not True or False"),
+    ],
+)
+def test_constraints_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        StructuredOutputsParams(**fields)
+
+
+def test_a_constraint_is_a_frozen_value() -> None:
+    schema: dict[str, Any] = {"properties": {"b": {}, "a": {}}}
+    choices = ["a", "b"]
+    by_schema, by_choice = StructuredOutputsParams(json=schema), StructuredOutputsParams(choice=choices)
+    schema["properties"].clear()
+    choices.clear()
+    assert by_schema.json == '{"properties": {"b": {}, "a": {}}}'
+    assert by_choice.choice == ("a", "b")
+    assert hash(by_schema) != hash(by_choice)
+    assert by_schema == StructuredOutputsParams(json=by_schema.json)
+    assert dataclasses.replace(by_schema, disable_any_whitespace=True) != by_schema
+
+
+@given(name=st.sampled_from([field.name for field in dataclasses.fields(StructuredOutputsParams)]), value=ANYTHING)
+def test_no_constraint_raises_anything_else(name: str, value: object) -> None:
+    fields: dict[str, Any] = {name: value}
+    with contextlib.suppress(InvalidRequestError):
+        StructuredOutputsParams(**fields)

@@ -245,3 +245,23 @@ def test_a_window_decodes_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     stream(tokenizer, list(range(260, 300)), ids)
     assert max(sizes) <= 16
     assert sum(sizes) < 6 * len(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_vocabulary_bytes_make_up_the_text(kind: str) -> None:
+    tokenizer = Tokenizer(trained(kind), {"bos_token": BOS, "eos_token": EOS}, [USER])
+    vocabulary = tokenizer.vocabulary_bytes()
+    assert len(vocabulary) == tokenizer.vocab_size
+    texts = ["the lazy dog", "Größe 東京 🙂\n\ttab"] + [f"a {USER} b"] * (
+        kind == "byte_level"
+    )  # the other moves spaces
+    for text in texts:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        spelled = b"".join(vocabulary[token_id] for token_id in token_ids).decode()
+        assert spelled.removeprefix(" " if kind == "byte_fallback" else "") == text
+    assert {vocabulary[token_id] for token_id in tokenizer.all_special_ids} >= {BOS.encode(), EOS.encode()}
+
+
+def test_a_vocabulary_without_bytes() -> None:
+    with pytest.raises(TokenizerError, match="have no bytes of their own"):
+        Tokenizer(trained("word_piece")).vocabulary_bytes()

@@ -1,0 +1,233 @@
+"""The seam to a grammar library: `GrammarBackend` compiles, `CompiledGrammar` is shared, `GrammarMatcher` follows one request.
+
+A mask is a row of int32 words, `ceil(vocab_size / 32)` of them: bit i % 32 of word i // 32 says whether token i may come next.
+A grammar ends by an EOS token: all EOS ids are allowed exactly where the text so far is complete.
+
+What holds for every backend (the conformance suite in `tests/unit/structured_output/` checks it):
+
+- A token whose bit is set is accepted. The reverse need not hold: where the grammar admits one text only, a backend may allow
+  only the tokens that the tokenizer itself would choose for it.
+- Masks, acceptance and forced tokens depend on the grammar and the accepted tokens alone; after `rollback` everything is as
+  if the tokens had never been accepted.
+- A grammar that outgrows its limits fails: `compile` raises, or the matcher's `error()` says so from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight.errors import InvalidRequestError
+from inflight.structured_output.json_schema import SchemaSupport, check_schema
+from inflight.structured_output.spec import GrammarSpec, parse_structural_tag
+
+MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
+MaskRows = npt.NDArray[np.int32]  # [num_rows, ceil(vocab_size / 32)], contiguous
+
+ALL_ALLOWED = -1  # every word of a mask that forbids nothing
+
+
+def num_mask_words(vocab_size: int) -> int:
+    return (vocab_size + 31) // 32
+
+
+class GrammarMatcher(ABC):
+    """Where one request stands in its grammar. Used by one thread at a time.
+
+    EOS is handled here, the same for every backend: it is accepted where the text is complete, and after it nothing is.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._num_inner = 0  # tokens that the library has taken
+        self._is_terminated = False  # one more token was accepted: an EOS
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens accepted so far, the EOS too."""
+        return self._num_inner + self._is_terminated
+
+    def is_terminated(self) -> bool:
+        """Whether EOS was accepted."""
+        return self._is_terminated
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False, and nothing changes, where it is not admitted."""
+        if self._is_terminated or not 0 <= token_id < self._vocab_size or self.error():
+            return False
+        if token_id in self._eos_token_ids and self.is_accepting():
+            self._is_terminated = True
+            return True
+        accepted = self._accept(token_id)
+        self._num_inner += accepted
+        return accepted
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> int:
+        """Accept tokens up to the first that is not admitted; how many."""
+        for i, token_id in enumerate(token_ids):
+            if not self.accept(token_id):
+                return i
+        return len(token_ids)
+
+    def validate_tokens(self, token_ids: Sequence[int]) -> int:
+        """How many `accept_tokens` would accept. The state is as before."""
+        num_accepted = self.accept_tokens(token_ids)
+        self.rollback(num_accepted)
+        return num_accepted
+
+    def rollback(self, num_tokens: int) -> None:
+        """Forget the last tokens; at most `num_accepted`."""
+        assert 0 <= num_tokens <= self.num_accepted
+        if num_tokens and self._is_terminated:
+            self._is_terminated = False
+            num_tokens -= 1
+        if num_tokens and not self.error():
+            self._rollback(num_tokens)
+        self._num_inner -= num_tokens
+
+    def fill_mask(self, row: MaskRow) -> None:
+        """What may come next. After EOS, and after an error, nothing is forbidden: nobody draws there."""
+        if not self._is_terminated and not self.error():
+            self._fill_mask(row)
+            if not self.error():
+                return
+        row.fill(ALL_ALLOWED)
+
+    def fill_masks_along(self, draft_token_ids: Sequence[int], rows: MaskRows) -> None:
+        """Row i is the mask after the first i drafts; `len(draft_token_ids) + 1` rows. The state is as before.
+
+        Rows behind a draft that is not admitted, or is an EOS that ends the text, forbid nothing: nobody draws there.
+        """
+        num_accepted = 0
+        for i in range(len(draft_token_ids) + 1):
+            self.fill_mask(rows[i])
+            if i == len(draft_token_ids) or not self.accept(draft_token_ids[i]):
+                rows[i + 1 :].fill(ALL_ALLOWED)
+                break
+            num_accepted += 1
+        self.rollback(num_accepted)
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        """The next tokens as long as exactly one is allowed at each position; at most `limit`. The state is as before."""
+        forced: list[int] = []
+        row = np.empty(num_mask_words(self._vocab_size), dtype=np.int32)
+        while len(forced) < limit and not self._is_terminated:
+            self.fill_mask(row)
+            token_id = int(single_token_ids(row[None])[0])
+            if token_id < 0 or not self.accept(token_id):
+                break
+            forced.append(token_id)
+        self.rollback(len(forced))
+        return forced
+
+    @abstractmethod
+    def is_accepting(self) -> bool:
+        """Whether the text so far is complete, so that EOS is allowed."""
+
+    @abstractmethod
+    def error(self) -> str:
+        """Why this matcher cannot go on; "" while it can. It never recovers."""
+
+    @abstractmethod
+    def _accept(self, token_id: int) -> bool:
+        """`accept`, of a token in the vocabulary that does not end the text."""
+
+    @abstractmethod
+    def _rollback(self, num_tokens: int) -> None: ...
+
+    @abstractmethod
+    def _fill_mask(self, row: MaskRow) -> None:
+        """`fill_mask`, before the end. It may set `error()`, and must not raise."""
+
+
+class CompiledGrammar(ABC):
+    """A grammar ready for use, shared by requests and threads; it does not change."""
+
+    @abstractmethod
+    def matcher(self) -> GrammarMatcher:
+        """A new matcher, at the start of the text."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Memory held, for the cache's budget; an estimate where the library does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskJob:
+    """One request's part of a step: masks into rows `[first_row, first_row + len(draft_token_ids) + 1)`."""
+
+    matcher: GrammarMatcher
+    first_row: int
+    draft_token_ids: Sequence[int] = ()
+
+
+class GrammarBackend(ABC):
+    """A grammar library, for one vocabulary.
+
+    Attributes:
+        vocab_size: of the model; ids without a token are never allowed.
+        eos_token_ids: what ends a text.
+        schema_support: which JSON schemas it enforces.
+    """
+
+    schema_support: SchemaSupport
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        assert eos_token_ids, "a grammar ends by an EOS token"
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Compile, and compute the first mask: most of what blows up does so here. Any thread; slow.
+
+        Raises:
+            InvalidRequestError: the constraint is malformed, not supported, too complex, or admits nothing.
+        """
+        self.check(spec)
+        compiled = self._compile(spec)
+        matcher = compiled.matcher()
+        row = np.zeros(num_mask_words(self.vocab_size), dtype=np.int32)
+        matcher.fill_mask(row)
+        if matcher.error():
+            raise InvalidRequestError(f"{spec.kind}: {matcher.error()}")
+        if not row.any():
+            raise InvalidRequestError(f"{spec.kind}: nothing satisfies it")
+        return compiled
+
+    def check(self, spec: GrammarSpec) -> None:
+        """The part of `compile` that needs no library: shapes, and the walk over JSON schemas. Raises the same."""
+        if spec.kind == "json":
+            check_schema(json.loads(spec.text), self.schema_support)
+        elif spec.kind == "structural_tag":
+            for i, tag in enumerate(parse_structural_tag(spec.text)):
+                check_schema(tag.schema, self.schema_support, f"structural_tag: structures[{i}].schema")
+
+    def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
+        """All masks of a step. A matcher that fails says so in its `error()`, and harms no other."""
+        for job in jobs:
+            job.matcher.fill_masks_along(
+                job.draft_token_ids, rows[job.first_row : job.first_row + len(job.draft_token_ids) + 1]
+            )
+
+    @abstractmethod
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """`compile`, of a spec that `check` has passed."""
+
+
+def single_token_ids(rows: MaskRows) -> npt.NDArray[np.int32]:
+    """For each row the one token that it allows; -1 where it allows none or several."""
+    num_allowed = np.bitwise_count(rows).sum(axis=1, dtype=np.int32)
+    token_ids = np.full(len(rows), -1, dtype=np.int32)
+    single = np.flatnonzero(num_allowed == 1)
+    if len(single):
+        words = (rows[single] != 0).argmax(axis=1)
+        bits = rows[single, words].view(np.uint32)
+        token_ids[single] = words * 32 + np.bitwise_count(bits - np.uint32(1))
+    return token_ids

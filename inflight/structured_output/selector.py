@@ -1,0 +1,38 @@
+"""Which grammar backend, by name. The libraries are extras: they are imported when one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inflight.errors import ConfigError
+from inflight.structured_output.backend import GrammarBackend
+from inflight.tokenizer.tokenizer import Tokenizer
+
+BACKENDS = ("llguidance", "xgrammar")
+
+
+def create_backend(
+    name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+) -> GrammarBackend:
+    """One of `BACKENDS`; takes up to a second for a large vocabulary. `num_threads` is for filling masks, where it can.
+
+    Raises:
+        ConfigError: no such backend, its package is not installed, there is no EOS token, or the tokenizer is of another kind.
+    """
+    if name not in BACKENDS:
+        raise ConfigError(f"structured_outputs_backend={name!r} is none of {', '.join(BACKENDS)}")
+    if not eos_token_ids:
+        raise ConfigError("structured outputs need a model with an EOS token: a grammar ends by one")
+    try:
+        if name == "llguidance":
+            from inflight.structured_output.llguidance_backend import LLGuidanceBackend
+
+            return LLGuidanceBackend(tokenizer, vocab_size, eos_token_ids, num_threads)
+        from inflight.structured_output.xgrammar_backend import XGrammarBackend
+
+        return XGrammarBackend(tokenizer, vocab_size, eos_token_ids)
+    except ModuleNotFoundError as error:
+        extra = "structured-output" if name == "llguidance" else name
+        raise ConfigError(
+            f"structured outputs need the package {error.name!r}: pip install 'inflight-llm[{extra}]'"
+        ) from error

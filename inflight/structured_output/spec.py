@@ -1,0 +1,98 @@
+"""`GrammarSpec`: what a backend compiles, equal for equal constraints; and structural tags taken apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inflight.errors import InvalidRequestError
+from inflight.sampling_params import StructuredOutputsParams
+
+MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bound some models never come to an end
+DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
+
+_TAG_FIELDS = ("begin", "schema", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A constraint, hashable: the key of the cache of compiled grammars.
+
+    Attributes:
+        kind: one of `sampling_params.CONSTRAINTS`.
+        text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
+        whitespace: a regex of what may stand between JSON tokens; "" is nothing. Of no meaning for other kinds.
+    """
+
+    kind: str
+    text: str
+    whitespace: str = DEFAULT_WHITESPACE
+
+    @classmethod
+    def from_params(cls, params: StructuredOutputsParams) -> GrammarSpec:
+        kind = params.constraint
+        if kind == "choice":
+            text = json.dumps(list(dict.fromkeys(params.choice or ())), ensure_ascii=False)
+        elif kind == "json_object":
+            text = "{}"
+        else:
+            text = getattr(params, kind)
+        whitespace = "" if params.disable_any_whitespace else params.whitespace_pattern or DEFAULT_WHITESPACE
+        return cls(kind, text, whitespace)
+
+    def choices(self) -> list[str]:
+        assert self.kind == "choice"
+        choices: list[str] = json.loads(self.text)
+        return choices
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One structure of a structural tag: `begin`, JSON by `schema`, `end`. `trigger` is the one that `begin` starts with."""
+
+    trigger: str
+    begin: str
+    schema: Mapping[str, Any] | bool  # Any: JSON
+    end: str
+
+
+def parse_structural_tag(text: str) -> list[Tag]:
+    """The tags of `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
+
+    Raises:
+        InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
+    """
+    document = json.loads(text)
+    if document.get("type") != "structural_tag" or not {"structures", "triggers"} <= set(document):
+        raise InvalidRequestError(
+            'structural_tag must have the shape {"type": "structural_tag", "structures": '
+            f'[{{"begin", "schema", "end"}}], "triggers": [...]}}; it has the keys {sorted(document)}'
+        )
+    structures, triggers = document["structures"], document["triggers"]
+    if not isinstance(structures, list) or not structures:
+        raise InvalidRequestError("structural_tag: structures must be a list with at least one entry")
+    if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise InvalidRequestError(f"structural_tag: triggers={triggers!r} is not a list of non-empty strings")
+    tags = [_parse_structure(i, structure, triggers) for i, structure in enumerate(structures)]
+    for trigger in triggers:
+        if not any(tag.trigger == trigger for tag in tags):
+            raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
+    return tags
+
+
+def _parse_structure(index: int, structure: object, triggers: list[str]) -> Tag:
+    where = f"structural_tag: structures[{index}]"
+    if not isinstance(structure, Mapping) or set(structure) != set(_TAG_FIELDS):
+        raise InvalidRequestError(f"{where} must be an object with the keys {', '.join(_TAG_FIELDS)}")
+    begin, schema, end = (structure[field] for field in _TAG_FIELDS)
+    if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, Mapping | bool):
+        raise InvalidRequestError(f"{where}: begin and end must be strings, and schema a JSON schema")
+    matching = [trigger for trigger in triggers if begin.startswith(trigger)]
+    if len(matching) != 1:
+        found = " and ".join(map(repr, matching)) or "none of them"
+        raise InvalidRequestError(
+            f"{where}: begin={begin!r} must start with exactly one trigger, and starts with {found}"
+        )
+    return Tag(matching[0], begin, schema, end)

@@ -1,0 +1,168 @@
+"""Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++, its masks computed mostly at compile time.
+
+The package imports torch and transformers. So it is an extra, imported when the backend is made and nowhere else, and only
+numpy arrays pass between it and us. It forces no tokenization: of one admitted text, all spellings are allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inflight.errors import InvalidRequestError
+from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRow
+from inflight.structured_output.json_schema import SchemaSupport
+from inflight.structured_output.spec import DEFAULT_WHITESPACE, MAX_WHITESPACE, GrammarSpec, parse_structural_tag
+from inflight.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import xgrammar
+
+# Keywords that it ignores or approximates are left out. So are lengths and patterns of strings: with them it lets control
+# characters stand in JSON strings, unescaped.
+_KEYWORDS = """
+    type enum const anyOf $ref properties additionalProperties required items prefixItems minItems maxItems
+    minimum maximum exclusiveMinimum exclusiveMaximum
+"""
+_MAX_ERROR_LENGTH = 500  # characters
+
+
+class XGrammarBackend(GrammarBackend):
+    """The second backend. It compiles longer and fills masks faster; see `_KEYWORDS` for what it refuses.
+
+    Raises:
+        TokenizerError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
+    """
+
+    schema_support = SchemaSupport(
+        frozenset(_KEYWORDS.split()),
+        exclusive={keyword: frozenset(_KEYWORDS.split()) - {keyword} for keyword in ("anyOf", "$ref", "enum", "const")},
+    )
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        import xgrammar
+
+        super().__init__(vocab_size, eos_token_ids)
+        vocabulary = tokenizer.vocabulary_bytes()
+        self._special_tokens = [vocabulary[token_id].decode() for token_id in tokenizer.all_special_ids]
+        for token_id in tokenizer.all_special_ids:
+            vocabulary[token_id] = b""  # a token without text is special, and no grammar admits it
+        info = xgrammar.TokenizerInfo(
+            list(vocabulary), xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids)
+        )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._make_matcher = xgrammar.GrammarMatcher
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        try:
+            compiled = self._compile_inner(spec)
+        except RuntimeError as error:  # of which its own errors are, and those of its C++ checks
+            raise InvalidRequestError(f"{spec.kind}: {_shorten(error)}") from error
+        return XGrammarGrammar(self, compiled)
+
+    def _compile_inner(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
+        if spec.whitespace not in ("", DEFAULT_WHITESPACE):
+            raise InvalidRequestError("whitespace_pattern needs the llguidance backend; xgrammar has no such option")
+        compiler = self._compiler
+        max_whitespace = MAX_WHITESPACE if spec.whitespace else None
+        match spec.kind:
+            case "json" | "json_object":
+                schema = spec.text if spec.kind == "json" else '{"type": "object"}'
+                return compiler.compile_json_schema(
+                    schema,
+                    any_whitespace=bool(spec.whitespace),
+                    separators=(",", ":"),
+                    strict_mode=False,
+                    max_whitespace_cnt=max_whitespace,
+                )
+            case "regex":
+                return compiler.compile_regex(spec.text)
+            case "choice":
+                choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in spec.choices())
+                return compiler.compile_grammar(f"root ::= {choices}")
+            case "structural_tag":
+                return compiler.compile_structural_tag(self._structural_tag(spec, max_whitespace))
+            case _:
+                if "::=" not in spec.text:
+                    raise InvalidRequestError(
+                        "grammar: Lark needs the llguidance backend; xgrammar reads GBNF (root ::= ...)"
+                    )
+                return compiler.compile_grammar(spec.text)
+
+    def _structural_tag(self, spec: GrammarSpec, max_whitespace: int | None) -> str:
+        tags = parse_structural_tag(spec.text)
+        for tag in tags:
+            for special in self._special_tokens:
+                if special in tag.begin or special in tag.end:
+                    raise InvalidRequestError(
+                        f"structural_tag: {special!r} is a special token; in begin and end it needs the llguidance backend"
+                    )
+        content = {"type": "json_schema", "any_whitespace": bool(spec.whitespace), "max_whitespace_cnt": max_whitespace}
+        return json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": list(dict.fromkeys(tag.trigger for tag in tags)),
+                    "tags": [
+                        {"begin": tag.begin, "content": {**content, "json_schema": tag.schema}, "end": tag.end}
+                        for tag in tags
+                    ],
+                },
+            }
+        )
+
+    def new_matcher(self, compiled: xgrammar.CompiledGrammar) -> XGrammarMatcher:
+        return XGrammarMatcher(self._make_matcher(compiled), self.vocab_size, self.eos_token_ids)
+
+
+class XGrammarGrammar(CompiledGrammar):
+    def __init__(self, backend: XGrammarBackend, inner: xgrammar.CompiledGrammar) -> None:
+        self._backend = backend
+        self._inner = inner
+
+    def matcher(self) -> XGrammarMatcher:
+        return self._backend.new_matcher(self._inner)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._inner.memory_size_bytes)
+
+
+class XGrammarMatcher(GrammarMatcher):
+    """Its EOS is handled by the base class, and never reaches the library."""
+
+    def __init__(self, inner: xgrammar.GrammarMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        super().__init__(vocab_size, eos_token_ids)
+        self._inner = inner
+        self._error = ""
+        self._last_word = np.int32(2 ** (vocab_size % 32) - 1 if vocab_size % 32 else -1)
+
+    def is_accepting(self) -> bool:
+        return bool(self._inner.is_completed())
+
+    def error(self) -> str:
+        return self._error
+
+    def _accept(self, token_id: int) -> bool:
+        return token_id not in self._eos_token_ids and bool(self._inner.accept_token(token_id))
+
+    def _rollback(self, num_tokens: int) -> None:
+        self._inner.rollback(num_tokens)
+
+    def _fill_mask(self, row: MaskRow) -> None:
+        try:
+            self._inner.fill_next_token_bitmask(row[None], 0)
+            row[-1] &= self._last_word  # it sets the bits behind the vocabulary
+        except RuntimeError as error:
+            self._error = _shorten(error)
+
+
+def _shorten(error: RuntimeError) -> str:
+    """Its message in one line, without the time and the place in its source."""
+    text = " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())
+    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."

@@ -1,0 +1,124 @@
+"""The walk: what is refused, with which path; what is not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.errors import InvalidRequestError
+from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, check_schema, keyword_paths
+from tests.schema_generator import FORMATS, generate_schemas
+
+SUPPORT = SchemaSupport(
+    ASSERTIONS - {"not", "uniqueItems"}, frozenset({"date"}), {"pattern": frozenset({"minLength", "maxLength"})}
+)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+REFUSED: list[tuple[object, str]] = [
+    ({"not": {}}, "#/not is not supported"),
+    ({"properties": {"a": {"items": {"not": {}}}}}, "#/properties/a/items/not is not supported"),
+    ({"properties": {"a/b~c": {"not": {}}}}, "#/properties/a~1b~0c/not is not supported"),
+    ({"items": [{}, {"uniqueItems": True}]}, "#/items/1/uniqueItems is not supported"),
+    ({"anyOf": [{}, {"if": {"not": {}}}]}, "#/anyOf/1/if/not is not supported"),
+    ({"additionalProperties": {"not": {}}}, "#/additionalProperties/not is not supported"),
+    ({"$defs": {"a": {"not": {}}}, "items": {"$ref": "#/$defs/a"}}, "#/$defs/a/not is not supported"),
+    ({"definitions": {"a": {"not": {}}}, "$ref": "#/definitions/a"}, "#/definitions/a/not is not supported"),
+    ({"$ref": "#/$defs/a"}, "#/$ref '#/$defs/a' does not exist"),
+    ({"$ref": "http://example.com/schema"}, "#/$ref 'http://example.com/schema' is not supported"),
+    ({"$ref": "other.json#/a"}, "must be a path in the schema"),
+    ({"format": "zip"}, "#/format 'zip' is not supported; these are: date"),
+    ({"pattern": "a", "maxLength": 3}, "#/pattern is not supported beside maxLength"),
+    ({"x-guidance": {"lenient": True}}, "#/x-guidance is not supported"),
+    ({"type": "strin"}, "#/type 'strin' is none of array"),
+    ({"type": ["string", 3]}, "#/type 3 is none of"),
+    ({"type": []}, "#/type [] is none of"),
+    ({"type": "object", "properties": []}, "#/properties is a list, not an object of schemas"),
+    ({"anyOf": {}}, "#/anyOf is a dict, not a list of schemas"),
+    ({"items": "string"}, "#/items is 'string', not a schema"),
+    ({"items": None}, "#/items is None, not a schema"),
+    ({"minLength": -1}, "#/minLength is -1, not an integer"),
+    ({"maxItems": 1.0}, "#/maxItems is 1.0, not an integer"),
+    ({"maxItems": True}, "#/maxItems is True, not an integer"),
+    ({"maxLength": 2**40}, "#/maxLength is 1099511627776, not an integer in [0, 2147483647]"),
+    ({"minimum": "1"}, "#/minimum is '1', not a number"),
+    ({"pattern": 1}, "#/pattern is 1, not a string"),
+    ({"$ref": 1}, "#/$ref is 1, not a string"),
+    ({"enum": []}, "#/enum is not a list with at least one value"),
+    ({"required": "a"}, "#/required is not a list of property names"),
+    ([], "# is a list, not a schema"),
+    (nested(MAX_DEPTH + 1), "is nested more than 100 deep"),
+    ({"anyOf": [{}] * 60_000}, "at most 50000 are allowed"),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), REFUSED)
+def test_what_is_refused(schema: object, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        check_schema(schema, SUPPORT)
+    assert str(refusal.value).startswith("json: #")
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {"title": "T", "default": {"not": 1}, "examples": [{"not": {}}], "unknown": {"not": {}}},
+        {"const": {"not": {}}, "enum": [{"uniqueItems": True}]},
+        {"properties": {"not": {}, "uniqueItems": {"type": "string"}}},
+        {"$defs": {"unused": {"not": {}}}},
+        {"$defs": {"node": {"items": {"$ref": "#/$defs/node"}}}, "$ref": "#/$defs/node"},
+        {"items": {"$ref": "#"}},
+        {"anyOf": [{"type": "string"}, {"$ref": "#/anyOf/0"}]},
+        {"$defs": {"a/b": {"type": "null"}}, "$ref": "#/$defs/a~1b"},
+        nested(MAX_DEPTH - 1),
+    ],
+)
+def test_what_is_not(schema: object) -> None:
+    check_schema(schema, SUPPORT)
+
+
+@given(st.integers(0, 10**6))
+def test_an_unsupported_keyword_is_found_wherever_it_is_put(seed: int) -> None:
+    rng = random.Random(seed)
+    schema = generate_schemas(2, seed, max_depth=3)[1]
+    support = SchemaSupport(ASSERTIONS - {"not"}, frozenset(FORMATS))
+    check_schema(schema, support)
+    places: list[tuple[dict[str, Any], str]] = []
+
+    def collect(node: dict[str, Any], path: str) -> None:
+        places.append((node, path))
+        for name, child in node.get("properties", {}).items():
+            collect(child, f"{path}/properties/{name.replace('~', '~0').replace('/', '~1')}")
+        for keyword in ("anyOf", "oneOf", "prefixItems"):
+            for i, child in enumerate(node.get(keyword, [])):
+                collect(child, f"{path}/{keyword}/{i}")
+        if isinstance(node.get("items"), dict):
+            collect(node["items"], f"{path}/items")
+
+    collect(schema, "#")
+    node, path = rng.choice(places)
+    node["not"] = {}
+    with pytest.raises(InvalidRequestError) as refusal:
+        check_schema(schema, support)
+    assert str(refusal.value) == f"json: {path}/not is not supported"
+
+
+def test_keyword_paths() -> None:
+    assert keyword_paths({"a": [{"oneOf": []}], "oneOf": [{"b/c": {"oneOf": 1}}]}, "oneOf") == [
+        "#/a/0/oneOf",
+        "#/oneOf",
+        "#/oneOf/0/b~1c/oneOf",
+    ]

@@ -1,0 +1,223 @@
+"""What is llguidance's alone: forced spellings, limits, Lark, special tokens in structural tags, schemas it can express."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.errors import ConfigError, InvalidRequestError
+from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_output.backend import GrammarMatcher, MaskJob, num_mask_words
+from inflight.structured_output.selector import create_backend
+from inflight.structured_output.spec import GrammarSpec
+from inflight.tokenizer.tokenizer import Tokenizer
+from tests.fakes_tokenizer import trained
+from tests.unit.structured_output.grammar_case import POINT, allowed_ids, backend, mask_of, tokenizer, walk
+
+GRAMMAR = backend("llguidance", "embedded")
+TOKENIZER = tokenizer("embedded")
+
+
+def matcher_for(**constraint: Any) -> GrammarMatcher:
+    return GRAMMAR.compile(GrammarSpec.from_params(StructuredOutputsParams(**constraint))).matcher()
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def admits(text: str, **constraint: Any) -> bool:
+    matcher = matcher_for(**constraint)
+    return matcher.accept_tokens(encode(text)) == len(encode(text)) and matcher.is_accepting()
+
+
+def test_where_one_text_is_admitted_its_own_spelling_is_forced() -> None:
+    schema = {"type": "object", "properties": {"name": {"const": "Mia"}}, "required": ["name"]}
+    schema |= {"additionalProperties": False}
+    matcher = matcher_for(json=schema, disable_any_whitespace=True)
+    text = '{"name":"Mia"}'
+    forced = matcher.forced_tokens(limit=100)
+    assert TOKENIZER.decode(forced) == text
+    assert matcher.accept_tokens(forced) == len(forced)
+    assert allowed_ids(mask_of(matcher, GRAMMAR)) == sorted(GRAMMAR.eos_token_ids)
+
+
+BLOW_UPS = [
+    "a{100000}",
+    "a{1000000}",
+    "(a?){500}a{500}",
+    "(a?){5000}a{5000}",
+    "([ab]{1,300}a){1,300}(b?){400}[ab]{400}c",
+]
+
+
+@pytest.mark.parametrize("regex", BLOW_UPS)
+def test_a_regex_that_blows_up_fails_by_its_limits_within_a_second(regex: str) -> None:
+    start = time.process_time()
+    try:
+        matcher = matcher_for(regex=regex)
+        token_ids = walk(matcher, GRAMMAR, random.Random(0), max_tokens=20, end=0.0)
+        error = matcher.error()
+        assert not error or set(mask_of(matcher, GRAMMAR)) == {-1}
+        assert not error or (not matcher.accept(encode("a")[0]) and len(token_ids) < 20)
+    except InvalidRequestError as refusal:
+        error = str(refusal)
+    assert "too" in error or regex == BLOW_UPS[-1]
+    assert time.process_time() - start < 1.0
+
+
+def test_a_regex_may_blow_up_in_a_later_mask() -> None:
+    bad = matcher_for(regex="((.{1,60} ){1,60}[a-z]{1,60}){1,60}x")
+    good = matcher_for(choice=["yes", "no"])
+    alone = mask_of(good, GRAMMAR)
+    rng = random.Random(0)
+    rows = np.zeros((2, num_mask_words(GRAMMAR.vocab_size)), dtype=np.int32)
+    while bad.num_accepted < 200:
+        GRAMMAR.fill_masks([MaskJob(bad, 0), MaskJob(good, 1)], rows)
+        np.testing.assert_array_equal(rows[1], alone)
+        if bad.error():
+            break
+        assert bad.accept(rng.choice(allowed_ids(rows[0])))
+    assert "too many" in bad.error()
+    assert bad.num_accepted > 5
+    assert set(rows[0]) == {-1}
+    assert not good.error()
+
+
+def test_a_matcher_that_fails_harms_no_other() -> None:
+    bad = matcher_for(regex="a{100000}")
+    good = matcher_for(choice=["yes", "no"])
+    alone = mask_of(good, GRAMMAR)
+    rows = np.zeros((5, num_mask_words(GRAMMAR.vocab_size)), dtype=np.int32)
+    draft = encode("a")
+    GRAMMAR.fill_masks([MaskJob(bad, 0, draft), MaskJob(good, 2), MaskJob(bad, 3, draft)], rows)
+    assert "too" in bad.error()
+    assert set(rows[[0, 1, 3, 4]].ravel()) == {-1}
+    np.testing.assert_array_equal(rows[2], alone)
+    assert not good.error()
+
+
+def test_lark_with_an_own_start_and_imports() -> None:
+    lark = 'start: "x" word+\nword: " " WORD\nWORD: /[a-z]+/\n'
+    assert admits("x abc de", grammar=lark)
+    assert not admits("x", grammar=lark)
+    with pytest.raises(InvalidRequestError, match=r"grammar: .*missing"):
+        matcher_for(grammar="start: missing")
+
+
+def test_a_grammar_without_any_text_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="grammar: "):
+        matcher_for(grammar="start: start")
+
+
+def tag(begin: str, end: str, trigger: str) -> dict[str, Any]:
+    structure = {"begin": begin, "schema": POINT, "end": end}
+    return {"type": "structural_tag", "structures": [structure], "triggers": [trigger]}
+
+
+def test_an_added_token_in_a_tag_may_come_as_token_or_as_text() -> None:
+    spec = tag("<tool_call>", "</tool_call>", "<tool_call>")
+    whole = encode('hi <tool_call>{"x":1}</tool_call> bye')
+    assert 3 in whole  # the token, not its letters
+    matcher = matcher_for(structural_tag=spec)
+    assert matcher.accept_tokens(whole) == len(whole)
+    assert matcher.is_accepting()
+    spelled = [token_id for letter in "<tool_call>" for token_id in encode(letter)]
+    matcher = matcher_for(structural_tag=spec)
+    assert matcher.accept_tokens(spelled) == len(spelled)
+    assert not matcher.is_accepting()
+    assert not matcher.accept(encode("z")[0])
+
+
+def test_a_special_token_in_a_tag_is_that_token() -> None:
+    matcher = matcher_for(structural_tag=tag("<|im_start|>call ", "<|im_start|>", "<|im_start|>"))
+    assert matcher.accept_tokens(encode("free <|im_star")) == len(encode("free <|im_star"))
+    assert matcher.accept(1)
+    assert not matcher.is_accepting()
+    body = encode('call {"x":1}')
+    assert matcher.accept_tokens(body) == len(body)
+    assert allowed_ids(mask_of(matcher, GRAMMAR))[0] == 1
+    assert matcher.accept(1)
+    assert matcher.is_accepting()
+    with pytest.raises(InvalidRequestError, match="must be a special token, or text without any"):
+        matcher_for(structural_tag=tag("a<|im_start|>b", "", "a<|im_start|>"))
+
+
+def test_a_trigger_binds() -> None:
+    spec = tag("[f=dot>", "[/f]", "[f=")
+    assert admits('a [f=dot>{"x": 1}[/f] b', structural_tag=spec)
+    assert admits('a [f=dot>{"x":1}[/f]', structural_tag=spec, disable_any_whitespace=True)
+    assert not admits('a [f=dot>{"x": 1}[/f]', structural_tag=spec, disable_any_whitespace=True)
+    assert not admits("a [f=other>", structural_tag=spec)
+    assert not admits("a [f=dot>", structural_tag=spec)
+    assert admits("a [f", structural_tag=spec)
+
+
+SCHEMAS: list[tuple[dict[str, Any], list[object], list[object]]] = [
+    ({"type": "string", "pattern": "b+"}, ["abc", "b"], ["ac", ""]),
+    ({"type": "string", "pattern": r"^\d$"}, ["5"], ["५", "55"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "äöü"], ["a", "abcd"]),
+    ({"type": "string", "format": "date"}, ["2024-02-29"], ["2024-13-01", "x"]),
+    ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 3}, [0.5, 2.75], [0.25, 3, -1]),
+    ({"type": "integer", "multipleOf": 3}, [0, 9, -12], [1, 10]),
+    ({"allOf": [{"type": "string"}, {"maxLength": 2}]}, ["ab"], ["abc", 1]),
+    ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["a", 1], [1.5, None]),
+    ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "boolean"}}, [[None, True]], [[True], [None, 1]]),
+    ({"type": "object", "patternProperties": {"^a": {"const": 1}}, "additionalProperties": False}, [{"ab": 1}], [{"b": 1}]),
+    ({"type": "object", "minProperties": 1, "maxProperties": 2}, [{"a": 1}], [{}, {"a": 1, "b": 2, "c": 3}]),
+    ({"enum": [{"a": [1, None]}, "x"]}, [{"a": [1, None]}, "x"], [{"a": [1]}, "y"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS)
+def test_each_keyword_has_effect(schema: dict[str, Any], good: list[object], bad: list[object]) -> None:
+    for value in good:
+        assert admits(json.dumps(value, ensure_ascii=False), json=schema), value
+    for value in bad:
+        assert not admits(json.dumps(value, ensure_ascii=False), json=schema), value
+
+
+def test_a_one_of_that_may_overlap_is_named() -> None:
+    schema = {"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
+    with pytest.raises(InvalidRequestError, match=r"two branches of a oneOf \(#/properties/a/oneOf\)"):
+        matcher_for(json=schema)
+
+
+def test_whitespace_pattern() -> None:
+    assert admits('[1,  2]', json={"type": "array"}, whitespace_pattern=" {2}")  # fmt: skip
+    assert not admits("[1, 2]", json={"type": "array"}, whitespace_pattern=" {2}")
+    with pytest.raises(InvalidRequestError, match=r"json: .*unclosed"):
+        matcher_for(json={"type": "array"}, whitespace_pattern="(")
+
+
+def test_the_same_masks_on_several_threads() -> None:
+    several = create_backend("llguidance", TOKENIZER, GRAMMAR.vocab_size, sorted(GRAMMAR.eos_token_ids), num_threads=3)
+    spec = GrammarSpec.from_params(StructuredOutputsParams(regex="[a-f]{2,9}"))
+    rows = []
+    for grammar in (GRAMMAR, several):
+        compiled = grammar.compile(spec)
+        jobs = []
+        for i in range(40):
+            jobs.append(MaskJob(compiled.matcher(), 3 * i, encode("abcdef"[i % 6]) * 2))
+        masks = np.zeros((120, num_mask_words(grammar.vocab_size)), dtype=np.int32)
+        grammar.fill_masks(jobs, masks)
+        rows.append(masks)
+    np.testing.assert_array_equal(rows[0], rows[1])
+    assert rows[0].any()
+
+
+def test_a_tokenizer_without_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot use this model's tokenizer"):
+        create_backend("llguidance", Tokenizer(trained("word_piece")), 400, [0])
+
+
+def test_the_selector() -> None:
+    with pytest.raises(ConfigError, match="is none of llguidance, xgrammar"):
+        create_backend("outlines", TOKENIZER, 1536, [2])
+    with pytest.raises(ConfigError, match="need a model with an EOS token"):
+        create_backend("llguidance", TOKENIZER, 1536, [])

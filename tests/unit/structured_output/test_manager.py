@@ -1,0 +1,355 @@
+"""The manager: a request's life, errors of one among many, reasoning, drafts, the ring of buffers and the cache."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.errors import ConfigError, InvalidRequestError
+from inflight.sampling_params import StructuredOutputsParams
+from inflight.structured_output.backend import CompiledGrammar, GrammarBackend
+from inflight.structured_output.grammar_cache import GrammarCache
+from inflight.structured_output.manager import GrammarStatus, StructuredOutputManager
+from inflight.structured_output.spec import GrammarSpec
+from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer, walk
+
+GRAMMAR = backend("llguidance", "embedded")
+TOKENIZER = tokenizer("embedded")
+YES_NO = StructuredOutputsParams(choice=["yes", "no"])
+DIGITS = StructuredOutputsParams(regex="[0-9]{4}-[0-9]{4}")
+BLOW_UP = StructuredOutputsParams(regex="a{100000}")
+MARKER = (3, 4)
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+@pytest.fixture
+def manager() -> Iterator[StructuredOutputManager]:
+    manager = StructuredOutputManager(lambda: GRAMMAR, GRAMMAR.vocab_size, num_buffers=2)
+    yield manager
+    manager.close()
+
+
+def start(
+    manager: StructuredOutputManager, request_id: str, params: StructuredOutputsParams, marker: Sequence[int] = ()
+) -> None:
+    manager.submit(request_id, params, reasoning_end_ids=marker).exception(timeout=30)
+
+
+def expected_mask(params: StructuredOutputsParams, token_ids: Sequence[int]) -> np.ndarray:
+    matcher = GRAMMAR.compile(GrammarSpec.from_params(params)).matcher()
+    assert matcher.accept_tokens(token_ids) == len(token_ids)
+    return mask_of(matcher, GRAMMAR)
+
+
+class SlowBackend:
+    """`compile` waits for `gate`, counts, and does as the real one."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.compiled: list[GrammarSpec] = []
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        assert self.gate.wait(timeout=30)
+        self.compiled.append(spec)
+        return GRAMMAR.compile(spec)
+
+
+def test_it_compiles_off_the_loop() -> None:
+    slow = SlowBackend()
+    manager = StructuredOutputManager(lambda: slow, GRAMMAR.vocab_size, num_buffers=2)  # type: ignore[arg-type,return-value]
+    try:
+        futures = [manager.submit(request_id, YES_NO) for request_id in "abc"]
+        assert [manager.status(request_id) for request_id in "abc"] == [GrammarStatus.COMPILING] * 3
+        assert set(manager.fill([("a", [])]).masks.ravel()) == {-1}
+        woken = threading.Event()
+        futures[0].add_done_callback(lambda _: woken.set())
+        manager.drop("c")
+        slow.gate.set()
+        assert woken.wait(timeout=30)
+        assert [manager.status(request_id) for request_id in "ab"] == [GrammarStatus.READY] * 2
+        assert len(slow.compiled) == 1
+    finally:
+        slow.gate.set()
+        manager.close()
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_request(manager: StructuredOutputManager) -> None:
+    start(manager, "bad", StructuredOutputsParams(regex="("))
+    start(manager, "good", YES_NO)
+    assert manager.status("bad") == GrammarStatus.FAILED
+    assert manager.failure("bad").startswith("regex: ")
+    assert manager.status("good") == GrammarStatus.READY
+    filled = manager.fill([("bad", []), ("good", [])])
+    assert set(filled.masks[0]) == {-1}
+    np.testing.assert_array_equal(filled.masks[1], expected_mask(YES_NO, []))
+
+
+def test_a_backend_that_cannot_be_made_fails_the_request() -> None:
+    def create() -> GrammarBackend:
+        raise ConfigError("no such package")
+
+    manager = StructuredOutputManager(create, 100, num_buffers=1)
+    try:
+        start(manager, "a", YES_NO)
+        assert (manager.status("a"), manager.failure("a")) == (GrammarStatus.FAILED, "no such package")
+    finally:
+        manager.close()
+
+
+def test_a_whole_life(manager: StructuredOutputManager) -> None:
+    start(manager, "a", DIGITS)
+    rng = random.Random(0)
+    emitted: list[int] = []
+    while True:
+        filled = manager.fill([("a", [])])
+        assert filled.row_starts == (0, 1)
+        assert not filled.errors
+        np.testing.assert_array_equal(filled.masks[0], expected_mask(DIGITS, emitted))
+        token_id = rng.choice(allowed_ids(filled.masks[0]))
+        assert manager.advance("a", [token_id]) == (1, "")
+        emitted.append(token_id)
+        if token_id in GRAMMAR.eos_token_ids:
+            break
+    text = TOKENIZER.decode(emitted[:-1])
+    assert len(text) == 9
+    assert text[4] == "-"
+    assert "a" in manager
+    manager.drop("a")
+    manager.drop("a")
+    assert "a" not in manager
+    assert set(manager.fill([("a", [5])]).masks.ravel()) == {-1}
+
+
+def test_rows_of_many_requests_with_drafts(manager: StructuredOutputManager) -> None:
+    start(manager, "a", DIGITS)
+    start(manager, "b", YES_NO)
+    start(manager, "c", YES_NO, MARKER)
+    drafts = encode("1234")
+    filled = manager.fill([("c", [7, 7]), ("a", drafts), ("gone", [1, 2, 3]), ("b", [])])
+    assert filled.row_starts == (0, 3, 3 + len(drafts) + 1, 8 + len(drafts), 9 + len(drafts))
+    assert set(filled.masks[:3].ravel()) == {-1}
+    for i in range(len(drafts) + 1):
+        np.testing.assert_array_equal(filled.masks[3 + i], expected_mask(DIGITS, drafts[:i]))
+    assert set(filled.masks[4 + len(drafts) : -1].ravel()) == {-1}
+    np.testing.assert_array_equal(filled.masks[-1], expected_mask(YES_NO, []))
+    np.testing.assert_array_equal(
+        manager.fill([("a", [])]).masks[0], expected_mask(DIGITS, [])
+    )  # nothing was committed
+
+
+def test_a_token_that_is_not_admitted_is_an_error_of_its_request(manager: StructuredOutputManager) -> None:
+    start(manager, "a", YES_NO)
+    start(manager, "b", YES_NO)
+    no = encode("no")
+    num_accepted, error = manager.advance("a", [*no, 77])
+    assert num_accepted == len(no)
+    assert error == f"the grammar failed after {len(no)} tokens: it does not admit token 77"
+    assert manager.status("a") == GrammarStatus.FAILED
+    assert manager.failure("a") == error
+    filled = manager.fill([("a", []), ("b", [])])
+    assert set(filled.masks[0]) == {-1}
+    np.testing.assert_array_equal(filled.masks[1], expected_mask(YES_NO, []))
+    assert not filled.errors
+    assert manager.forced_tokens("a", 5) == []
+
+
+def test_a_grammar_that_fails_in_a_mask_is_named(manager: StructuredOutputManager) -> None:
+    start(manager, "bad", BLOW_UP)
+    start(manager, "good", YES_NO)
+    assert manager.status("bad") == GrammarStatus.READY
+    letter = encode("a")
+    filled = manager.fill([("good", []), ("bad", [*letter, *letter]), ("good2", [])])
+    assert list(filled.errors) == ["bad"]
+    assert filled.errors["bad"].startswith("the grammar failed after 0 tokens: ")
+    assert manager.status("bad") == GrammarStatus.FAILED
+    assert set(filled.masks[1:].ravel()) == {-1}
+    np.testing.assert_array_equal(filled.masks[0], expected_mask(YES_NO, []))
+
+
+def test_a_mask_that_admits_nothing_is_an_error() -> None:
+    class DeadEnd(type(GRAMMAR)):  # type: ignore[misc]
+        def fill_masks(self, jobs: Any, rows: Any) -> None:
+            super().fill_masks(jobs, rows)
+            rows[jobs[0].first_row] = 0
+            rows[jobs[1].first_row + 1] = 0
+
+    grammar = DeadEnd(TOKENIZER, GRAMMAR.vocab_size, sorted(GRAMMAR.eos_token_ids))
+    manager = StructuredOutputManager(lambda: grammar, GRAMMAR.vocab_size, num_buffers=1)
+    try:
+        for request_id in "ab":
+            start(manager, request_id, YES_NO)
+        filled = manager.fill([("a", []), ("b", encode("yes"))])
+        assert filled.errors == {"a": "the grammar failed after 0 tokens: it admits no token here"}
+        assert filled.masks.any(axis=1).all()
+        assert manager.status("b") == GrammarStatus.READY
+    finally:
+        manager.close()
+
+
+def test_the_grammar_starts_behind_the_end_of_thinking(manager: StructuredOutputManager) -> None:
+    start(manager, "a", YES_NO, MARKER)
+    for token_id in [9, 3, 9, 3, 3]:
+        assert manager.advance("a", [token_id]) == (1, "")
+        assert set(manager.fill([("a", [])]).masks[0]) == {-1}
+        assert manager.forced_tokens("a", 3) == []
+    yes = encode("yes")
+    # a draft that ends the marker, and one behind it
+    filled = manager.fill([("a", [4, *yes])])
+    assert set(filled.masks[0]) == {-1}
+    for i in range(len(yes) + 1):
+        np.testing.assert_array_equal(filled.masks[1 + i], expected_mask(YES_NO, yes[:i]))
+    assert manager.validate_drafts("a", [4, *yes, 77, 5]) == 1 + len(yes)
+    assert manager.validate_drafts("a", [5, 6, 77]) == 3
+    assert manager.advance("a", [4, *yes]) == (1 + len(yes), "")
+    manager.rollback("a", 6)
+    np.testing.assert_array_equal(manager.fill([("a", [])]).masks[0], expected_mask(YES_NO, []))
+    manager.rollback("a", 5)
+    assert set(manager.fill([("a", [])]).masks[0]) == {-1}
+    assert manager.advance("a", [9, 3, 4]) == (3, "")
+    np.testing.assert_array_equal(manager.fill([("a", [])]).masks[0], expected_mask(YES_NO, []))
+    assert manager.advance("a", [3])[0] == 0  # a second marker is no text
+
+
+def test_sync_stands_behind_the_given_tokens(manager: StructuredOutputManager) -> None:
+    compiled = GRAMMAR.compile(GrammarSpec.from_params(DIGITS))
+    rng = random.Random(2)
+    start(manager, "a", DIGITS)
+    start(manager, "thinks", DIGITS, MARKER)
+    for _ in range(20):
+        token_ids = walk(compiled.matcher(), GRAMMAR, rng, max_tokens=rng.randint(0, 9))
+        assert manager.sync("a", token_ids) == ""
+        assert manager.sync("thinks", [8, 3, 4, *token_ids]) == ""
+        masks = manager.fill([("a", []), ("thinks", [])]).masks
+        for row in masks:
+            np.testing.assert_array_equal(row, expected_mask(DIGITS, token_ids))
+    assert manager.sync("a", [77]).startswith("the grammar failed after 0 tokens")
+
+
+def test_forced_tokens(manager: StructuredOutputManager) -> None:
+    schema = {"type": "object", "properties": {"answer": {"enum": ["yes", "no"]}}, "required": ["answer"]}
+    schema |= {"additionalProperties": False}
+    start(manager, "a", StructuredOutputsParams(json=schema, disable_any_whitespace=True))
+    forced = manager.forced_tokens("a", 100)
+    assert TOKENIZER.decode(forced).startswith('{"answer":')
+    assert manager.forced_tokens("a", 2) == forced[:2]
+    assert manager.advance("a", forced) == (len(forced), "")
+    assert manager.forced_tokens("a", 100) == []
+
+
+def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:
+    manager = StructuredOutputManager(lambda: GRAMMAR, GRAMMAR.vocab_size, num_buffers=3)
+    try:
+        start(manager, "a", DIGITS)
+        kept = []
+        emitted: list[int] = []
+        for i, token_id in enumerate(encode("12345"[:4])):
+            filled = manager.fill([("a", [0] * (i % 2))])
+            kept.append((filled.masks, filled.masks.copy()))
+            for masks, copy in kept[-3:]:
+                np.testing.assert_array_equal(masks, copy)
+            manager.advance("a", [token_id])
+            emitted.append(token_id)
+        first = manager.fill([("a", [])]).masks
+        for _ in range(2):
+            assert not np.shares_memory(first, manager.fill([("a", [])]).masks)
+        assert np.shares_memory(first, manager.fill([("a", [])]).masks)
+        assert manager.fill([]).masks.shape == (0, first.shape[1])
+    finally:
+        manager.close()
+
+
+def cache(
+    create: Callable[[], Any], max_count: int = 100, max_bytes: int = 10**9, num_threads: int = 2
+) -> GrammarCache:
+    return GrammarCache(create, num_threads=num_threads, max_count=max_count, max_bytes=max_bytes)
+
+
+def choice(i: int) -> GrammarSpec:
+    return GrammarSpec.from_params(StructuredOutputsParams(choice=[f"choice {i}"]))
+
+
+def test_the_least_recently_used_grammar_goes() -> None:
+    slow = SlowBackend()
+    slow.gate.set()
+    grammars = cache(lambda: slow, max_count=2)
+    try:
+        for i in (0, 1, 0, 2, 0, 1):
+            grammars.get(choice(i)).result(timeout=30)
+        assert slow.compiled == [choice(0), choice(1), choice(2), choice(1)]
+        assert len(grammars) == 2
+    finally:
+        grammars.close()
+
+
+def test_the_cache_is_bounded_in_bytes() -> None:
+    size = GRAMMAR.compile(choice(0)).size_bytes
+    grammars = cache(lambda: GRAMMAR, max_bytes=4 * size)
+    try:
+        for i in range(20):
+            grammars.get(choice(i % 10)).result(timeout=30)
+            assert 1 <= len(grammars) <= 4
+        assert len(grammars) >= 2
+    finally:
+        grammars.close()
+
+
+def test_what_is_being_compiled_is_not_evicted() -> None:
+    slow = SlowBackend()
+    grammars = cache(lambda: slow, max_count=1)
+    try:
+        futures = [grammars.get(choice(i)) for i in range(3)]
+        assert [grammars.get(choice(i)) for i in range(3)] == futures
+        slow.gate.set()
+        for future in futures:
+            future.result(timeout=30)
+        assert sorted(spec.text for spec in slow.compiled) == sorted(choice(i).text for i in range(3))
+    finally:
+        slow.gate.set()
+        grammars.close()
+
+
+def test_a_failure_is_cached_and_a_close_cancels() -> None:
+    slow = SlowBackend()
+    grammars = cache(lambda: slow, num_threads=1)
+    bad = GrammarSpec.from_params(StructuredOutputsParams(regex="("))
+    running = grammars.get(bad)
+    waiting: Future[CompiledGrammar] = grammars.get(choice(1))
+    threading.Timer(0.05, slow.gate.set).start()
+    grammars.close()
+    assert isinstance(running.exception(), InvalidRequestError)
+    assert waiting.cancelled()
+    assert grammars.get(bad) is running
+
+
+def test_many_threads_compile_and_match_at_once() -> None:
+    """Each thread has matchers of its own, of grammars that all share."""
+    grammars = cache(lambda: GRAMMAR, num_threads=3)
+    specs = [GrammarSpec.from_params(StructuredOutputsParams(regex=f"[a-{end}]{{2,6}}")) for end in "bcdefg"]
+    alone = [walk(GRAMMAR.compile(spec).matcher(), GRAMMAR, random.Random(1), 30) for spec in specs]
+    failures: list[str] = []
+
+    def work(offset: int) -> None:
+        for i in range(len(specs)):
+            index = (i + offset) % len(specs)
+            matcher = grammars.get(specs[index]).result(timeout=30).matcher()
+            if walk(matcher, GRAMMAR, random.Random(1), 30) != alone[index]:
+                failures.append(f"thread {offset}, grammar {index}")
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(6)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    finally:
+        grammars.close()
+    assert failures == []
