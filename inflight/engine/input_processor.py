@@ -107,6 +107,11 @@ class InputProcessor:
             max_tokens = min(params.max_tokens or room, room)
         else:
             max_tokens = self._check_max_tokens(params.max_tokens, len(token_ids), room)
+        if params.structured_outputs is not None:
+            raise InvalidRequestError(
+                "structured_outputs is not served by this version: grammars can be compiled, but the engine's steps do not "
+                "take their masks yet; leave it out"
+            )
         if params.min_tokens > max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={params.min_tokens} is more than the {max_tokens} tokens that can follow this prompt; lower it"

@@ -13,7 +13,7 @@ from inflight.config.engine import ModelConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import InvalidRequestError
 from inflight.sample.seeds import derive_seed
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_tokenizer, trained
 
@@ -63,6 +63,12 @@ def test_the_ways_to_give_a_prompt(prompt: Any, text: str | None) -> None:
     assert all(type(token_id) is int for token_id in request.prompt_token_ids)
     assert child.prompt_token_ids.dtype == np.int32
     assert (child.request_id, child.prompt_leader, child.arrival_time, child.cache_salt) == ("r", None, 1.5, "")
+
+
+def test_structured_outputs_are_refused_until_they_are_served() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
+    with pytest.raises(InvalidRequestError, match="structured_outputs is not served"):
+        make().process("r", "x", params, arrival_time=0.0)
 
 
 def test_priority_and_salt() -> None:
