@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
-from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
-from inflight.distributed.socket_channel import TOKEN_BYTES, SocketMesh, local_address
+from inflight.distributed.socket_channel import address_family, local_address
+from inflight.distributed.store import Meeting, open_store
 from inflight.envs import LaunchedRank
-from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 
 
@@ -24,22 +22,26 @@ class LauncherMeeting:
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
         self._me, self._timeout = me, timeout_seconds
-        store = PrefixStore(f"inflight/attempt {me.attempt}", _open_store(me, timeout_seconds))
-        number = store.add(f"meetings of rank {me.rank}", 1)
-        self._store: Store = PrefixStore(f"meeting {number}", store)
+        served = open_store(
+            me.master_addr,
+            me.master_port,
+            serves=me.rank == 0 and not me.agent_serves_store,
+            timeout_seconds=timeout_seconds,
+            asked=f"rank {me.rank} cannot reach the launcher's store",
+            where=f"MASTER_ADDR={me.master_addr}, MASTER_PORT={me.master_port}",
+            multi_tenant=True,  # a default group of torch.distributed in this process may serve it already
+        )
+        attempt = PrefixStore(f"inflight/attempt {me.attempt}", served)
+        store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
         self._host = local_address(me.master_addr, me.master_port)
         if me.rank == 0:
-            self._store.set("port", str(self._free_port()))
-            self._store.set("token", secrets.token_hex(TOKEN_BYTES))
-        token = bytes.fromhex(self._ask("token"))
-        self._mesh = SocketMesh(me.rank, self._host, token, self._address_of, timeout_seconds)
-        host, port = self._mesh.address
-        self._store.set(f"address {me.rank}", f"{host} {port}")
+            store.set("port", str(self._free_port()))
+        self._meeting = Meeting(store, me.rank, self._host, timeout_seconds)
 
     def rendezvous(self, epoch: int) -> Rendezvous:
         """Where the workers meet: at a port of rank 0's machine, which is the master's, that was free a moment ago."""
         return Rendezvous(
-            host=self._me.master_addr, port=int(self._ask("port")), epoch=epoch, timeout_seconds=self._timeout
+            host=self._me.master_addr, port=int(self._meeting.ask("port")), epoch=epoch, timeout_seconds=self._timeout
         )
 
     def connections(self) -> dict[int, socket.socket]:
@@ -48,7 +50,7 @@ class LauncherMeeting:
         try:
             for peer in range(self._me.world_size):
                 if peer != self._me.rank:
-                    found[peer] = self._mesh.connection(peer, "executor")
+                    found[peer] = self._meeting.mesh.connection(peer, "executor")
         except OSError as error:
             for connection in found.values():
                 connection.close()
@@ -56,42 +58,8 @@ class LauncherMeeting:
         return found
 
     def close(self) -> None:
-        self._mesh.close()
-        del self._store  # the last reference ends the server, if it is here
+        self._meeting.close()
 
     def _free_port(self) -> int:
-        with socket.create_server((self._host, 0), family=_family(self._host)) as probe:
+        with socket.create_server((self._host, 0), family=address_family(self._host)) as probe:
             return int(probe.getsockname()[1])
-
-    def _address_of(self, rank: int) -> tuple[str, int]:
-        host, port = self._ask(f"address {rank}").split()
-        return host, int(port)
-
-    def _ask(self, key: str) -> str:
-        """What a rank has written, or will write."""
-        try:
-            return self._store.get(key).decode()
-        except RuntimeError as error:
-            raise ConnectionError(f"rank {self._me.rank} waited in vain for {key!r}: {error}") from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _open_store(me: LaunchedRank, timeout_seconds: float) -> TCPStore:
-    serves = me.rank == 0 and not me.agent_serves_store
-    try:
-        return TCPStore(
-            me.master_addr,
-            me.master_port,
-            is_master=serves,
-            timeout=timedelta(seconds=timeout_seconds),
-            wait_for_workers=False,
-            multi_tenant=True,  # a default group of torch.distributed in the same process may serve it already
-        )
-    except RuntimeError as error:
-        where = f"MASTER_ADDR={me.master_addr}, MASTER_PORT={me.master_port}"
-        if serves:
-            raise ConfigError(f"rank 0 cannot listen at {where}: {error}; choose a port that is free") from error
-        raise ConnectionError(f"rank {me.rank} cannot reach the launcher's store at {where}: {error}") from error

@@ -13,7 +13,6 @@ peers' or the time limit, which is why an executor kills a rank that does not co
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,15 +24,14 @@ from torch._C._distributed_c10d import (
     PrefixStore,
     ProcessGroupGloo,
     Store,
-    TCPStore,
 )
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.socket_channel import TOKEN_BYTES, SocketChannel, SocketMesh, local_address, wait_for_listener
+from inflight.distributed.socket_channel import SocketChannel, local_address
+from inflight.distributed.store import Meeting, open_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.world import World
-from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 
 
@@ -101,14 +99,17 @@ class ProcessWorld(World):
         self._timeout = rendezvous.timeout_seconds
         self._groups: list[GroupHandle] = []
         self._channels: list[SocketChannel] = []
-        self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
+        served = open_store(
+            rendezvous.host,
+            rendezvous.port,
+            serves=rank == 0,
+            timeout_seconds=self._timeout,
+            asked=f"rank {rank} cannot reach rank 0",
+            where=f"{rendezvous.host}:{rendezvous.port}",
+        )
+        self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", served)
         self._host = local_address(rendezvous.host, rendezvous.port)
-        if rank == 0:
-            self._store.set("token", secrets.token_hex(TOKEN_BYTES))
-        token = bytes.fromhex(self._ask("token"))
-        self._mesh = SocketMesh(rank, self._host, token, self._address_of, self._timeout)
-        host, port = self._mesh.address
-        self._store.set(f"address {rank}", f"{host} {port}")
+        self._mesh = Meeting(self._store, rank, self._host, self._timeout).mesh
 
     def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
         size = self.layout.tensor_parallel_size
@@ -148,32 +149,3 @@ class ProcessWorld(World):
         gloo._threads = 1  # collectives of a group come one after the other
         gloo._devices = [gloo_class.create_device(hostname=self._host)]
         return gloo_class(store, self.tp_rank, size, gloo)
-
-    def _address_of(self, rank: int) -> tuple[str, int]:
-        host, port = self._ask(f"address {rank}").split()
-        return host, int(port)
-
-    def _ask(self, key: str) -> str:
-        """What a rank has written, or will write."""
-        try:
-            return self._store.get(key).decode()
-        except RuntimeError as error:
-            raise ConnectionError(f"rank {self.rank} waited in vain for {key!r}: {error}") from error
-
-
-def _open_store(rank: int, rendezvous: Rendezvous) -> TCPStore:
-    if rank != 0:
-        wait_for_listener(rendezvous.host, rendezvous.port, rendezvous.timeout_seconds)
-    try:
-        return TCPStore(
-            rendezvous.host,
-            rendezvous.port,
-            is_master=rank == 0,
-            timeout=timedelta(seconds=rendezvous.timeout_seconds),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        where = f"{rendezvous.host}:{rendezvous.port}"
-        if rank == 0:
-            raise ConfigError(f"rank 0 cannot listen at {where}: {error}; choose a port that is free") from error
-        raise ConnectionError(f"rank {rank} cannot reach rank 0 at {where}: {error}") from error

@@ -86,7 +86,7 @@ class SocketMesh:
     ) -> None:
         self._rank, self._token, self._timeout = rank, token, timeout_seconds
         self._address_of = address_of
-        self._listener = socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG)
+        self._listener = socket.create_server((host, 0), family=address_family(host), backlog=_BACKLOG)
         self._accepted: dict[tuple[int, str], socket.socket] = {}
 
     @property
@@ -164,7 +164,7 @@ def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
             time.sleep(_LISTENER_SECONDS)
 
 
-def _family(host: str) -> socket.AddressFamily:
+def address_family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
