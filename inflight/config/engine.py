@@ -85,6 +85,28 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Drafts: `num_speculative_tokens` at most, proposed in each step and verified in the next.
+
+    "ngram" proposes what followed the last earlier occurrence of the sequence's last n tokens; the largest n of
+    [`prompt_lookup_min`, `prompt_lookup_max`] that has occurred counts.
+    """
+
+    method: str  # "ngram"
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsConfig:
+    """`backend` is "llguidance" or "xgrammar". After `reasoning_end`, a text ("" for none), grammars of a request start."""
+
+    backend: str
+    reasoning_end: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU."""
 
@@ -101,4 +123,6 @@ class EngineConfig:
     scheduler: SchedulerConfig
     parallel: ParallelConfig
     device: DeviceConfig
+    structured_outputs: StructuredOutputsConfig
+    speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +16,7 @@ _CHOICES = {
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
     "distributed_executor_backend": (None, "uni", "mp", "external_launcher"),
+    "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
 _BOUNDS = {
     "max_model_len": (1, 2**24),
@@ -57,7 +59,11 @@ class EngineArgs:
         chat_template: a Jinja template, or a file that holds one, instead of the tokenizer's.
         generation_config: "auto" takes sampling defaults from generation_config.json, "none" does not.
         scheduling_policy: "fcfs" or "priority".
-        async_scheduling: plan a step while the one before it runs. A pipeline of several stages cannot do without.
+        async_scheduling: plan a step while the one before it runs; None is True. A pipeline cannot do without.
+        speculative_config: verify several proposed tokens in one step: {"method": "ngram", "num_speculative_tokens": 4,
+            "prompt_lookup_min": 2, "prompt_lookup_max": 4}; the last three may be left out.
+        structured_outputs_backend: the library behind SamplingParams.structured_outputs: "llguidance" or "xgrammar".
+        reasoning_end: the text that ends the thinking of a reasoning model, as "</think>": structured outputs start after it.
         tensor_parallel_size: ranks that share each layer.
         pipeline_parallel_size: stages that share the layers; there are tensor_parallel_size ranks in each.
         pipeline_layer_partition: the number of layers of each stage, as "8,8,6,6"; None divides them by their cost.
@@ -92,6 +98,9 @@ class EngineArgs:
     generation_config: str = "auto"
     scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None
+    speculative_config: Mapping[str, Any] | None = None  # Any: values are checked by `resolve`
+    structured_outputs_backend: str = "llguidance"
+    reasoning_end: str = ""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_stagger: int | None = None
@@ -139,6 +148,8 @@ class EngineArgs:
             raise ConfigError(
                 f"pipeline_layer_partition={self.pipeline_layer_partition!r} is not a text like '8,8,6,6'"
             )
+        if not isinstance(self.reasoning_end, str):
+            raise ConfigError(f"reasoning_end={self.reasoning_end!r} is not a text like '</think>'")
         if self.node_rank != 0:
             raise ConfigError(
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"

@@ -14,10 +14,12 @@ from inflight.config.engine import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
 from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
+from inflight.config.speculative import resolve_speculative
 from inflight.errors import ConfigError
 
 DEFAULT_BLOCK_SIZE = 16
@@ -81,6 +83,10 @@ def resolve(
             kind=machine.device,
             num_threads=args.num_threads or max(1, machine.num_cores // parallel.num_local_ranks),
         ),
+        structured_outputs=StructuredOutputsConfig(
+            backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end
+        ),
+        speculative=resolve_speculative(args.speculative_config),
         execute_model_timeout_seconds=timeout_seconds,
     )
 

@@ -18,6 +18,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
@@ -25,8 +26,8 @@ from inflight.errors import ConfigError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.messages import ExecuteModel, RpcCall, WorkerCommand, WorkerReply
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(ABC):
@@ -136,6 +137,22 @@ class Executor(ABC):
                     self._send(rank, command)
         future: Future[ModelRunnerOutput] = pending.future
         return future if non_block else future.result()
+
+    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+        """The masks of a submitted step whose plan has `grammar_rows`: once for each such step, in any order. Returns at once.
+
+        They go to the rank that draws; the others of its stage hear that they were sent. Nothing is answered: the step says
+        how it went. For an executor that is closed or has lost a rank nothing happens, as its steps have failed.
+        """
+        epoch = self._table.epoch
+        full = ProvideGrammarOutput(epoch=epoch, step_id=step_id, grammar_output=grammar_output)
+        notice = ProvideGrammarOutput(
+            epoch=epoch, step_id=step_id, grammar_output=replace(grammar_output, masks=grammar_output.masks[:0])
+        )
+        with self._send_lock:
+            if self._table.is_usable:
+                for rank in range(self.output_rank, self.world_size):
+                    self._send(rank, full if rank == self.output_rank else notice)
 
     def execute_dummy_batch(self) -> None:
         """Run a forward pass that belongs to no request, on all ranks, within the budget of a step."""

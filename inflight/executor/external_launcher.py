@@ -40,7 +40,16 @@ from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_he
 from inflight.executor.worker_loop import failed_reply, failure_of, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
-from inflight.interface.messages import ExecuteModel, RpcReply, StepReply, WorkerCommand, WorkerEvent, WorkerReply
+from inflight.interface.messages import (
+    ExecuteModel,
+    ProvideGrammarOutput,
+    RpcCall,
+    RpcReply,
+    StepReply,
+    WorkerCommand,
+    WorkerEvent,
+    WorkerReply,
+)
 from inflight.interface.start_up import Ready, StartUpFailed, Stop, Submitted
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
@@ -143,10 +152,13 @@ class ExternalLauncherExecutor(Executor):
         """Only this rank's command is run here; the others' engines give them theirs."""
         if rank == self._me.rank:
             assert self._rank_thread is not None
-            self._reactor.call_soon(partial(self._submit, command))  # before the reply can come
+            if not isinstance(
+                command, ProvideGrammarOutput
+            ):  # every engine makes its own masks, and nobody answers them
+                self._reactor.call_soon(partial(self._submit, command))  # before the reply can come
             self._rank_thread.inbox.put(command)
 
-    def _submit(self, command: WorkerCommand) -> None:
+    def _submit(self, command: ExecuteModel | RpcCall) -> None:
         if isinstance(command, ExecuteModel):
             step_id = command.scheduler_output.step_id
             self._commands.append((StepReply, step_id))

@@ -32,7 +32,16 @@ from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
 from inflight.executor.worker_loop import start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
-from inflight.interface.messages import ExecuteModel, RpcReply, StepReply, WorkerCommand, WorkerEvent, WorkerFailure
+from inflight.interface.messages import (
+    ExecuteModel,
+    ProvideGrammarOutput,
+    RpcCall,
+    RpcReply,
+    StepReply,
+    WorkerCommand,
+    WorkerEvent,
+    WorkerFailure,
+)
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
 from inflight.interface.worker import Rendezvous
 
@@ -161,6 +170,8 @@ class MultiprocExecutor(Executor):
                 buffers = encode(command).buffers()
                 self._last_plan = (command, buffers)
         except CodecError as error:
+            if isinstance(command, ProvideGrammarOutput):
+                raise  # arrays of one dtype: a defect of the caller's
             reply = _refusal(command, rank, error)
             self._reactor.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
             return
@@ -248,7 +259,7 @@ class MultiprocExecutor(Executor):
             process.close()
 
 
-def _refusal(command: WorkerCommand, rank: int, error: CodecError) -> StepReply | RpcReply:
+def _refusal(command: ExecuteModel | RpcCall, rank: int, error: CodecError) -> StepReply | RpcReply:
     """The answer to a command that cannot be sent."""
     failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
     if isinstance(command, ExecuteModel):

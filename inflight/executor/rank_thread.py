@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 
-from inflight.executor.worker_loop import WorkerLoop
-from inflight.interface.messages import WorkerCommand, WorkerReply
+from inflight.executor.worker_loop import Inbox, WorkerLoop
+from inflight.interface.messages import WorkerReply
 from inflight.interface.worker import WorkerBase
 
 logger = logging.getLogger(__name__)
@@ -37,10 +36,9 @@ class RankThread:
         died: Callable[[str], None],
     ) -> None:
         self.rank = rank
-        self.inbox: SimpleQueue[WorkerCommand | None] = SimpleQueue()
+        self.inbox = Inbox()
         self._make_worker = make_worker
         self._started, self._reply, self._died = started, reply, died
-        self._stopping = False
         self._loop: WorkerLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
 
@@ -53,8 +51,7 @@ class RankThread:
 
     def stop(self) -> None:
         """End the loop after the current command; those still in the inbox are not run."""
-        self._stopping = True
-        self.inbox.put(None)
+        self.inbox.stop()
 
     def join(self, seconds: float) -> bool:
         """Whether the thread has ended (or never started). It may be the thread itself that asks, from a callback."""
@@ -62,10 +59,6 @@ class RankThread:
             return True
         self._thread.join(seconds)
         return not self._thread.is_alive()
-
-    def _receive(self) -> WorkerCommand | None:
-        command = self.inbox.get()
-        return None if self._stopping else command
 
     def _run(self) -> None:
         worker: WorkerBase | None = None
@@ -76,7 +69,7 @@ class RankThread:
             self._end(worker)
             self._started(error)
             return
-        self._loop = WorkerLoop(worker, self.rank, self._receive, self._reply)
+        self._loop = WorkerLoop(worker, self.rank, self.inbox, self._reply)
         self._started(None)
         try:
             self._loop.run()

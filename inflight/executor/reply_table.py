@@ -209,6 +209,12 @@ class ReplyTable:
         self._steps = {step_id: pending for step_id, pending in self._steps.items() if pending.missing}
         self._calls = {call_id: pending for call_id, pending in self._calls.items() if pending.missing}
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether messages still have somebody to go to."""
+        with self._changed:
+            return not self._closed and not self._dead_ranks
+
     def raise_if_unusable(self, what: str) -> None:
         """
         Raises:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 
 from inflight import errors
 from inflight.errors import CodecError, InflightError, RankError, WorkerDiedError
 from inflight.interface.messages import (
     ExecuteModel,
+    ProvideGrammarOutput,
     RpcCall,
     RpcReply,
     StepReply,
@@ -24,35 +27,55 @@ from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from inflight.interface.worker import WorkerBase
 
 
+class Inbox:
+    """A rank's commands, from the thread that brings them to the one that runs them."""
+
+    def __init__(self) -> None:
+        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
+        self.is_stopped = False
+
+    def put(self, command: WorkerCommand) -> None:
+        self._commands.put(command)
+
+    def wake(self) -> None:
+        """Let the next `get` return None, behind the commands that are there."""
+        self._commands.put(None)
+
+    def stop(self) -> None:
+        """End the loop after the current command; those still here are not run."""
+        self.is_stopped = True
+        self.wake()
+
+    def get(self) -> WorkerCommand | None:
+        """Waits for a command, or for `wake`."""
+        return self._commands.get()
+
+
 class WorkerLoop:
     """One rank's loop, in the one thread that touches the worker.
 
     A step may be given back as a future: the loop then takes the next command, and replies when the future is done, from
-    whichever thread does it. A call is run when all steps before it have been answered.
+    whichever thread does it. A call is run when all steps before it have been answered; what comes behind it waits too, but
+    for masks of steps under way, without which these would not end.
 
     An exception of a command becomes its reply, and the loop goes on. What is no `Exception` (SystemExit, KeyboardInterrupt)
     leaves `run`: it is the death of the rank, for the caller to report.
 
     Args:
-        receive: waits for the next command; None ends the loop, whatever steps are under way.
+        inbox: where the commands come from; its `stop` ends the loop, whatever steps are under way.
         reply: sends a reply or an event, from any thread. Must not wait for anything that only this loop can do.
     """
 
-    def __init__(
-        self,
-        worker: WorkerBase,
-        rank: int,
-        receive: Callable[[], WorkerCommand | None],
-        reply: Callable[[WorkerReply], None],
-    ) -> None:
+    def __init__(self, worker: WorkerBase, rank: int, inbox: Inbox, reply: Callable[[WorkerReply], None]) -> None:
         self._worker = worker
         self._rank = rank
-        self._receive = receive
+        self._inbox = inbox
         self._reply = reply
         self._method = ""  # of the call that runs
         self._steps: list[int] = []  # under way; `list` operations are atomic
-        self._answered = threading.Condition()
-        self._num_unanswered = 0  # steps; guarded by `_answered`
+        self._held: deque[WorkerCommand] = deque()  # a call that waits for steps, and what came after it
+        self._lock = threading.Lock()
+        self._num_unanswered = 0  # steps; guarded by the lock, as is what it means for `_held`
         self._epoch = 0  # of the last command
         worker.set_event_sink(self._send_event)
 
@@ -65,17 +88,45 @@ class WorkerLoop:
         return f"running {self._method}()" if self._method else "idle"
 
     def run(self) -> None:
-        while (command := self._receive()) is not None:
-            self._epoch = command.epoch
-            if isinstance(command, ExecuteModel):
+        while not self._inbox.is_stopped:
+            command = self._inbox.get()
+            if not self._inbox.is_stopped:
+                self._take(command)
+
+    def _take(self, command: WorkerCommand | None) -> None:
+        if command is not None and not self._is_held(command):
+            self._run(command)
+        while self._held and not self._must_wait(self._held[0]):
+            self._run(self._held.popleft())
+
+    def _is_held(self, command: WorkerCommand) -> bool:
+        """Whether the command has been put behind others that cannot run yet."""
+        if isinstance(command, ProvideGrammarOutput) and command.step_id in self._steps:
+            return False
+        with self._lock:
+            if self._held or (isinstance(command, RpcCall) and self._num_unanswered):
+                self._held.append(command)
+                return True
+        return False
+
+    def _must_wait(self, command: WorkerCommand) -> bool:
+        """If so, the answer to the last step wakes the loop."""
+        with self._lock:
+            return isinstance(command, RpcCall) and self._num_unanswered > 0
+
+    def _run(self, command: WorkerCommand) -> None:
+        self._epoch = command.epoch
+        match command:
+            case ExecuteModel():
                 self._run_step(command)
-                continue
-            with self._answered:
-                self._answered.wait_for(lambda: not self._num_unanswered)
-            self._method = command.method
-            reply = self._run_call(command)
-            self._method = ""
-            self._reply(reply)
+            case ProvideGrammarOutput():
+                if command.step_id in self._steps:  # else it has failed
+                    self._worker.provide_grammar_output(command.step_id, command.grammar_output)
+            case RpcCall():
+                self._method = command.method
+                reply = self._run_call(command)
+                self._method = ""
+                self._reply(reply)
 
     def _send_event(self, output: KVConnectorOutput) -> None:
         self._reply(WorkerEvent(epoch=self._epoch, rank=self._rank, kv_connector_output=output))
@@ -83,7 +134,7 @@ class WorkerLoop:
     def _run_step(self, command: ExecuteModel) -> None:
         plan = command.scheduler_output
         self._steps.append(plan.step_id)
-        with self._answered:
+        with self._lock:
             self._num_unanswered += 1
         try:
             result = self._worker.execute_model(plan)
@@ -111,9 +162,11 @@ class WorkerLoop:
         self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, result=result))
         if isinstance(result, WorkerFailure):
             self._worker.step_failed()
-        with self._answered:
+        with self._lock:
             self._num_unanswered -= 1
-            self._answered.notify_all()
+            is_awaited = self._held and not self._num_unanswered
+        if is_awaited:
+            self._inbox.wake()
 
     def _run_call(self, command: RpcCall) -> RpcReply:
         value, failure = None, None

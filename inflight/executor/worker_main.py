@@ -15,14 +15,13 @@ import signal
 import socket
 import sys
 import threading
-from queue import SimpleQueue
 from typing import cast
 
 from inflight import envs
 from inflight.errors import CodecError
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
-from inflight.executor.worker_loop import WorkerLoop, failed_reply, failure_of
-from inflight.interface.messages import ExecuteModel, RpcCall, WorkerCommand, WorkerReply
+from inflight.executor.worker_loop import Inbox, WorkerLoop, failed_reply, failure_of
+from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerReply
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
 from inflight.interface.worker import WorkerBase
 
@@ -40,12 +39,13 @@ def main() -> None:
     if start_up is None:
         os._exit(EXIT_STREAM_ENDED)
     assert isinstance(start_up, StartUp), start_up
-    inbox = Inbox(stream)
+    inbox = Inbox()
+    threading.Thread(target=read_commands, args=(stream, inbox), name="inflight-inbox", daemon=True).start()
     worker = start_worker(start_up, stream)
     if worker is None:
         sys.exit(1)
     try:
-        loop = WorkerLoop(worker, start_up.rank, inbox.receive, lambda reply: send_reply(stream, reply))
+        loop = WorkerLoop(worker, start_up.rank, inbox, lambda reply: send_reply(stream, reply))
         stream.send(Ready(rank=start_up.rank))
         loop.run()
     finally:
@@ -76,34 +76,20 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
         os._exit(EXIT_STREAM_ENDED)
 
 
-class Inbox:
-    """The thread that reads the stream, and the commands that wait for the main thread."""
-
-    def __init__(self, stream: BlockingStream) -> None:
-        self._stream = stream
-        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
-        self._stopping = False
-        threading.Thread(target=self._run, name="inflight-inbox", daemon=True).start()
-
-    def receive(self) -> WorkerCommand | None:
-        """The next command; None when the executor has said to stop."""
-        command = self._commands.get()
-        return None if self._stopping else command
-
-    def _run(self) -> None:
-        try:
-            while (message := self._stream.receive()) is not None:
-                if isinstance(message, Stop):
-                    self._stopping = True
-                    self._commands.put(None)
-                else:
-                    assert isinstance(message, ExecuteModel | RpcCall), message
-                    self._commands.put(message)
-        except OSError as error:
-            logger.debug("the stream was lost: %s", error)
-        except BaseException:
-            logger.exception("the executor sent what this worker cannot read")
-        os._exit(EXIT_STREAM_ENDED)
+def read_commands(stream: BlockingStream, inbox: Inbox) -> None:
+    """The thread that only reads the stream; it ends with the process."""
+    try:
+        while (message := stream.receive()) is not None:
+            if isinstance(message, Stop):
+                inbox.stop()
+            else:
+                assert isinstance(message, ExecuteModel | ProvideGrammarOutput | RpcCall), message
+                inbox.put(message)
+    except OSError as error:
+        logger.debug("the stream was lost: %s", error)
+    except BaseException:
+        logger.exception("the executor sent what this worker cannot read")
+    os._exit(EXIT_STREAM_ENDED)
 
 
 def _name_process(title: str) -> None:

@@ -27,7 +27,15 @@ import numpy.typing as npt
 from inflight.errors import CodecError
 from inflight.interface.framing import ByteArray, Frame
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
-from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerEvent, WorkerFailure
+from inflight.interface.messages import (
+    ExecuteModel,
+    ProvideGrammarOutput,
+    RpcCall,
+    RpcReply,
+    StepReply,
+    WorkerEvent,
+    WorkerFailure,
+)
 from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.timeline import Event
@@ -54,6 +62,7 @@ _PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
 
 Message = (
     ExecuteModel
+    | ProvideGrammarOutput
     | RpcCall
     | StepReply
     | RpcReply
@@ -105,6 +114,7 @@ class _RpcReplyBody(msgspec.Struct, array_like=True):
 # message -> what its body is; a frame's kind is the place in this table
 _BODIES: dict[type, type] = {
     ExecuteModel: ExecuteModel,
+    ProvideGrammarOutput: ProvideGrammarOutput,
     RpcCall: _RpcCallBody,
     StepReply: _StepReplyBody,
     RpcReply: _RpcReplyBody,

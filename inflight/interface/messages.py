@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,15 @@ class ExecuteModel:
 
     epoch: int
     scheduler_output: SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvideGrammarOutput:
+    """The masks of a step sent before; to the ranks of the last stage, and not answered."""
+
+    epoch: int
+    step_id: int
+    grammar_output: GrammarOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,5 +75,5 @@ class WorkerEvent:
     kv_connector_output: KVConnectorOutput
 
 
-WorkerCommand = ExecuteModel | RpcCall
+WorkerCommand = ExecuteModel | ProvideGrammarOutput | RpcCall
 WorkerReply = StepReply | RpcReply | WorkerEvent

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,12 @@ class WorkerBase(ABC):
 
         With a future, the next step may be begun before this one has ended. Steps end in the order in which they were begun,
         and no other method is called until all have ended, `step_failed` and `shutdown` apart.
+        """
+
+    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+        """The masks of a step begun before, one with `grammar_rows`; on the ranks of the last stage only. Must not wait.
+
+        The default: this worker draws no tokens under a grammar.
         """
 
     @abstractmethod

@@ -14,6 +14,7 @@ from inflight.config.engine import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    StructuredOutputsConfig,
 )
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.step import SchedulerOutput
@@ -65,6 +66,8 @@ def engine_config(
             distributed_executor_backend=backend,
         ),
         device=DeviceConfig(kind="cpu", num_threads=1),
+        structured_outputs=StructuredOutputsConfig(backend="llguidance", reasoning_end=""),
+        speculative=None,
         execute_model_timeout_seconds=budget,
     )
 

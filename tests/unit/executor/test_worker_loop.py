@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 
-from inflight.executor.worker_loop import WorkerLoop
+from inflight.executor.worker_loop import Inbox, WorkerLoop
 from inflight.interface.messages import (
     ExecuteModel,
+    ProvideGrammarOutput,
     RpcCall,
     RpcReply,
     StepReply,
@@ -21,7 +23,7 @@ from inflight.interface.messages import (
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -30,10 +32,22 @@ def call(call_id: int, method: str, *args: Any) -> RpcCall:
     return RpcCall(epoch=5, call_id=call_id, method=method, args=args, kwargs={})
 
 
+class Script(Inbox):
+    """These commands, and then the end, when whatever holds a call back has ended."""
+
+    def __init__(self, *commands: WorkerCommand) -> None:
+        super().__init__()
+        self._script = iter(commands)
+
+    def get(self) -> WorkerCommand | None:
+        command = next(self._script, None)
+        self.is_stopped = command is None
+        return command
+
+
 def run(worker: ScriptedWorker, *commands: WorkerCommand) -> list[WorkerReply]:
     replies: list[WorkerReply] = []
-    inbox = iter((*commands, None))
-    WorkerLoop(worker, 3, lambda: next(inbox), replies.append).run()
+    WorkerLoop(worker, 3, Script(*commands), replies.append).run()
     return replies
 
 
@@ -100,8 +114,8 @@ def test_activity_says_what_runs() -> None:
         def check_health(self) -> None:
             seen.append(loop.activity)
 
-    inbox = iter((ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"), None))
-    loop = WorkerLoop(Watched(engine_config(), 3, None), 3, lambda: next(inbox), lambda _: seen.append(loop.activity))
+    inbox = Script(ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"))
+    loop = WorkerLoop(Watched(engine_config(), 3, None), 3, inbox, lambda _: seen.append(loop.activity))
     loop.run()
     assert seen == ["running step 7", "idle", "running check_health()", "idle"]
 
@@ -114,6 +128,10 @@ class Staged(ScriptedWorker):
         self.futures: dict[int, Future[ModelRunnerOutput]] = {}
         self.failed: list[int] = []
         self.replies: list[WorkerReply] = []
+        self.masks: list[int] = []
+
+    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+        self.masks.append(step_id)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         self.futures[scheduler_output.step_id] = Future()
@@ -131,34 +149,57 @@ def step(step_id: int) -> ExecuteModel:
     return ExecuteModel(epoch=5, scheduler_output=plan(step_id))
 
 
+def masks(step_id: int) -> ProvideGrammarOutput:
+    nothing = np.empty(0, dtype=np.int32)
+    return ProvideGrammarOutput(
+        epoch=5, step_id=step_id, grammar_output=GrammarOutput(rows=nothing, num_masks=nothing, masks=nothing[None])
+    )
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never came to that")
+
+
 def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:
-    staged, inbox = Staged(), SimpleQueue[WorkerCommand | None]()
-    loop = WorkerLoop(staged, 3, inbox.get, staged.replies.append)
+    staged, inbox = Staged(), Inbox()
+    loop = WorkerLoop(staged, 3, inbox, staged.replies.append)
     thread = threading.Thread(target=loop.run)
     thread.start()
-    for command in (step(7), step(8), call(0, "echo", 1), None):
+    # behind the call everything waits, but the masks that a step under way needs
+    for command in (step(7), step(8), call(0, "echo", 1), step(9), masks(9), masks(8), call(1, "echo", 2)):
         inbox.put(command)
-    for _ in range(500):
-        if len(staged.futures) == 2 and loop.activity == "running steps 7, 8":
-            break
-        time.sleep(0.005)
+    wait_until(lambda: staged.masks == [8])
     assert loop.activity == "running steps 7, 8"
     assert staged.replies == []
     staged.end(7)
     assert loop.activity == "running step 8"
     assert [type(reply).__name__ for reply in staged.replies] == ["StepReply"]
     staged.end(8)
+    wait_until(lambda: staged.masks == [8, 9])
+    staged.end(9)
+    wait_until(lambda: len(staged.replies) == 5)
+    inbox.stop()
     thread.join(5)
     assert not thread.is_alive()
-    assert [getattr(reply, "step_id", "call") for reply in staged.replies] == [7, 8, "call"]
+    assert [getattr(reply, "step_id", "call") for reply in staged.replies] == [7, 8, "call", 9, "call"]
     assert loop.activity == "idle"
+
+
+def test_masks_of_a_step_that_has_failed_go_nowhere() -> None:
+    staged = Staged()
+    loop = WorkerLoop(staged, 3, Script(step(7), masks(6), masks(7)), staged.replies.append)
+    loop.run()
+    assert staged.masks == [7]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bad luck"), SystemExit("no way out"), None])
 def test_a_step_that_fails_later_is_answered_and_then_the_worker_is_told(error: BaseException | None) -> None:
     staged = Staged()
-    inbox = iter((step(7), None))
-    WorkerLoop(staged, 3, lambda: next(inbox), staged.replies.append).run()
+    WorkerLoop(staged, 3, Script(step(7)), staged.replies.append).run()
     if error is None:
         assert staged.futures[7].cancel()  # as at shutdown
     else:
@@ -176,7 +217,6 @@ def test_a_step_that_cannot_begin_is_told_too() -> None:
             raise RuntimeError("no input")
 
     staged = Broken()
-    inbox = iter((step(7), call(0, "echo"), None))
-    WorkerLoop(staged, 3, lambda: next(inbox), staged.replies.append).run()
+    WorkerLoop(staged, 3, Script(step(7), call(0, "echo")), staged.replies.append).run()
     assert [type(reply).__name__ for reply in staged.replies] == ["StepReply", "RpcReply"]
     assert staged.failed == [1]

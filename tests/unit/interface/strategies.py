@@ -10,16 +10,26 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
-from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerEvent, WorkerFailure
+from inflight.interface.messages import (
+    ExecuteModel,
+    ProvideGrammarOutput,
+    RpcCall,
+    RpcReply,
+    StepReply,
+    WorkerEvent,
+    WorkerFailure,
+)
 from inflight.interface.request import LogprobsColumns, ResolvedSampling
 from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
 from inflight.interface.step import (
     BlockTableDelta,
+    GrammarOutput,
     KVConnectorOutput,
     ModelRunnerOutput,
     NewRequestData,
     PromptLogprobs,
     SchedulerOutput,
+    TokenDelta,
 )
 from inflight.interface.worker import Rendezvous
 from inflight.sampling_params import SamplingParams
@@ -84,7 +94,11 @@ plans = st.builds(
     num_scheduled_tokens=int32s,
     samples=bools,
     block_table_deltas=st.lists(deltas, max_size=2).map(tuple),
+    max_draft_tokens=int32s,
+    grammar_rows=int32s,
+    forced_tokens=st.none() | st.builds(TokenDelta, slots=int32s, positions=int32s, token_ids=int32s),
 )
+grammar_outputs = st.builds(GrammarOutput, rows=int32s, num_masks=int32s, masks=arrays("int32", 2))
 names = st.frozensets(texts, max_size=3)
 kv_outputs = st.builds(
     KVConnectorOutput, finished_sending=names, finished_receiving=names, failed_block_ids=st.frozensets(ids, max_size=3)
@@ -95,9 +109,12 @@ outputs = st.builds(
     step_id=ids,
     kv_connector_output=kv_outputs,
     sampled_token_ids=int32s,
+    num_sampled_tokens=int32s,
+    sampled_positions=int32s,
     logprobs=st.none() | columns,
     logprobs_rows=int32s,
     prompt_logprobs=st.lists(st.builds(PromptLogprobs, row=ids, start=ids, columns=columns), max_size=2).map(tuple),
+    draft_token_ids=arrays("int32", 2),
 )
 specs = st.builds(
     KVCacheSpec,
@@ -135,6 +152,7 @@ rendezvous = st.builds(Rendezvous, host=texts, port=ids, epoch=ids, timeout_seco
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ExecuteModel: st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),
+    ProvideGrammarOutput: st.builds(ProvideGrammarOutput, epoch=ids, step_id=ids, grammar_output=grammar_outputs),
     RpcCall: st.builds(
         RpcCall,
         epoch=ids,

@@ -1,0 +1,51 @@
+"""`speculative_config`: what is completed, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.config.engine import SpeculativeConfig
+from inflight.config.speculative import resolve_speculative
+from inflight.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (4, 2, 4)),
+        ({"num_speculative_tokens": 64}, (64, 2, 4)),
+        ({"prompt_lookup_max": 1}, (4, 1, 1)),
+        ({"prompt_lookup_min": 7}, (4, 7, 7)),
+        ({"prompt_lookup_min": 1, "prompt_lookup_max": 3}, (4, 1, 3)),
+    ],
+)
+def test_what_is_left_out_is_completed(given: dict[str, Any], wanted: tuple[int, int, int]) -> None:
+    count, low, high = wanted
+    assert resolve_speculative({"method": "ngram", **given}) == SpeculativeConfig(
+        method="ngram", num_speculative_tokens=count, prompt_lookup_min=low, prompt_lookup_max=high
+    )
+
+
+def test_none_is_no_speculation() -> None:
+    assert resolve_speculative(None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("ngram", "not a dictionary"),
+        ({}, "method=None"),
+        ({"method": "eagle"}, "method='eagle'"),
+        ({"method": "ngram", "num_tokens": 3}, "has no 'num_tokens'"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, r"num_speculative_tokens=0 .* \[1, 64\]"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True"),
+        ({"method": "ngram", "prompt_lookup_max": "3"}, "prompt_lookup_max='3'"),
+        ({"method": "ngram", "prompt_lookup_max": 33}, r"\[1, 32\]"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "lower the first"),
+    ],
+)
+def test_what_does_not_fit_is_named(given: Any, text: str) -> None:  # Any: wrong on purpose
+    with pytest.raises(ConfigError, match=text):
+        resolve_speculative(given)
