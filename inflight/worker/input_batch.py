@@ -54,6 +54,9 @@ class InputBatch:
                 table[slot, : len(block_ids)] = block_ids
         for table, delta in zip(self.block_tables, plan.block_table_deltas, strict=True):
             table[delta.slots, delta.columns] = delta.block_ids
+        if (forced := plan.forced_tokens) is not None:
+            self.token_ids[forced.slots, forced.positions] = forced.token_ids
+            np.maximum.at(self.num_known_tokens, forced.slots, forced.positions + 1)
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The flat inputs of a plan that has been applied; called once for each, in step order."""
