@@ -155,12 +155,13 @@ class ModelRunner:
     def _sampling_input(self, plan: SchedulerOutput, inputs: StepInputs) -> SamplingInput:
         assert self._batch is not None
         state, slots = self._sampling_state, plan.slots[inputs.sampling_rows]
+        rows = state.take(slots)
         num_prompt_tokens, positions = self._batch.num_prompt_tokens[slots], inputs.seq_lens[inputs.sampling_rows]
         return SamplingInput(
-            metadata=state.metadata(slots, positions, num_prompt_tokens),
-            history=state.history(slots, num_prompt_tokens, positions),
+            metadata=rows.metadata(positions, num_prompt_tokens),
+            history=rows.history(num_prompt_tokens, positions),
             new_histories=tuple(
-                data for data in plan.new_requests if state.needs_history(np.array([data.slot], dtype=np.int32))
+                data for data in plan.new_requests if state.take(np.array([data.slot], dtype=np.int32)).needs_history
             ),
         )
 
@@ -275,7 +276,7 @@ class ModelRunner:
             for slot in slots.tolist():
                 sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
                 self._sampling_state.add(slot, sampling)
-            self._sampler(logits, self._sampling_state.metadata(slots, slots, slots * 0))
+            self._sampler(logits, self._sampling_state.take(slots).metadata(slots, slots * 0))
 
     def _made_up(self, num_tokens: int) -> IntermediateTensors | None:
         """Zeros in the place of what the stage before would send."""
