@@ -2,8 +2,8 @@
 
     python -m benchmarks.how_it_works [--rounds 40]
 
-One stage with the embedded model, 48 requests, at depth 1, at depth 2, and with a grammar on 16 of them; and two pipeline stages
-of 20 ms with links of 10 ms (`benchmarks.fixed_stages`).
+One stage with the embedded model, 48 requests, at depth 1, at depth 2, and with a grammar on 16 of them; and two pipeline
+stages of 20 ms with links of 10 ms (`benchmarks.fixed_stages`).
 """
 
 from __future__ import annotations

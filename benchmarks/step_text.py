@@ -1,4 +1,4 @@
-"""A few steps as text: a line for each phase of the engine and of every rank, a digit for each step, the last one of its number."""
+"""A few steps as text: a line for each phase of the engine and of every rank, a digit (the last of its id) for each step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.step_picture import WAITING, Events, lanes
 
 
 def text_steps(events: Events, start_ns: int, end_ns: int, *, width: int = 96) -> str:
-    """Each column is a slice of time; of several events in one the longest is shown, and what is shorter than a column shows as one.
+    """Each column is a slice of time; of several events in one the longest is shown, and a short one still fills a column.
 
     A phase that only waits is drawn with dots between its ends.
     """
