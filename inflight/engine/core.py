@@ -51,12 +51,15 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, kv_cache, max_model_len=config.model.max_model_len)
         self._depth = config.scheduler.depth
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._idle_since_ns: int | None = None  # there is no request; the next plan ends it
+        self._note_idleness()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.scheduler.abort_requests(request_ids)
+        self._note_idleness()
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests() or bool(self._in_flight)
@@ -75,6 +78,9 @@ class EngineCore:
             if plan is None:
                 break
             self.timeline.record(plan.step_id, "plan", start, time.perf_counter_ns())
+            if self._idle_since_ns is not None:
+                self.timeline.record(plan.step_id, "idle", self._idle_since_ns, start)
+                self._idle_since_ns = None
             self._in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
         if not self._in_flight:
             return []
@@ -88,7 +94,9 @@ class EngineCore:
             raise
         self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         with self.timeline.span(plan.step_id, "commit"):
-            return self.scheduler.update_from_output(plan, output)
+            outputs = self.scheduler.update_from_output(plan, output)
+        self._note_idleness()
+        return outputs
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.reset_prefix_cache()
@@ -96,3 +104,8 @@ class EngineCore:
     def close(self) -> None:
         """Shut the executor down. Idempotent."""
         self._executor.shutdown()
+
+    def _note_idleness(self) -> None:
+        """Devices that stand still from now to the next plan do not wait for the engine."""
+        if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
+            self._idle_since_ns = time.perf_counter_ns()

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.errors import StepError
+from inflight.timeline import Event
 from tests.mock_engine import MAX_MODEL_LEN, MockEngine
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
@@ -98,3 +101,31 @@ def step(engine: MockEngine) -> None:
         engine.step()
     except StepError:
         assert oldest in engine.executor.failing and not engine.core._in_flight
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_time_without_requests_is_on_the_timeline(depth: int) -> None:
+    """From the end of the last request, however it ends, to the plan of the next step."""
+    engine = MockEngine(depth=depth)
+
+    def idle() -> list[Event]:
+        return [event for event in engine.core.timeline.events() if event.phase == "idle"]
+
+    engine.add("a", [1, 2, 3], max_tokens=3)
+    engine.add("b", [1, 2, 3], max_tokens=5)
+    engine.run()
+    ended = time.perf_counter_ns()
+    engine.core.abort_requests(["unknown"])
+    assert [event.step_id for event in idle()] == [0]
+    engine.add("c", [4, 5], max_tokens=9)
+    next_step = engine.executor.next_step_id
+    engine.step()
+    assert idle()[-1].start_ns < ended
+    engine.abort("c")
+    engine.add("d", [4, 5], max_tokens=2)
+    after_abort = engine.executor.next_step_id
+    engine.run()
+    assert [event.step_id for event in idle()] == [0, next_step, after_abort]
+    for event in idle()[1:]:
+        others = [other for other in engine.core.timeline.events() if other.phase in ("plan", "commit")]
+        assert all(other.end_ns <= event.start_ns or other.start_ns >= event.end_ns for other in others)
