@@ -48,6 +48,8 @@ from inflight.interface.messages import ExecuteModel, StepReply
 from inflight.interface.request import EngineCoreOutput
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.structured_output.manager import StructuredOutputManager
+from inflight.structured_output.selector import create_backend
 from inflight.timeline import Event, chrome_trace
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -190,13 +192,16 @@ def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, Recordi
         timeout_seconds=60.0,
     )
     tokenizer = Tokenizer.from_folder(folder)
+    input_processor = InputProcessor(config.model, tokenizer, None, 0, structured_outputs=config.structured_outputs)
+    end_ids, vocab_size = sorted(input_processor.eos_token_ids), config.model.architecture.vocab_size
+    create = partial(create_backend, config.structured_outputs.backend, tokenizer, vocab_size, end_ids)
+    grammars = StructuredOutputManager(create, vocab_size, num_buffers=depth + 1)
     executor = RecordingExecutor(config)
     try:
-        core = TimedCore(config, executor)
+        core = TimedCore(config, executor, grammars)
     except BaseException:  # an interrupt, too
         executor.shutdown()
         raise
-    input_processor = InputProcessor(config.model, tokenizer, None, 0)
     return LLMEngine(core, executor, input_processor, tokenizer, None, serves_priorities=False), core, executor
 
 

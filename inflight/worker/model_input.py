@@ -46,6 +46,7 @@ class ModelInput:
     drawn_slots: torch.Tensor  # [num_drawn] int64
     drawn_in_step: int  # the latest of these steps
     logits_indices: torch.Tensor  # [num_sampling_rows] int64, into the step's tokens
+    draw_start_loc: Int32Array  # [num_sampling_rows + 1], the rows' draws
     sampling_slots: Int32Array  # [num_sampling_rows]
     sampling_positions: Int32Array  # [num_sampling_rows], of the token to be drawn
     sampling: SamplingInput | None

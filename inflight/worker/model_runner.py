@@ -31,6 +31,7 @@ from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import (
+    GrammarOutput,
     ModelRunnerOutput,
     PromptLogprobs,
     SchedulerOutput,
@@ -40,6 +41,7 @@ from inflight.sample.sampler import Sampler
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Timeline
+from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardOutput, ModelInput, SamplingInput
@@ -128,6 +130,7 @@ class ModelRunner:
                 drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
                 drawn_in_step=inputs.drawn_in_step,
                 logits_indices=device.to_device(inputs.query_start_loc[1:][inputs.sampling_rows].astype(np.int64) - 1),
+                draw_start_loc=np.arange(len(slots) + 1, dtype=np.int32),
                 sampling_slots=slots,
                 sampling_positions=inputs.seq_lens[inputs.sampling_rows],
                 sampling=self._sampling_input(plan, inputs) if self._draws else None,
@@ -200,8 +203,16 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden if rows is not None else hidden[model_input.logits_indices])
             return ForwardOutput(logits, prompt_logprobs)
 
-    def sample(self, model_input: ModelInput, forward: ForwardOutput | IntermediateTensors) -> DrawnStep:
-        """Draw one token per sampling row, and let every rank that needs it know. Nothing on stages but the last."""
+    def sample(
+        self,
+        model_input: ModelInput,
+        forward: ForwardOutput | IntermediateTensors,
+        grammar_output: GrammarOutput | None = None,
+    ) -> DrawnStep:
+        """Draw one token per sampling row, and let every rank that needs it know. Nothing on stages but the last.
+
+        `grammar_output`: of a plan with rows under a grammar.
+        """
         step_id = model_input.plan.step_id
         if isinstance(forward, IntermediateTensors):
             return DrawnStep(step_id)
@@ -220,7 +231,10 @@ class ModelRunner:
             if sampling.history is not None:
                 known = self._drawn_tokens.token_ids
                 metadata = sampling.history.add_to(metadata, known, self._device.torch_device)
-            drawn = self._sampler(forward.logits, metadata)
+            masks = None
+            if grammar_output is not None:
+                masks = grammar_masks(model_input.plan, grammar_output, model_input.draw_start_loc)
+            drawn = self._sampler(forward.logits, metadata, masks)
             self._drawn_tokens.add(slots, positions, self._tp.broadcast(drawn.token_ids))
             return DrawnStep(step_id, drawn, forward.prompt_logprobs)
 

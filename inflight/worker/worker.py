@@ -192,7 +192,7 @@ class Worker(WorkerBase):
             if step.error is not None:
                 raise step.error
             assert step.forward is not None
-            finish = partial(self.runner.drain, self.runner.sample(step.model_input, step.forward))
+            finish = partial(self.runner.drain, self.runner.sample(step.model_input, step.forward, grammar_output))
         except BaseException as error:
             finish = partial(_raise, error)
         self._device.drain(partial(_settle, step.future, finish))
