@@ -57,7 +57,7 @@ from inflight.tokenizer.tokenizer import Tokenizer
 T = TypeVar("T")
 
 NUM_RUNNING = 256
-PROMPT_TOKENS = 16
+PROMPT_TOKENS = range(8, 40)  # their number differs, so that requests cross into new blocks in different steps
 WARM_UP_STEPS = 20
 MAX_STEPS = 1500  # the worker's ring keeps five events a step
 MAX_MODEL_LEN = 2048
@@ -162,13 +162,13 @@ class Load:
         grammar = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True) if is_grammar else None
         params = SamplingParams(
             temperature=0.0,
-            max_tokens=MAX_MODEL_LEN - PROMPT_TOKENS,
+            max_tokens=MAX_MODEL_LEN - PROMPT_TOKENS.stop,
             ignore_eos=not is_grammar,
             structured_outputs=grammar,
         )
         self.num_replaced += 1
         request_id = str(NUM_RUNNING + self.num_replaced)
-        prompt = [self._rng.randrange(3, 3900) for _ in range(PROMPT_TOKENS)]
+        prompt = [self._rng.randrange(3, 3900) for _ in range(self._rng.choice(PROMPT_TOKENS))]
         self._running[request_id] = is_grammar
         self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params, kind=RequestOutputKind.DELTA)
 
@@ -177,7 +177,7 @@ def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, Recordi
     args = EngineArgs(
         model=str(folder),
         max_num_seqs=NUM_RUNNING,
-        max_num_batched_tokens=NUM_RUNNING * PROMPT_TOKENS,  # all prompts at once
+        max_num_batched_tokens=NUM_RUNNING * PROMPT_TOKENS.stop,  # all prompts at once
         max_model_len=MAX_MODEL_LEN,
         load_format="dummy",
         dtype="float32",
