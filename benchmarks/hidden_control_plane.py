@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import tempfile
@@ -209,6 +210,7 @@ def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, Recordi
 
 def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
     engine, core, executor = make_engine(folder, depth)
+    worker_pid: int = executor.collective_rpc("pid", unique_reply_rank=0)
     front_us = []
     try:
         load = Load(engine, case)
@@ -217,16 +219,23 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
         for _ in range(WARM_UP_STEPS):
             load.step()
         first, load.num_replaced = len(executor.plans), 0
-        busy_before, start = processor_seconds(executor), time.perf_counter()
+        busy_before, start = processor_seconds(worker_pid), time.perf_counter()
         for _ in range(num_steps):
             step_start = time.perf_counter_ns()
             load.step()
             front_us.append((time.perf_counter_ns() - step_start - core.step_ns) / 1e3)
-        seconds, busy = time.perf_counter() - start, processor_seconds(executor)
+        seconds, busy = time.perf_counter() - start, processor_seconds(worker_pid)
         assert core.scheduler.num_running == NUM_RUNNING, "requests were preempted: this is no steady state"
         plans, submit_us = executor.plans[: first + num_steps], executor.submit_us[first : first + num_steps]
-        events = engine.timeline_events(first_step=plans[first].step_id)
         load.abort()
+        while (
+            core.has_unfinished_requests()
+        ):  # a call of the worker's waits for steps in flight, and they for their masks
+            core.step()
+        events = {
+            process: [event for event in found if event.step_id <= plans[-1].step_id]
+            for process, found in engine.timeline_events(first_step=plans[first].step_id).items()
+        }
         alone_events = replay(executor, plans)[RANK][-5 * num_steps :]
     finally:
         engine.close()
@@ -254,15 +263,18 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
     )
 
 
-def processor_seconds(executor: Executor) -> dict[str, float]:
-    """Used so far, of both processes."""
-    worker: float = executor.collective_rpc("processor_seconds", unique_reply_rank=0)
-    return {"engine": time.process_time(), "worker": worker}
+def processor_seconds(worker_pid: int) -> dict[str, float]:
+    """Used so far, of both processes. Linux only."""
+    fields = Path(f"/proc/{worker_pid}/stat").read_text().rpartition(")")[2].split()
+    return {
+        "engine": time.process_time(),
+        "worker": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+    }
 
 
 def replay(executor: Executor, plans: Sequence[SchedulerOutput]) -> dict[str, list[Event]]:
     """The worker alone: all plans again, two in flight, under new ids, and without their masks."""
-    next_id = plans[-1].step_id + 2  # one more may have been planned
+    next_id = plans[-1].step_id + 3  # two more may have been planned
     in_flight: deque[Future[ModelRunnerOutput]] = deque()
     no_rows = np.empty(0, dtype=np.int32)
     for step_id, plan in enumerate(plans, start=next_id):

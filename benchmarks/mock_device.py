@@ -7,6 +7,7 @@ copied within the time of the forward; if that takes longer (a row of 151,936 is
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 
@@ -115,6 +116,5 @@ class MockDeviceWorker(Worker):
             stage=self._stage,
         )
 
-    def processor_seconds(self) -> float:
-        """Of this process, all threads together."""
-        return time.process_time()
+    def pid(self) -> int:
+        return os.getpid()
