@@ -71,6 +71,8 @@ class EngineCore:
         # engines that must decide the same, each for itself, cannot go by when a grammar has been compiled
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._idle_since_ns: int | None = None  # there is no request; the next plan ends it
+        self._note_idleness()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
@@ -79,6 +81,7 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.scheduler.abort_requests(request_ids)
+        self._note_idleness()
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests() or bool(self._in_flight)
@@ -95,8 +98,10 @@ class EngineCore:
             self._submit_steps()
             if not self._in_flight:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
-                return self.scheduler.take_failures()
-            return self._commit_oldest() + self.scheduler.take_failures()
+            outputs = self._commit_oldest() if self._in_flight else []
+            outputs += self.scheduler.take_failures()
+            self._note_idleness()
+            return outputs
         except Exception as error:  # of whatever part of a step: here is where all of them end
             self._void_steps(error)
             raise
@@ -108,6 +113,9 @@ class EngineCore:
             if plan is None:
                 break
             self.timeline.record(plan.step_id, "plan", start, time.perf_counter_ns())
+            if self._idle_since_ns is not None:
+                self.timeline.record(plan.step_id, "idle", self._idle_since_ns, start)
+                self._idle_since_ns = None
             self._in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
             self._send_masks()
 
@@ -155,3 +163,8 @@ class EngineCore:
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
+
+    def _note_idleness(self) -> None:
+        """Devices that stand still from now to the next plan do not wait for the engine."""
+        if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
+            self._idle_since_ns = time.perf_counter_ns()
