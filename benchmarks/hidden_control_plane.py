@@ -14,6 +14,7 @@ Grammars end: a request that has ended is followed by another one, whose prompt 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -214,6 +215,7 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
     front_us = []
     try:
         load = Load(engine, case)
+        gc.freeze()  # as `LLMEngine.from_args` does
         while core.scheduler.num_running < NUM_RUNNING:  # the grammar is being compiled
             load.step()
         for _ in range(WARM_UP_STEPS):
