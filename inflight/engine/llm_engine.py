@@ -204,11 +204,11 @@ class LLMEngine:
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """What is still in the rings of steps `first_step` and later: of "engine", and of "rank 0", "rank 1", ...
 
-        It waits for the steps in flight. Ranks of other machines have clocks of their own and are left out. With
+        The steps in flight are committed first. Ranks of other machines have clocks of their own and are left out. With
         external_launcher all engines have to call it, as all else; each has its own "engine".
         """
         self._check_open()
-        of_ranks = self.executor.collective_rpc("timeline_events")
+        of_ranks = self.core.collective_rpc("timeline_events")
         events = {ENGINE: self.core.timeline.events()}
         events |= {f"rank {rank}": of_ranks[rank] for rank in self.executor.local_ranks}
         return {name: [event for event in found if event.step_id >= first_step] for name, found in events.items()}

@@ -122,7 +122,7 @@ class LLM:
         timeout: float | None = None,
     ) -> list[Any]:
         """Call a method of every worker; one value per rank."""
-        return self.llm_engine.executor.collective_rpc(method, args, kwargs, timeout=timeout)
+        return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def timeline_events(self) -> dict[str, list[Event]]:
         """What the engine ("engine") and each rank of this machine ("rank 0", ...) did in the last steps, from when to when."""

@@ -190,6 +190,22 @@ def test_a_defect_of_the_scheduler_ends_in_the_same_place(
     engine.run()
 
 
+def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
+    """Some of them wait for masks: without their commits it would wait for ever."""
+    engine = MockEngine(depth=4, stagger=2)
+    for i in range(3):
+        engine.add(f"r{i}", [i] * 5, 12, grammar=str(i))
+    calls = []
+    while engine.core.has_unfinished_requests():
+        engine.step()
+        in_flight = len(engine.core._in_flight)
+        assert engine.core.collective_rpc("echo", (in_flight,), {"a": 1}) == [("echo", (in_flight,), {"a": 1})]
+        assert not engine.core._in_flight
+        calls.append(in_flight)
+    assert max(calls) >= 2
+    engine.run()
+
+
 def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     compile_toy = ToyBackend._compile
