@@ -101,6 +101,8 @@ class InputBatch:
         if len(plan.max_draft_tokens):
             has_drafts = plan.max_draft_tokens >= 0
             assert plan.samples[has_drafts].all() and (lengths - 1 == plan.max_draft_tokens)[has_drafts].all()
+            is_known = plan.num_computed_tokens < self.num_known_tokens[plan.slots]
+            assert not (has_drafts & is_known).any(), f"drafts behind a token that nobody drew:\n{plan.describe()}"
             is_drawn &= ~has_drafts[rows]
             is_drawn[query_start_loc[:-1][has_drafts]] = True
             num_draws = np.where(has_drafts, lengths, num_draws)

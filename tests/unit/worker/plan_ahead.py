@@ -173,7 +173,7 @@ class PlanAhead:
                 self.executor.provide_grammar_output(step.plan.step_id, self.masks(step))
 
     def masks_are_known(self, step: Step) -> bool:
-        """Whether every row under a grammar is the oldest under way of its request, or superseded and needs no drafts known."""
+        """Whether the tokens and drafts before each row under a grammar are: no older step under way has its request."""
         older = {job.name for other in self.in_flight if other.plan.step_id < step.plan.step_id for job in other.jobs}
         return all(step.jobs[row].name not in older for row in step.plan.grammar_rows.tolist())
 

@@ -33,9 +33,9 @@ def make_jobs(seed: int) -> list[Job]:
         {"temperature": 0.0},
         {"temperature": 0.0, "repetition_penalty": 0.5, "logprobs": 2},
         {"temperature": 1.0, "frequency_penalty": -2.0, "presence_penalty": -2.0},
-        {"temperature": 1.3, "top_k": 20, "logprobs": 0},
+        {"temperature": 1.0, "allowed_token_ids": [5, 6, 9], "frequency_penalty": 2.0, "repetition_penalty": 0.4},
         {"temperature": 0.0, "logit_bias": {5: 3.0}, "repetition_penalty": 0.7},
-        {"temperature": 1.0, "allowed_token_ids": [5, 6, 9]},
+        {"temperature": 1.3, "top_k": 20, "logprobs": 0},
     ]
     jobs = []
     for i in range(9):
