@@ -58,8 +58,8 @@ class Features:
             arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": self.num_drafts}
         if self.plans_ahead is not None and self.pipeline_parallel_size == 1:
             arguments["async_scheduling"] = self.plans_ahead
-        elif self.plans_ahead is False:
-            arguments |= {"pipeline_stagger": 1, "pipeline_depth": 2}
+        elif self.plans_ahead:
+            arguments["pipeline_depth"] = self.pipeline_parallel_size + 2
         return arguments
 
 
@@ -85,7 +85,7 @@ class Engines:
 
     def llm(self, features: Features) -> LLM:
         if features not in self.llms:
-            memory = self._tight_bytes(features) if features.tight else 1 << 24
+            memory = self._tight_bytes(features) if features.tight else 1 << 21
             self.llms[features] = LLM(
                 str(self.folder),
                 dtype="float32",
