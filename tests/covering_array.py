@@ -62,7 +62,9 @@ class _Builder:
 
     def _combinations(self, strength: int) -> Iterator[tuple[_Pair, ...]]:
         for chosen in itertools.combinations(range(len(self._names)), strength):
-            yield from itertools.product(*([(factor, i) for i in range(len(self._values[factor]))] for factor in chosen))
+            yield from itertools.product(
+                *([(factor, i) for i in range(len(self._values[factor]))] for factor in chosen)
+            )
 
     def _attempt(self, first: tuple[_Pair, ...], strength: int) -> dict[int, int] | None:
         row = dict(first)

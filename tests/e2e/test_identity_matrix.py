@@ -1,8 +1,9 @@
 """Every feature on or off, in every combination: the tokens are those of the request alone in a plain engine.
 
-An example draws an engine (steps planned ahead or not, prefix cache, chunked prefill, KV cache large or so small that requests are preempted, slots),
-requests (shared beginnings, n > 1, greedy and sampled, penalties, stop conditions, log-probabilities) and a schedule (arrivals
-between steps, aborts). `make test` runs a fixed share of the 1,000 examples that `make test-full` runs.
+An example draws an engine (steps planned ahead or not, prefix cache, chunked prefill, KV cache large or so small that
+requests are preempted, slots), requests (shared beginnings, n > 1, greedy and sampled, penalties, stop conditions,
+log-probabilities) and a schedule (arrivals between steps, aborts). `make test` runs a fixed share of the 1,000 examples that
+`make test-full` runs.
 """
 
 from __future__ import annotations

@@ -20,9 +20,7 @@ def allowed_rows(factors: Mapping[str, Sequence[Hashable]], is_allowed: Callable
     return [row for row in rows if is_allowed(row)]
 
 
-@given(
-    sizes=st.lists(st.integers(1, 4), min_size=3, max_size=6), strength=st.integers(1, 3), data=st.data()
-)
+@given(sizes=st.lists(st.integers(1, 4), min_size=3, max_size=6), strength=st.integers(1, 3), data=st.data())
 def test_every_combination_that_can_be_is_in_a_row(sizes: list[int], strength: int, data: st.DataObject) -> None:
     factors = {f"f{i}": list(range(size)) for i, size in enumerate(sizes)}
     pairs = st.tuples(st.sampled_from(list(factors)), st.integers(0, 3))
