@@ -39,12 +39,7 @@ class FakeDevice(Device):
 
     def release(self, num_stages: int = 1) -> None:
         for _ in range(num_stages):
-            stage, future = self._stages.popleft()
-            future.set_running_or_notify_cancel()
-            try:
-                future.set_result(stage())
-            except Exception as error:
-                future.set_exception(error)
+            _run(*self._stages.popleft())
 
     def available_memory_bytes(self) -> int:
         return self.memory_bytes
@@ -65,6 +60,11 @@ class FakeDevice(Device):
         self._stages.append((stage, future))
         return future
 
+    def drain(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        _run(work, future)
+        return future
+
     def set_num_threads(self, num_threads: int) -> None:
         self.num_threads = num_threads
 
@@ -76,3 +76,11 @@ class FakeDevice(Device):
         for _, future in self._stages:
             future.cancel()
         self._stages.clear()
+
+
+def _run(work: Callable[[], T], future: Future[T]) -> None:
+    future.set_running_or_notify_cancel()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)

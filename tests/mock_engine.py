@@ -14,15 +14,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from inflight.config.engine import SchedulerConfig
+from inflight.config.speculative import resolve_speculative
 from inflight.engine.core import EngineCore
 from inflight.errors import StepError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.structured_output.manager import StructuredOutputManager
 from tests.conformance.configs import engine_config
 from tests.mock_worker import MockWorker, mock_generate
+from tests.toy_grammar import ToyBackend
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 64
@@ -35,7 +38,7 @@ class LateFuture(Future[ModelRunnerOutput]):
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         while not self.done():
-            self._executor.run_next()
+            assert self._executor.run_next(), "the oldest step waits for masks, and the engine waits for it"
         return super().result(timeout)
 
 
@@ -58,6 +61,9 @@ class LateExecutor:
     def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
         self.worker.initialize_from_config(kv_cache_configs[0])
 
+    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+        self.worker.provide_grammar_output(step_id, grammar_output)
+
     def execute_model(self, plan: SchedulerOutput, non_block: bool) -> LateFuture:
         assert non_block
         self.plans.append(plan)
@@ -65,10 +71,10 @@ class LateExecutor:
         self._queue.append((plan, future))
         return future
 
-    def run_next(self) -> None:
-        """Run the oldest step, if there is one."""
-        if not self._queue:
-            return
+    def run_next(self) -> bool:
+        """Run the oldest step, if there is one and its masks have come."""
+        if not self._queue or (len(self._queue[0][0].grammar_rows) and not self.worker.has_masks(self._queue[0][0])):
+            return False
         plan, future = self._queue.popleft()
         try:
             if self.failing.get(plan.step_id) is False:
@@ -81,6 +87,7 @@ class LateExecutor:
             future.set_exception(error)
         else:
             future.set_result(output)
+        return True
 
 
 @dataclass
@@ -91,6 +98,7 @@ class Wanted:
     limit: int  # tokens, prompt and output together
     tokens: list[int]
     logprobs: bool
+    has_grammar: bool
     planned_at: int = -1  # the last step with a row of it
     drawn_at: int = -1  # the last step that was planned to draw a token
 
@@ -109,6 +117,7 @@ class MockEngine:
     policy: str = "fcfs"
     depth: int = 1
     stagger: int = 1
+    num_speculative_tokens: int = 0
     wanted: dict[str, Wanted] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
@@ -123,6 +132,7 @@ class MockEngine:
             max_num_seqs=self.max_num_seqs,
             max_model_len=MAX_MODEL_LEN,
             windows=list(self.windows),
+            num_speculative_tokens=self.num_speculative_tokens,
         )
         self.executor = LateExecutor(self.worker)
         groups = make_groups([self.worker.get_kv_cache_specs()])[0]
@@ -146,7 +156,13 @@ class MockEngine:
                 stagger=self.stagger,
             ),
         )
-        self.core = EngineCore(config, self.executor)  # type: ignore[arg-type]
+        if self.num_speculative_tokens:
+            speculative = {"method": "ngram", "num_speculative_tokens": self.num_speculative_tokens}
+            config = replace(config, speculative=resolve_speculative(speculative))
+        self.grammars = StructuredOutputManager(
+            lambda: ToyBackend(VOCAB_SIZE), VOCAB_SIZE, num_buffers=self.depth + 1, num_threads=1
+        )
+        self.core = EngineCore(config, self.executor, self.grammars)  # type: ignore[arg-type]
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler._kv_cache.pool
 
@@ -162,13 +178,19 @@ class MockEngine:
         salt: str = "",
         leader: str | None = None,
         prompt_logprobs: bool = False,
+        grammar: str | None = None,
     ) -> None:
+        """`grammar`: the regular expression for `ToyBackend`."""
         limit = min(len(prompt) + max_tokens, MAX_MODEL_LEN)
-        tokens = mock_generate(prompt, limit - len(prompt), VOCAB_SIZE, stop)
-        self.wanted[request_id] = Wanted(prompt, limit, tokens, prompt_logprobs)
+        seed = int(grammar) if grammar is not None and grammar != "bad" else None
+        tokens = mock_generate(prompt, limit - len(prompt), VOCAB_SIZE, stop, seed) if grammar != "bad" else []
+        self.wanted[request_id] = Wanted(prompt, limit, tokens, prompt_logprobs, grammar is not None)
         self.outputs[request_id], self.prompt_logprobs[request_id] = [], []
         params = SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=0 if prompt_logprobs else None
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            prompt_logprobs=0 if prompt_logprobs else None,
+            structured_outputs=None if grammar is None else StructuredOutputsParams(regex=grammar),
         )
         self.core.add_request(
             EngineCoreRequest(
@@ -205,6 +227,9 @@ class MockEngine:
                 self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs.token_ids[:, 0].tolist())
             if output.finish_reason is not None:
                 assert got == wanted.tokens or output.finish_reason is FinishReason.ERROR, output.request_id
+                if output.finish_reason is FinishReason.ERROR and wanted.has_grammar:
+                    assert got == wanted.tokens  # up to the dead end
+                    wanted.logprobs, self.prompt_logprobs[output.request_id] = False, []
                 assert self.prompt_logprobs[output.request_id] == (wanted.prompt[1:] if wanted.logprobs else [])
                 self.finished[output.request_id] = output.finish_reason
                 self.order.append(output.request_id)
@@ -216,14 +241,16 @@ class MockEngine:
         self.aborted.add(request_id)
 
     def run(self) -> None:
-        """Step until all has ended. Whatever was not aborted has come out in full."""
+        """Step until all has ended. Whatever was not aborted has come out in full. The grammars are closed then."""
         for _ in range(10_000):
             if not self.core.has_unfinished_requests():
                 break
             self.step()
+        self.grammars.close()
         assert not self.core.has_unfinished_requests()
         assert set(self.wanted) == set(self.finished) | self.aborted
         assert self.pool.num_free_blocks == self.pool.num_blocks - 1
+        assert not self.grammars._entries
 
     def _check_plan(self, plan: SchedulerOutput, oldest_in_flight: int) -> None:
         assert 0 < plan.num_tokens <= self.max_num_batched_tokens
@@ -234,7 +261,8 @@ class MockEngine:
         for request_id, end, samples in zip(plan.request_ids, ends, plan.samples.tolist(), strict=True):
             wanted = self.wanted[request_id]
             assert end < wanted.limit, f"{request_id}: planned past its end"
-            assert wanted.drawn_at < oldest_in_flight or plan.step_id - wanted.drawn_at >= self.stagger
+            if not wanted.has_grammar:  # a forced token is known at once
+                assert wanted.drawn_at < oldest_in_flight or plan.step_id - wanted.drawn_at >= self.stagger
             wanted.planned_at = plan.step_id
             if samples:
                 wanted.drawn_at = plan.step_id

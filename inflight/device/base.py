@@ -61,6 +61,14 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def drain(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` once the device has done what it was given before this call: copies to the host, and what they feed.
+
+        For stages to call: those behind need not wait. Work runs one at a time, in the order of the calls, on a thread of its
+        own, also work that `close` finds waiting.
+        """
+
+    @abstractmethod
     def set_num_threads(self, num_threads: int) -> None:
         """The size of the compute thread pool, for the calling thread and for submitted stages that follow."""
 
@@ -70,4 +78,5 @@ class Device(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drop the stages that have not begun, wait for the one that has. Idempotent; nothing may be submitted after."""
+        """Drop the stages that have not begun; wait for the one that has, and for the drain thread. Idempotent; nothing may be
+        submitted after."""

@@ -1,7 +1,7 @@
-"""`CpuDevice`: host memory, and one compute thread for submitted stages.
+"""`CpuDevice`: host memory, one compute thread for submitted stages, and one that drains them.
 
-Side effects: `set_num_threads` changes torch's thread pool for the process; the compute thread starts with the first
-`submit` and ends in `close`; the constructor tells the C library's allocator to keep what is freed.
+Side effects: `set_num_threads` changes torch's thread pool for the process; the threads start when they are first used and
+end in `close`; the constructor tells the C library's allocator to keep what is freed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class CpuDevice(Device):
     def __init__(self) -> None:
         # The one thread makes long calls that release the interpreter lock, so the caller's thread can prepare meanwhile.
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
+        self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
         self._closed = False
         _keep_freed_memory()
 
@@ -69,6 +70,9 @@ class CpuDevice(Device):
         assert not self._closed, "submit after close"
         return self._compute.submit(stage)
 
+    def drain(self, work: Callable[[], T]) -> Future[T]:
+        return self._drain.submit(work)  # what a stage has computed so far is in memory
+
     def set_num_threads(self, num_threads: int) -> None:
         # Each OpenMP thread that opens parallel regions has a setting of its own.
         torch.set_num_threads(num_threads)
@@ -81,6 +85,7 @@ class CpuDevice(Device):
     def close(self) -> None:
         self._closed = True
         self._compute.shutdown(wait=True, cancel_futures=True)
+        self._drain.shutdown(wait=True)
 
 
 def _advise_huge_pages(pages: mmap.mmap) -> None:

@@ -1,35 +1,47 @@
 """`EngineCore`: one scheduler, one executor, and the loop between them.
 
-    step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it
+    step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
 
 Everything that a step computes goes plan -> `Executor.execute_model(non_block=True)` -> commit, in step order. Depth 1 is
 synchronous; with 2 the next step is planned, and in the workers' hands, before the result of this one is known; a pipeline
-has more, so that every stage has one.
+has more, so that every stage has one. The masks of a step with grammars follow its plan, as soon as the tokens before it have
+been committed: it runs meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 
 from inflight.config.engine import EngineConfig
+from inflight.errors import RankError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.kv_cache.sizing import make_kv_cache_configs
 from inflight.scheduler.scheduler import Scheduler
+from inflight.structured_output.manager import StructuredOutputManager
 from inflight.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.1  # that a step waits for a grammar when there is nothing else to do
 
 
 class EngineCore:
     """Owns the executor: `close` shuts it down. Not thread-safe; one caller drives it."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, timeline: Timeline | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, grammars: StructuredOutputManager | None = None
+    ) -> None:
+        """`grammars` serves requests with `structured_outputs`; the core closes it."""
         self._executor = executor
-        self.timeline = timeline or Timeline()
+        self._grammars = grammars
+        self.timeline = Timeline()
         specs = executor.get_kv_cache_specs()
         if config.cache.memory_bytes is not None:
             available = [config.cache.memory_bytes] * len(specs)
@@ -48,12 +60,22 @@ class EngineCore:
             fingerprint=config.model.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
-        self.scheduler = Scheduler(config.scheduler, kv_cache, max_model_len=config.model.max_model_len)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            kv_cache,
+            max_model_len=config.model.max_model_len,
+            grammars=grammars,
+            num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
+        )
         self._depth = config.scheduler.depth
+        # engines that must decide the same, each for itself, cannot go by when a grammar has been compiled
+        self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
+        if self._waits_for_grammars:
+            self.scheduler.wait_for_grammars()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.scheduler.abort_requests(request_ids)
@@ -63,12 +85,23 @@ class EngineCore:
 
     def step(self) -> list[EngineCoreOutput]:
         """Run the loop once; returns what the committed step added. Empty when there is nothing to do, or all that it
-        computed was for requests that have ended.
+        computed was for requests that have ended, or (after IDLE_SECONDS at most) grammars are still being compiled.
 
         Raises:
-            EngineError: the oldest step failed. It and the younger ones in flight are void, whatever becomes of them in the
-                workers: their requests are still there, with all tokens returned so far, to be aborted or tried again.
+            EngineError: a step failed. All steps in flight are void, whatever becomes of them in the workers: their requests
+                are still there, with all tokens returned so far, to be aborted or tried again.
         """
+        try:
+            self._submit_steps()
+            if not self._in_flight:
+                self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
+                return self.scheduler.take_failures()
+            return self._commit_oldest() + self.scheduler.take_failures()
+        except Exception as error:  # of whatever part of a step: here is where all of them end
+            self._void_steps(error)
+            raise
+
+    def _submit_steps(self) -> None:
         while len(self._in_flight) < self._depth:
             start = time.perf_counter_ns()
             plan = self.scheduler.schedule()
@@ -76,23 +109,48 @@ class EngineCore:
                 break
             self.timeline.record(plan.step_id, "plan", start, time.perf_counter_ns())
             self._in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
-        if not self._in_flight:
-            return []
+            self._send_masks()
+
+    def _commit_oldest(self) -> list[EngineCoreOutput]:
         plan, future = self._in_flight[0]
-        try:
-            with self.timeline.span(plan.step_id, "wait"):
-                output = future.result()
-        except Exception:
-            self._in_flight.clear()
-            self.scheduler.void(plan)
-            raise
+        with self.timeline.span(plan.step_id, "wait"):
+            output = future.result()
         self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         with self.timeline.span(plan.step_id, "commit"):
-            return self.scheduler.update_from_output(plan, output)
+            outputs = self.scheduler.update_from_output(plan, output)
+        self._send_masks()
+        return outputs
+
+    def _send_masks(self) -> None:
+        """Fill and send the masks of steps in flight that wait for no token any more."""
+        start = time.perf_counter_ns()
+        for step_id, grammar_output in self.scheduler.fill_masks():
+            self._executor.provide_grammar_output(step_id, grammar_output)
+            end = time.perf_counter_ns()
+            self.timeline.record(step_id, "mask", start, end)
+            start = end
+
+    def _void_steps(self, error: Exception) -> None:
+        """Log what failed, with everything that was known, and drop all steps in flight."""
+        failed_id = error.step_id if isinstance(error, RankError) else None
+        failed = [plan for plan, _ in self._in_flight if plan.step_id == failed_id]
+        oldest = [plan for plan, _ in self._in_flight][:1]
+        logger.error(
+            "%s\nThe plan was:\n%s\nThe scheduler:\n%s\nSteps in flight: %s",
+            error,
+            "\n".join(plan.describe() for plan in failed or oldest) or "none",
+            self.scheduler.describe(),
+            ", ".join(str(plan.step_id) for plan, _ in self._in_flight) or "none",
+        )
+        self._in_flight.clear()
+        for step_id, empty in self.scheduler.void():
+            self._executor.provide_grammar_output(step_id, empty)
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.reset_prefix_cache()
 
     def close(self) -> None:
-        """Shut the executor down. Idempotent."""
+        """Shut the executor down, and end the threads that compile grammars. Idempotent."""
         self._executor.shutdown()
+        if self._grammars is not None:
+            self._grammars.close()

@@ -13,13 +13,15 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from inflight.config.engine import ModelConfig
+from inflight.config.engine import ModelConfig, StructuredOutputsConfig
 from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_sampling
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.structured_output.selector import backend_class
+from inflight.structured_output.spec import GrammarSpec
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -56,6 +58,7 @@ class InputProcessor:
 
     Attributes:
         default_params: the `SamplingParams` of a request that brings none.
+        eos_token_ids: the model's own end tokens, from all its files.
     """
 
     def __init__(
@@ -66,8 +69,10 @@ class InputProcessor:
         engine_seed: int,
         *,
         use_generation_defaults: bool = True,
+        structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
-        """`generation_config` is generation_config.json, or None. Its end tokens count also without its defaults."""
+        """`generation_config` is generation_config.json, or None. Its end tokens count also without its defaults. Without
+        `structured_outputs` no request may have any."""
         self._tokenizer = tokenizer
         self._vocab_size = model_config.architecture.vocab_size
         self._max_model_len = model_config.max_model_len
@@ -76,7 +81,11 @@ class InputProcessor:
         self.default_params = default_sampling_params(generation_config if use_generation_defaults else None)
         own = {tokenizer.eos_token_id} if tokenizer is not None else set()
         ids = {*model_config.architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
-        self._eos_token_ids = frozenset(i for i in ids if i is not None and i < self._vocab_size)
+        self.eos_token_ids = frozenset(i for i in ids if i is not None and i < self._vocab_size)
+        self._structured_outputs = structured_outputs
+        self._reasoning_end_ids: tuple[int, ...] = ()
+        if structured_outputs is not None and structured_outputs.reasoning_end and tokenizer is not None:
+            self._reasoning_end_ids = tuple(tokenizer.encode(structured_outputs.reasoning_end, False))
 
     def process(
         self,
@@ -108,22 +117,20 @@ class InputProcessor:
         else:
             max_tokens = self._check_max_tokens(params.max_tokens, len(token_ids), room)
         if params.structured_outputs is not None:
-            raise InvalidRequestError(
-                "structured_outputs is not served by this version: grammars can be compiled, but the engine's steps do not "
-                "take their masks yet; leave it out"
-            )
+            self._check_structured_outputs(params, params.structured_outputs)
         if params.min_tokens > max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={params.min_tokens} is more than the {max_tokens} tokens that can follow this prompt; lower it"
             )
         self._check_params(params)
-        eos = frozenset() if params.ignore_eos else self._eos_token_ids
+        eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
             seed=self._next_seed(params.seed),
             max_tokens=max_tokens,
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
+            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs is not None else (),
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
         )
         check_sampling(sampling, self._vocab_size)
@@ -143,6 +150,27 @@ class InputProcessor:
             arrival_time=arrival_time,
             children=_make_children(parent),
         )
+
+    def _check_structured_outputs(self, params: SamplingParams, wanted: StructuredOutputsParams) -> None:
+        """All that is known before the grammar is compiled: a JSON schema's keywords, too."""
+        if self._structured_outputs is None or self._tokenizer is None:
+            raise InvalidRequestError(
+                "structured_outputs needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
+            )
+        if not self.eos_token_ids:
+            raise InvalidRequestError("structured_outputs needs a model with an EOS token: a grammar ends by one")
+        if params.allowed_token_ids is not None:
+            raise InvalidRequestError(
+                "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
+            )
+        backend_class(self._structured_outputs.backend).check(GrammarSpec.from_params(wanted))
+
+    def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
+        """The marker to wait for; none where the prompt's last turn holds it."""
+        marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
+        turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
+        last = range(turn, len(prompt) - len(marker) + 1)
+        return () if any(tuple(prompt[i : i + len(marker)]) == marker for i in last) else marker
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 

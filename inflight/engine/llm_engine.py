@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from inflight import envs
+from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
@@ -21,6 +23,8 @@ from inflight.executor.executor import Executor
 from inflight.hub import read_config, read_generation_config, resolve_model_folder, resolve_tokenizer_folder
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
+from inflight.structured_output.manager import StructuredOutputManager
+from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -80,10 +84,11 @@ class LLMEngine:
             read_generation_config(folder),
             args.seed,
             use_generation_defaults=args.generation_config == "auto",
+            structured_outputs=config.structured_outputs,
         )
         executor = Executor.get_class(config)(config)
         try:
-            core = EngineCore(config, executor)
+            core = EngineCore(config, executor, _make_grammars(config, tokenizer, input_processor.eos_token_ids))
         except BaseException:  # an interrupt, too: no worker outlives the constructor that failed
             executor.shutdown()
             raise
@@ -198,6 +203,17 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
+
+
+def _make_grammars(
+    config: EngineConfig, tokenizer: Tokenizer | None, eos_token_ids: frozenset[int]
+) -> StructuredOutputManager | None:
+    """It costs nothing before the first request that needs it."""
+    if tokenizer is None:
+        return None
+    vocab_size = config.model.architecture.vocab_size
+    create = partial(create_backend, config.structured_outputs.backend, tokenizer, vocab_size, sorted(eos_token_ids))
+    return StructuredOutputManager(create, vocab_size, num_buffers=config.scheduler.depth + 1)
 
 
 def _read_tokenizer(args: EngineArgs, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:

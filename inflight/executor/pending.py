@@ -7,7 +7,6 @@ complete it stays in the `ReplyTable`, so that the replies still to come are kno
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
@@ -17,8 +16,6 @@ from typing import Any
 from inflight.errors import EngineError, RankError, StepError
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-
-logger = logging.getLogger(__name__)
 
 MAX_REQUEST_IDS_SHOWN = 8
 
@@ -64,15 +61,10 @@ class Pending(ABC):
         message = f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}"
         return self.error(StepError, message, rank, failure.traceback)
 
-    def log_failure(self, error: EngineError) -> None:
-        """Called once at most, when the future is settled by `error`."""
-
     def resolve(self, result: Any) -> None:
         self.future.set_result(result)
 
-    def fail(self, error: EngineError, *, log: bool = True) -> None:
-        if log:
-            self.log_failure(error)
+    def fail(self, error: EngineError) -> None:
         self.future.set_exception(error)
 
 
@@ -97,9 +89,6 @@ class PendingStep(Pending):
     @property
     def request_ids(self) -> Sequence[str]:
         return self.plan.request_ids
-
-    def log_failure(self, error: EngineError) -> None:
-        logger.error("%s\nThe plan was:\n%s", error, self.plan.describe())
 
 
 class PendingCall(Pending):

@@ -78,7 +78,7 @@ class ReplyTable:
                     self._set_deadline(pending, self._step_budget)
                 self._unsettled_steps[step_id] = pending
                 return True
-        pending.fail(refusal, log=False)
+        pending.fail(refusal)
         return False
 
     def add_call(self, call_id: int, pending: PendingCall) -> bool:
@@ -91,7 +91,7 @@ class ReplyTable:
                 if pending.timeout is not None:
                     self._set_deadline(pending, pending.timeout)
                 return True
-        pending.fail(refusal, log=False)
+        pending.fail(refusal)
         return False
 
     def _refusal(self, pending: Pending) -> EngineError | None:
@@ -237,7 +237,7 @@ class ReplyTable:
                 if not pending.settled:
                     pending.settled = True
                     error = EngineClosedError(f"the executor was shut down before {pending.name} ended")
-                    settlements.append(partial(pending.fail, error, log=False))
+                    settlements.append(partial(pending.fail, error))
             self._steps.clear()
             self._calls.clear()
             self._unsettled_steps.clear()

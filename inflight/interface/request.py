@@ -33,6 +33,7 @@ class ResolvedSampling:
         max_tokens: the most tokens to emit, at least 1.
         stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
         eos_token_ids: the subset of `stop_token_ids` that is the model's own; its stop_reason is None.
+        reasoning_end_ids: the tokens behind which the grammar of `params.structured_outputs` starts; none: at once.
         bad_words_token_ids: each a sequence whose last token is forbidden where the others precede it.
     """
 
@@ -41,6 +42,7 @@ class ResolvedSampling:
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
+    reasoning_end_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 

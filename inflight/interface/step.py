@@ -45,9 +45,10 @@ def _empty() -> Int32Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """Tokens that nobody drew, because a grammar admitted no other: `token_ids[i]` stands at `positions[i]` of `slots[i]`.
+    """Tokens known without a draw, because a grammar admitted no other: `token_ids[i]` stands at `positions[i]` of `slots[i]`.
 
-    For each slot they are consecutive, and end its known tokens. What steps before this one draw for the slot is superseded.
+    For each slot they are consecutive, begin with the first token that the row computes, and end what is known. What steps
+    before this one draw for the slot is superseded.
     """
 
     slots: Int32Array
@@ -112,7 +113,7 @@ class GrammarOutput:
     the masks have been sent, so that all ranks of a stage do their work in one order.
     """
 
-    rows: Int32Array  # [n], the plan's `grammar_rows`
+    rows: Int32Array  # [n], the plan's `grammar_rows`; none of them for a step that is void: what it draws is dropped
     num_masks: Int32Array  # [n]
     masks: npt.NDArray[np.int32]  # [sum of num_masks, ceil(vocab_size / 32)], or [0, ...]
 

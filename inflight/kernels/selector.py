@@ -6,7 +6,9 @@ import torch
 
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import DTYPES, load_kernels
+from inflight.kernels.cpu.token_masks import cpu_apply_token_masks
 from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
+from inflight.kernels.token_masks import ApplyTokenMasks, torch_apply_token_masks
 
 
 def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
@@ -16,3 +18,9 @@ def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
         if kernels is not None:
             return CpuLayerOps(kernels)
     return TorchLayerOps()
+
+
+def select_apply_token_masks(device: torch.device) -> ApplyTokenMasks:
+    """As `select_layer_ops`."""
+    kernels = load_kernels() if device.type == "cpu" else None
+    return torch_apply_token_masks if kernels is None else cpu_apply_token_masks(kernels)

@@ -99,3 +99,14 @@ class SamplingMetadata:
     @property
     def all_greedy(self) -> bool:
         return self.random is None and self.restricted is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarMasks:
+    """What the grammars of one step admit; the other rows are free. A row drawn without an admitted token is IMPOSSIBLE_TOKEN.
+
+    Bit t % 32 of word t // 32 says that token t may be drawn, as in `interface.step.GrammarOutput`.
+    """
+
+    rows: npt.NDArray[np.int64]  # [n], sampling rows, rising
+    masks: npt.NDArray[np.int32]  # [n, ceil(vocab_size / 32)]

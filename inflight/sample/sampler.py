@@ -3,11 +3,12 @@
 Order, of which all but the first and the last step are skipped where no row needs them:
 
     1. logprobs rows: keep the raw logits
-    2. allowed_token_ids, logit_bias, bad_words, min_tokens, penalties         (processors.py)
-    3. greedy rows: the exact argmax, the lowest id on a tie
-    4. others: divide by the temperature, then draw                            (draw.py)
+    2. rows under a grammar: what it does not admit is -inf                    (kernels/token_masks.py)
+    3. allowed_token_ids, logit_bias, bad_words, min_tokens, penalties         (processors.py)
+    4. greedy rows: the exact argmax, the lowest id on a tie
+    5. others: divide by the temperature, then draw                            (draw.py)
        from what min_p, top_k, top_p leave                                     (candidates.py)
-    5. logprobs of the tokens, from 1                                          (logprobs.py)
+    6. logprobs of the tokens, from 1                                          (logprobs.py)
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from inflight.kernels.selector import select_apply_token_masks
 from inflight.sample.candidates import draw_restricted
 from inflight.sample.draw import draw_random
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
-from inflight.sample.metadata import RandomRows, SamplingMetadata
+from inflight.sample.metadata import GrammarMasks, RandomRows, SamplingMetadata
 from inflight.sample.noise import token_hashes
 from inflight.sample.processors import process_logits
 from inflight.sample.reductions import argmax_rows
@@ -48,25 +50,31 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._hashes = token_hashes(vocab_size, torch.device(device))
+        self._apply_token_masks = select_apply_token_masks(torch.device(device))
 
-    def __call__(self, logits: Tensor, metadata: SamplingMetadata, raw_logits: Tensor | None = None) -> SamplerOutput:
+    def __call__(self, logits: Tensor, metadata: SamplingMetadata, masks: GrammarMasks | None = None) -> SamplerOutput:
         """Draw a token for each row.
 
+        Where a mask admits one token, the row draws it, whatever bias, penalties, bans, temperature, top_k, top_p and min_p
+        are: they move it or forbid others. allowed_token_ids is a second wall: what one of the two does not admit is not drawn.
+
         Args:
-            logits: float32 [num_rows, vocab_size], contiguous; overwritten. A grammar's mask has been applied to them.
-            raw_logits: the rows `metadata.logprobs_rows` before a grammar's mask; None where there was none.
+            logits: float32 [num_rows, vocab_size], contiguous; overwritten.
         """
         assert logits.shape == (metadata.num_rows, len(self._hashes)), (
             f"logits {tuple(logits.shape)} do not fit the step"
         )
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         assert logits.is_contiguous()
-        rows = metadata.logprobs_rows
-        if rows is None:
-            return SamplerOutput(token_ids=self._choose(logits, metadata))
-        rows_tensor = torch.from_numpy(rows).to(logits.device, torch.int64)
-        raw = logits[rows_tensor] if raw_logits is None else raw_logits
+        rows, raw = metadata.logprobs_rows, None
+        if rows is not None:
+            rows_tensor = torch.from_numpy(rows).to(logits.device, torch.int64)
+            raw = logits[rows_tensor]
+        if masks is not None:
+            self._apply_token_masks(logits, masks.rows, masks.masks)
         token_ids = self._choose(logits, metadata)
+        if raw is None:
+            return SamplerOutput(token_ids=token_ids)
         logprobs = gather_logprobs(raw, token_ids[rows_tensor], metadata.num_logprobs)
         return SamplerOutput(token_ids=token_ids, logprobs=logprobs, logprobs_rows=rows)
 

@@ -7,17 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput
-from inflight.scheduler.request import Request
+from inflight.interface.request import Int32Array
+from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput, TokenDelta
+from inflight.scheduler.request import NO_DRAFTS, Request
 
 
 class PlannedRow(NamedTuple):
-    """`num_tokens` of `request` are to be computed; its block tables grew by `num_new_blocks` entries at their ends."""
+    """`num_tokens` of `request` are to be computed; its block tables grew by `num_new_blocks` entries at their ends.
+
+    `num_drafts` of the tokens are drafts, at most; NO_DRAFTS says that the row is exact.
+    """
 
     request: Request
     num_tokens: int
     num_new_blocks: int
     is_new: bool  # new in its slot: travels in full
+    num_drafts: int = NO_DRAFTS
 
 
 def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> SchedulerOutput:
@@ -25,6 +30,14 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
     computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int32)
     scheduled = np.array([row.num_tokens for row in rows], dtype=np.int32)
     planned = np.array([request.num_planned_tokens for request in requests], dtype=np.int32)
+    drafts = np.array([row.num_drafts for row in rows], dtype=np.int32)
+    samples = computed + scheduled == planned + np.maximum(drafts, 0)
+    grammar_rows = [i for i, request in enumerate(requests) if request.has_grammar and samples[i]]
+    more: dict[str, Int32Array] = {}
+    if grammar_rows:
+        more["grammar_rows"] = np.array(grammar_rows, dtype=np.int32)
+    if (drafts != NO_DRAFTS).any():
+        more["max_draft_tokens"] = drafts
     return SchedulerOutput(
         step_id=step_id,
         new_requests=tuple(_full(row.request) for row in rows if row.is_new),
@@ -32,8 +45,10 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
         slots=np.array([request.slot for request in requests], dtype=np.int32),
         num_computed_tokens=computed,
         num_scheduled_tokens=scheduled,
-        samples=computed + scheduled == planned,
+        samples=samples,
         block_table_deltas=_deltas([row for row in rows if row.num_new_blocks and not row.is_new], num_groups),
+        forced_tokens=_forced(rows),
+        **more,
     )
 
 
@@ -49,11 +64,28 @@ def _full(request: Request) -> NewRequestData:
     )
 
 
+def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
+    """Tokens that the workers have not drawn, from the first that the row computes on. Where they are about to draw a token
+    behind them, they have drawn them all."""
+    forced = [
+        (request, range(request.num_computed_tokens, request.num_tokens))
+        for request, _, _, is_new, _ in rows
+        if request.has_untold_tokens and not is_new and request.num_planned_tokens == request.num_tokens
+    ]
+    if not forced:
+        return None
+    return TokenDelta(
+        slots=np.repeat([request.slot for request, _ in forced], [len(span) for _, span in forced]).astype(np.int32),
+        positions=np.concatenate([np.arange(span.start, span.stop, dtype=np.int32) for _, span in forced]),
+        token_ids=np.concatenate([request.token_ids[span.start :] for request, span in forced]),
+    )
+
+
 def _deltas(rows: Sequence[PlannedRow], num_groups: int) -> tuple[BlockTableDelta, ...]:
     slots: list[int] = []
     columns: list[int] = []
     block_ids: list[list[int]] = [[] for _ in range(num_groups)]
-    for request, _, count, _ in rows:
+    for request, _, count, _, _ in rows:
         length = len(request.blocks.tables[0])
         slots.extend([request.slot] * count)
         columns.extend(range(length - count, length))

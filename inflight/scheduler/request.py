@@ -10,6 +10,7 @@ from inflight.interface.request import EngineCoreRequest, Int32Array
 from inflight.kv_cache.manager import RequestBlocks
 
 NO_SLOT = -1
+NO_DRAFTS = -1  # of a row: it is exact
 
 
 class RequestStatus(Enum):
@@ -26,19 +27,26 @@ class Request:
 
     Truth, changed at commit: the tokens, `num_tokens`. Planned state, changed by `schedule`, is ahead of it by the steps in
     flight: `num_planned_tokens` counts a placeholder for each token that they draw, and `num_computed_tokens` moves toward
-    that; a step that reaches it draws one more.
+    that; a step that reaches it draws one more. With drafts in flight both are upper bounds: every draft may be accepted.
 
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
+
+    The last committed step that drew proposed `draft_token_ids` behind its last token, the one at `num_drawn_tokens - 1`.
+    `has_untold_tokens`: the last ones are known here only, because a grammar admitted no others; the next plan tells.
     """
 
     __slots__ = (
         "_token_ids",
         "blocks",
         "core",
+        "draft_token_ids",
         "first_scheduled_time",
+        "has_grammar",
+        "has_untold_tokens",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_drawn_tokens",
         "num_in_flight",
         "num_planned_tokens",
         "num_prompt_logprobs_done",
@@ -68,6 +76,10 @@ class Request:
         self.num_cached_tokens = -1  # not known before the first admission
         self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
         self.first_scheduled_time = 0.0
+        self.has_grammar = core.sampling.params.structured_outputs is not None
+        self.draft_token_ids: list[int] = []
+        self.num_drawn_tokens = 0
+        self.has_untold_tokens = False
         self._token_ids = np.array(core.prompt_token_ids, dtype=np.int32)
 
     @property

@@ -5,9 +5,10 @@ end within one token budget. Side effects:
 
     schedule()             1. running requests get their next tokens, in queue order; when blocks run out, the last
                               in that order is preempted: it loses blocks and slot, and waits with all its tokens
-                           2. waiting requests are admitted while budget, slots and blocks last
-    update_from_output()   1. tokens are appended, the prefix cache advances
+                           2. waiting requests are admitted while budget, slots and blocks last, their grammars compiled
+    update_from_output()   1. tokens are appended, with those that a grammar forces; grammars and the prefix cache advance
                            2. requests that end give back blocks and slot
+    fill_masks()           the masks of steps in flight that can be made now
 
 Plans are committed in the order in which they were made; the next ones may be made before. `schedule` changes planned state
 only, `update_from_output` the truth. Every rank runs steps in order, and from that follows what makes planning ahead safe:
@@ -17,6 +18,8 @@ only, `update_from_output` the truth. Every rank runs steps in order, and from t
 - The prefix cache names blocks at commit, and only those that are full of committed tokens. The steps in flight write behind
   them, so a row of a request that has ended meanwhile never touches a named block; at commit it is passed over.
 - A preempted request keeps the tokens of its steps in flight, and is admitted again only after they have been committed.
+- A drawn token has a position. One that stands where a token is known already, because a grammar forced it meanwhile, is it.
+- With drafts in flight what is planned are upper bounds, for blocks and budget; at commit those that were not accepted go back.
 """
 
 from __future__ import annotations
@@ -24,38 +27,41 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from inflight.config.engine import SchedulerConfig
 from inflight.errors import EngineError
-from inflight.interface.request import (
-    EngineCoreOutput,
-    EngineCoreRequest,
-    FinishReason,
-    LogprobsColumns,
-)
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
+from inflight.scheduler.added_tokens import NOTHING_ADDED, AddedTokens, SchedulerStats, add_tokens, make_output
+from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.plan import PlannedRow, make_plan
-from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
+from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
-
-NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, or every token is forbidden"
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start."""
-
-    num_preemptions: int = 0
-    num_queried_tokens: int = 0  # prompt tokens asked of the prefix cache
-    num_hit_tokens: int = 0
+from inflight.scheduler.sampled import sampled_rows
+from inflight.structured_output.manager import StructuredOutputManager
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager, *, max_model_len: int) -> None:
+    """
+    Args:
+        grammars: for requests with `structured_outputs`; None where there are none.
+        num_speculative_tokens: how many drafts the workers propose for a request, at most.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv_cache: KVCacheManager,
+        *,
+        max_model_len: int,
+        grammars: StructuredOutputManager | None = None,
+        num_speculative_tokens: int = 0,
+    ) -> None:
         self._config = config
+        self._grammars = None if grammars is None else RequestGrammars(grammars)
+        self._num_speculative_tokens = num_speculative_tokens
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
         self._requests: dict[str, Request] = {}
@@ -65,6 +71,7 @@ class Scheduler:
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._num_added = 0
         self._num_steps = 0
+        self._failed: list[EngineCoreOutput] = []  # ended outside a commit; told by the next `take_failures`
         self.stats = SchedulerStats()
 
     @property
@@ -91,6 +98,9 @@ class Scheduler:
         self._num_added += 1
         self._requests[core.request_id] = request
         self._waiting.push(request)
+        if request.has_grammar:
+            assert self._grammars is not None, "the input processor lets no such request through"
+            self._grammars.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
@@ -99,26 +109,56 @@ class Scheduler:
             if request is not None:
                 self._finish(request)
 
+    def take_failures(self) -> list[EngineCoreOutput]:
+        """The ends of requests that have failed outside a commit: their grammar could not be compiled, or admits nothing."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def wait_for_grammars(self, seconds: float | None = None, *, for_all: bool = True) -> None:
+        """Until all grammars have been compiled, or any of them; at once where none is being compiled."""
+        if self._grammars is not None and self._grammars.num_compiling:
+            self._grammars.wait(seconds, for_all=for_all)
+
+    def _fail(self, request_id: str, reason: str) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        self._finish(request)
+        self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
+
     # -- schedule ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step, or None when nothing can be computed before the oldest step in flight is committed."""
+        """Plan the next step, or None when nothing can be computed before the oldest step in flight is committed, or a grammar
+        has been compiled."""
+        if self._grammars is not None and self._grammars.num_compiling:
+            for request_id, reason in self._grammars.take_failures():
+                self._fail(request_id, reason)
         rows: list[PlannedRow] = []
         budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
         self._schedule_waiting(rows, budget)
         if not rows:
-            if self._requests and not self._in_flight:
+            num_compiling = 0 if self._grammars is None else self._grammars.num_compiling
+            if len(self._requests) > num_compiling and not self._in_flight:
                 raise EngineError(
                     f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight"
                 )
             return None
         plan = make_plan(self._num_steps, rows, self._kv_cache.num_groups)
         self._num_steps += 1
-        self._in_flight.append((plan, [row.request for row in rows]))
+        step = plan, [row.request for row in rows]
+        self._in_flight.append(step)
+        if len(plan.grammar_rows):
+            assert self._grammars is not None
+            self._grammars.expect(*step)
         staggered_until = plan.step_id + self._config.stagger
-        for request, count, _, _ in rows:
+        for request, count, _, _, num_drafts in rows:
             request.num_in_flight += 1
+            if request.has_untold_tokens:
+                request.has_untold_tokens = False
+                request.draft_token_ids = []  # proposed behind a token that is not the last any more
             request.num_computed_tokens += count
+            request.num_planned_tokens += max(num_drafts, 0)
             if request.num_computed_tokens == request.num_planned_tokens:
                 request.num_planned_tokens += 1
                 request.staggered_until = staggered_until
@@ -143,13 +183,18 @@ class Scheduler:
                 num_planned == request.max_num_tokens or step_id < request.staggered_until
             ):
                 continue  # its last token, or the one that it waits for, is in flight
-            count = num_planned - request.num_computed_tokens
+            if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
+                continue  # where its steps in flight end depends on their drafts
+            count, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
             if count == 1:
                 if num_decodes == 0:
                     continue
                 num_decodes -= 1
+                num_drafts = self._num_drafts(request)
+                count += max(num_drafts, 0)
             # every running request after this one keeps a token of the budget: a long prompt delays nobody's next token
             count = min(count, budget - (len(running) - i))
+            num_drafts = min(num_drafts, count - 1)
             end = request.num_computed_tokens + count
             while (grown := allocate(request.blocks, end)) is None:
                 ran_out = True
@@ -159,16 +204,29 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is request:
                     return 0
-            rows.append(PlannedRow(request, count, grown, False))
+            rows.append(PlannedRow(request, count, grown, False, num_drafts))
             budget -= count
         return 0 if ran_out else budget
+
+    def _num_drafts(self, request: Request) -> int:
+        """How many drafts may follow the last token; NO_DRAFTS if there are none, and it is known where that token stands."""
+        if not self._num_speculative_tokens or request.has_untold_tokens:
+            return NO_DRAFTS
+        most = request.max_num_tokens - 1 - request.num_planned_tokens  # a token is drawn behind the last of them
+        if request.num_planned_tokens > request.num_tokens:
+            return min(self._num_speculative_tokens, most)
+        if request.num_in_flight:
+            return NO_DRAFTS  # the last token of a prompt, in a step of its own
+        return min(len(request.draft_token_ids), most) or NO_DRAFTS
 
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
         held: list[Request] = []
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
             if request.num_in_flight:
                 break  # preempted, and soon back; those behind it would take its blocks
-            if self._waits_for_leader(request):
+            if self._waits_for_leader(request) or (
+                request.has_grammar and self._grammars is not None and self._grammars.is_compiling(request)
+            ):
                 held.append(self._waiting.pop())
                 continue
             row = self._admit(request, budget)
@@ -195,6 +253,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         request.num_computed_tokens = start
+        request.draft_token_ids = []
         request.blocks.num_committed = start // self._kv_cache.block_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = start
@@ -251,47 +310,64 @@ class Scheduler:
         """
         planned, requests = self._in_flight.popleft()
         assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
+        scheduled = plan.num_scheduled_tokens.tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
-        sampled = iter(output.sampled_token_ids.tolist())
-        tokens = [next(sampled) if samples else None for samples in plan.samples.tolist()]
-        logprobs = _by_row(plan, output)
+        drafts = plan.max_draft_tokens.tolist()
+        sampled = sampled_rows(plan, output)
         prompt_logprobs = {piece.row: piece for piece in output.prompt_logprobs}
         results: list[EngineCoreOutput] = []
         for row, request in enumerate(requests):
             request.num_in_flight -= 1
+            drawn = sampled.get(row)
+            num_computed = ends[row]
+            if drawn is not None and drafts and drafts[row] != NO_DRAFTS:
+                num_computed = drawn.position - 1 + len(drawn.token_ids)
+                self._give_back(request, scheduled[row] - len(drawn.token_ids))
+                self.stats.num_draft_tokens += min(drafts[row], len(request.draft_token_ids))
+                self.stats.num_accepted_tokens += len(drawn.token_ids) - 1
+            if drawn is not None:
+                request.draft_token_ids = drawn.drafts
+                request.num_drawn_tokens = drawn.position + len(drawn.token_ids)
             if request.status is RequestStatus.FINISHED:
                 continue
-            if request.status is RequestStatus.RUNNING:
-                self._kv_cache.commit(request.blocks, request.token_ids, ends[row])
             piece = prompt_logprobs.get(row)
             if piece is not None:
                 request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
-            token = tokens[row]
-            if token is None and piece is None:
-                continue
-            finish_reason = None if token is None else self._append(request, token)
-            failed = finish_reason is FinishReason.ERROR
-            results.append(
-                EngineCoreOutput(
-                    request_id=request.request_id,
-                    new_token_ids=() if token is None or failed else (token,),
-                    logprobs=logprobs.get(row),
-                    prompt_logprobs=None if piece is None else piece.columns,
-                    finish_reason=finish_reason,
-                    stop_reason=_stop_reason(request, token, finish_reason),
-                    num_cached_tokens=request.num_cached_tokens,
-                    first_scheduled_time=request.first_scheduled_time,
-                    error=NOTHING_TO_DRAW if failed else "",
-                )
-            )
+            added = NOTHING_ADDED if drawn is None else add_tokens(request, drawn, self._grammars, self.stats)
+            if request.status is RequestStatus.RUNNING:
+                self._kv_cache.commit(request.blocks, request.token_ids, min(num_computed, request.num_tokens))
+            if added.finish_reason is not None:
+                self._finish(request)
+            if added != NOTHING_ADDED or piece is not None:
+                results.append(make_output(request, added, drawn, piece))
         return results
 
-    def void(self, plan: SchedulerOutput) -> None:
-        """Drop the oldest step in flight, which failed, and all younger ones, whose inputs are not what was planned.
+    def _give_back(self, request: Request, num_rejected: int) -> None:
+        """Drafts that were planned and not computed, or not accepted."""
+        request.num_planned_tokens -= num_rejected
+        if request.status is RequestStatus.RUNNING:
+            request.num_computed_tokens -= num_rejected
+
+    def fill_masks(self) -> list[tuple[int, GrammarOutput]]:
+        """The masks of steps in flight that can be made now, each step's once: (step id, masks), in step order.
+
+        Requests that cannot go on, because their grammar fails or admits nothing, have ended then; `take_failures` tells.
+        """
+        if self._grammars is None or not self._grammars.has_masks_to_fill():
+            return []
+        filled, errors = self._grammars.fill(self._in_flight)
+        for request_id, reason in errors.items():
+            self._fail(request_id, reason)
+        return filled
+
+    def void(self) -> list[tuple[int, GrammarOutput]]:
+        """Drop all steps in flight: one has failed, and the inputs of the younger ones are not what was planned.
 
         Their requests wait again with all their tokens: what the workers have of them is not known, so they travel in full.
+
+        Returns:
+            what to send for steps that wait for masks in the workers.
         """
-        assert self._in_flight[0][0] is plan
         for _, requests in self._in_flight:
             for request in requests:
                 if request.status is RequestStatus.RUNNING:
@@ -299,10 +375,27 @@ class Scheduler:
                 request.num_in_flight = 0
                 request.num_planned_tokens = request.num_tokens
         self._in_flight.clear()
+        return self._grammars.give_up_masks() if self._grammars is not None else []
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents; running requests keep their blocks."""
         self._kv_cache.pool.forget_all()
+
+    def describe(self) -> str:
+        """Cache and requests as text, for an error dump."""
+        pool = self._kv_cache.pool
+        lines = [
+            f"{len(self._running)} requests run, {len(self._waiting)} wait; {pool.num_free_blocks} of {pool.num_blocks - 1} KV "
+            f"blocks are free; {len(self._in_flight)} steps in flight"
+        ]
+        lines += [
+            f"  {request.request_id}: {request.status.name}, slot {request.slot}, {request.num_prompt_tokens} prompt tokens, "
+            f"{request.num_output_tokens} emitted, {request.num_computed_tokens} of {request.num_planned_tokens} planned, "
+            f"{len(request.blocks.tables[0])} blocks, in {request.num_in_flight} steps in flight"
+            for request in self._requests.values()
+            if request.status is RequestStatus.RUNNING or request.num_in_flight
+        ]
+        return "\n".join(lines)
 
     def check_integrity(self) -> None:
         """Assert that slots, blocks and queues agree. For tests, at any moment between two calls."""
@@ -321,22 +414,6 @@ class Scheduler:
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
         self._kv_cache.check_integrity([request.blocks for request in live])
 
-    def _append(self, request: Request, token: int) -> FinishReason | None:
-        """Add a sampled token; end the request when it says so. A negative one says that none could be drawn."""
-        if token < 0:
-            self._finish(request)
-            return FinishReason.ERROR
-        request.append(token)
-        sampling = request.sampling
-        reason = None
-        if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
-            reason = FinishReason.STOP
-        elif request.num_tokens >= request.max_num_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._finish(request)
-        return reason
-
     def _finish(self, request: Request) -> None:
         was_running = request.status is RequestStatus.RUNNING
         request.status = RequestStatus.FINISHED
@@ -345,6 +422,8 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         del self._requests[request.request_id]
+        if request.has_grammar and self._grammars is not None:
+            self._grammars.drop(request)
 
     def _release(self, request: Request) -> None:
         """Give back blocks and slot of a running request."""
@@ -353,15 +432,3 @@ class Scheduler:
         request.slot = NO_SLOT
         i = bisect.bisect_left(self._running, self._waiting.key(request), key=self._waiting.key)
         del self._running[i]
-
-
-def _by_row(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, LogprobsColumns]:
-    """Plan row -> the log-probabilities of the token sampled there."""
-    if output.logprobs is None:
-        return {}
-    sampling_rows: Sequence[int] = plan.samples.nonzero()[0].tolist()
-    return {sampling_rows[j]: output.logprobs.rows(k, k + 1) for k, j in enumerate(output.logprobs_rows.tolist())}
-
-
-def _stop_reason(request: Request, token: int | None, reason: FinishReason | None) -> int | None:
-    return token if reason is FinishReason.STOP and token not in request.sampling.eos_token_ids else None

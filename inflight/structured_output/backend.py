@@ -25,6 +25,7 @@ import numpy.typing as npt
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.json_schema import SchemaSupport, check_schema
 from inflight.structured_output.spec import GrammarSpec, parse_structural_tag
+from inflight.tokenizer.tokenizer import Tokenizer
 
 MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
 MaskRows = npt.NDArray[np.int32]  # [num_rows, ceil(vocab_size / 32)], contiguous
@@ -179,7 +180,14 @@ class GrammarBackend(ABC):
 
     schema_support: SchemaSupport
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    @abstractmethod
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
+    ) -> None:
+        """
+        Args:
+            num_threads: that fill masks, where the library can.
+        """
         assert eos_token_ids, "a grammar ends by an EOS token"
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -201,13 +209,14 @@ class GrammarBackend(ABC):
             raise InvalidRequestError(f"{spec.kind}: nothing satisfies it")
         return compiled
 
-    def check(self, spec: GrammarSpec) -> None:
+    @classmethod
+    def check(cls, spec: GrammarSpec) -> None:
         """The part of `compile` that needs no library: shapes, and the walk over JSON schemas. Raises the same."""
         if spec.kind == "json":
-            check_schema(json.loads(spec.text), self.schema_support)
+            check_schema(json.loads(spec.text), cls.schema_support)
         elif spec.kind == "structural_tag":
             for i, tag in enumerate(parse_structural_tag(spec.text)):
-                check_schema(tag.schema, self.schema_support, f"structural_tag: structures[{i}].schema")
+                check_schema(tag.schema, cls.schema_support, f"structural_tag: structures[{i}].schema")
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
         """All masks of a step. A matcher that fails says so in its `error()`, and harms no other."""

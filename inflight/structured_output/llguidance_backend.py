@@ -86,7 +86,7 @@ class LLGuidanceBackend(GrammarBackend):
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
     ) -> None:
-        super().__init__(vocab_size, eos_token_ids)
+        super().__init__(tokenizer, vocab_size, eos_token_ids, num_threads)
         try:
             self._tokenizer = LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:

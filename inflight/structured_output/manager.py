@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,25 @@ class _Entry:
     reasoning_end_ids: tuple[int, ...]
     grammar: RequestGrammar | None = None  # made when it is first needed
     error: str = ""  # of its grammar, since it was compiled
+
+
+class MaskRequest(NamedTuple):
+    """A row of a step: draws behind a request's emitted tokens, and behind each of its drafts.
+
+    `known` are the last of the emitted tokens, where a grammar forced them after the step was planned: it draws them again.
+    """
+
+    request_id: str
+    draft_token_ids: Sequence[int] = ()
+    known: Sequence[int] = ()
+
+
+def _allow_only(masks: MaskRows, token_ids: Sequence[int]) -> None:
+    """Row i admits `token_ids[i]` only."""
+    masks.fill(0)
+    bits = masks.view(np.uint32)
+    for row, token_id in zip(bits, token_ids, strict=False):
+        row[token_id // 32] = 1 << (token_id % 32)
 
 
 class StructuredOutputManager:
@@ -149,6 +169,10 @@ class StructuredOutputManager:
             return num_accepted, entry.error
         return num_accepted, ""
 
+    def has_ended(self, request_id: str) -> bool:
+        """Whether the last token that a READY request emitted was an EOS that its grammar admits: its text is complete."""
+        return self._grammar(self._entries[request_id]).matcher.is_terminated()
+
     def sync(self, request_id: str, emitted_token_ids: Sequence[int]) -> str:
         """Make a READY request stand behind exactly these tokens, from wherever it stood: the common prefix is kept.
 
@@ -185,19 +209,28 @@ class StructuredOutputManager:
         grammar = self._grammar(entry)
         return grammar.matcher.forced_tokens(limit) if grammar.has_started and not entry.error else []
 
-    def fill(self, rows: Sequence[tuple[str, Sequence[int]]]) -> FilledMasks:
+    def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
         """The masks of a step: for each request, with its drafts, `len(drafts) + 1` rows in a row.
 
-        Row i is the mask behind the request's emitted tokens and its first i drafts. A request that was dropped or has failed,
-        and one whose grammar has not started, has rows that forbid nothing. The interpreter lock is released for most of it.
+        Row i is the mask behind the request's emitted tokens (without those that are `known`) and its first i drafts. A request
+        that was dropped or has failed, and one whose grammar has not started, has rows that forbid nothing. The interpreter
+        lock is released for most of it.
         """
         row_starts = [0]
-        for _, drafts in rows:
-            row_starts.append(row_starts[-1] + len(drafts) + 1)
+        for wanted in rows:
+            row_starts.append(row_starts[-1] + len(wanted.draft_token_ids) + 1)
         masks = self._next_buffer(row_starts[-1])
         jobs: list[MaskJob] = []
         job_requests: list[str] = []
-        for (request_id, drafts), first_row in zip(rows, row_starts, strict=False):
+        for (request_id, drafts, known), first_row in zip(rows, row_starts, strict=False):
+            if known:
+                num_known = min(len(known), len(drafts) + 1)
+                _allow_only(masks[first_row : first_row + num_known], known)
+                first_row += num_known
+                if num_known > len(drafts) or list(drafts[:num_known]) != list(known):
+                    masks[first_row : first_row + len(drafts) + 1 - num_known].fill(ALL_ALLOWED)
+                    continue  # the rows behind a wrong draft are for nobody
+                drafts = drafts[num_known:]
             entry = self._entries.get(request_id)
             num_free = None
             if entry is not None and not entry.error and entry.future.done() and not self.failure(request_id):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from inflight.errors import ConfigError
 from inflight.structured_output.backend import GrammarBackend
@@ -11,26 +12,43 @@ from inflight.tokenizer.tokenizer import Tokenizer
 BACKENDS = ("llguidance", "xgrammar")
 
 
+def backend_class(name: str) -> type[GrammarBackend]:
+    """The class of one of `BACKENDS`.
+
+    Raises:
+        ConfigError: no such backend, or its package is not installed.
+    """
+    if name not in BACKENDS:
+        raise ConfigError(f"structured_outputs_backend={name!r} is none of {', '.join(BACKENDS)}")
+    with _needing_packages(name):
+        if name == "llguidance":
+            from inflight.structured_output.llguidance_backend import LLGuidanceBackend
+
+            return LLGuidanceBackend
+        from inflight.structured_output.xgrammar_backend import XGrammarBackend
+
+        return XGrammarBackend
+
+
 def create_backend(
     name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
 ) -> GrammarBackend:
     """One of `BACKENDS`; takes up to a second for a large vocabulary. `num_threads` is for filling masks, where it can.
 
     Raises:
-        ConfigError: no such backend, its package is not installed, there is no EOS token, or the tokenizer is of another kind.
+        ConfigError: as `backend_class`; there is no EOS token, or the tokenizer is of another kind.
     """
-    if name not in BACKENDS:
-        raise ConfigError(f"structured_outputs_backend={name!r} is none of {', '.join(BACKENDS)}")
+    cls = backend_class(name)
     if not eos_token_ids:
         raise ConfigError("structured outputs need a model with an EOS token: a grammar ends by one")
+    with _needing_packages(name):
+        return cls(tokenizer, vocab_size, eos_token_ids, num_threads)
+
+
+@contextmanager
+def _needing_packages(name: str) -> Iterator[None]:
     try:
-        if name == "llguidance":
-            from inflight.structured_output.llguidance_backend import LLGuidanceBackend
-
-            return LLGuidanceBackend(tokenizer, vocab_size, eos_token_ids, num_threads)
-        from inflight.structured_output.xgrammar_backend import XGrammarBackend
-
-        return XGrammarBackend(tokenizer, vocab_size, eos_token_ids)
+        yield
     except ModuleNotFoundError as error:
         extra = "structured-output" if name == "llguidance" else name
         raise ConfigError(

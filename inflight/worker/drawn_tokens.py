@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.request import Int32Array
-from inflight.interface.step import NewRequestData
+from inflight.interface.step import NewRequestData, TokenDelta
 
 
 class DrawnTokens:
@@ -47,10 +47,13 @@ class DrawnTokens:
         if self._receiver is not None and len(slots):
             self._expected.append((step_id, self._index(slots), self._receiver.post(len(slots))))
 
-    def remember(self, requests: Sequence[NewRequestData]) -> None:
-        """Requests whose penalties look at their tokens; called before the forward of the step that they are new in."""
+    def remember(self, requests: Sequence[NewRequestData], forced: TokenDelta | None) -> None:
+        """What a plan says of its slots' tokens, for penalties that look at them. Called when the steps before have sampled:
+        they may draw for a request that had the slot before, or what the forced tokens supersede."""
         for data in requests:
             self.token_ids[data.slot, : len(data.token_ids)] = data.token_ids
+        if forced is not None:
+            self.token_ids[forced.slots, forced.positions] = forced.token_ids
 
     def fill(self, input_ids: Tensor, indices: Tensor, slots: Tensor, step_id: int) -> None:
         """Write the token drawn last for each of `slots`, in `step_id` at the latest, to `input_ids[indices]`. On the first of

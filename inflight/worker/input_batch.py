@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from inflight.interface.request import Int32Array
-from inflight.interface.step import SchedulerOutput
+from inflight.interface.step import SchedulerOutput, TokenDelta
 
 NO_STEP = -1
+DRAWN = -1  # in `token_ids`: drawn on the device, before tokens that a plan has named
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,16 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)  # those that a plan has named
+        self.num_known_tokens: Int32Array = np.zeros(
+            max_num_seqs, dtype=np.int32
+        )  # up to the last that a plan has named
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
         self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the step that draws for the slot
         self._block_size = block_size
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Take in a plan's new requests and block table entries."""
+        """Take in a plan's new requests, block table entries and forced tokens."""
         for data in plan.new_requests:
             slot, length = data.slot, len(data.token_ids)
             self.token_ids[slot, :length] = data.token_ids
@@ -54,6 +57,16 @@ class InputBatch:
                 table[slot, : len(block_ids)] = block_ids
         for table, delta in zip(self.block_tables, plan.block_table_deltas, strict=True):
             table[delta.slots, delta.columns] = delta.block_ids
+        if plan.forced_tokens is not None:
+            self._force(plan.forced_tokens)
+
+    def _force(self, delta: TokenDelta) -> None:
+        """Known tokens behind drawn ones, the last of which may be still to be computed."""
+        slots, first = np.unique(delta.slots, return_index=True)
+        for slot, position in zip(slots.tolist(), delta.positions[first].tolist(), strict=True):
+            self.token_ids[slot, self.num_known_tokens[slot] : position] = DRAWN
+        self.token_ids[delta.slots, delta.positions] = delta.token_ids
+        self.num_known_tokens[delta.slots] = delta.positions + 1  # of a slot's entries the last one holds
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The flat inputs of a plan that has been applied; called once for each, in step order."""
@@ -64,9 +77,10 @@ class InputBatch:
         positions = np.arange(query_start_loc[-1], dtype=np.int32)
         positions += (plan.num_computed_tokens - query_start_loc[:-1])[rows]
         slots = plan.slots[rows]
-        drawn_tokens = np.flatnonzero(positions >= self.num_known_tokens[slots]).astype(np.int32)
-        drawn_slots = slots[drawn_tokens]
         input_ids = self.token_ids[slots, positions]
+        is_drawn = (positions >= self.num_known_tokens[slots]) | (input_ids == DRAWN)
+        drawn_tokens = np.flatnonzero(is_drawn).astype(np.int32)
+        drawn_slots = slots[drawn_tokens]
         input_ids[drawn_tokens] = 0
         drawn_in_step = int(self._last_draw[drawn_slots].max(initial=NO_STEP))
         self._last_draw[plan.slots[plan.samples]] = plan.step_id

@@ -1,21 +1,21 @@
-"""`ModelRunner`: one rank's steps, in three stages.
+"""`ModelRunner`: one rank's steps, in four stages.
 
     prepare_inputs   plan -> `ModelInput`: host work and staged copies; no collective, no sync, no wait for another rank
     execute_model    -> logits of the sampling rows (and the prompt's log-probabilities, where asked for), or on all pipeline
                      stages but the last what the next one takes
-    sample           -> `ModelRunnerOutput`
+    sample           -> `DrawnStep`: the draws, on the device
+    drain            -> `ModelRunnerOutput`, on the host
 
-Owns the model, the KV arena, the `InputBatch` and the `DrawnTokens`. One thread prepares, another executes and samples, each in
-step order, and the first may be steps ahead: it writes the batch and the sampling columns, and a `ModelInput` holds copies of
-all that its step needs of them. Tokens drawn meanwhile are the other thread's: `execute_model` and `sample` put them in.
+Owns the model, the KV arena, the `InputBatch` and the `DrawnTokens`. One thread prepares, another executes and samples, a third
+drains, each in step order. The first may be steps ahead: it writes the batch and the sampling columns, and a `ModelInput` holds
+copies of all that its step needs of them. Tokens drawn meanwhile are the second's: `execute_model` and `sample` put them in.
+The forward of a step may come before the sample of the step before it (see `stage_order`).
 
 Tokens are drawn on the first rank of the last stage and broadcast to its other ranks: that all of them would draw the same from
 the same logits holds only on processors that round alike.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,59 +29,23 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
-from inflight.interface.request import Int32Array, ResolvedSampling
+from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import (
-    KVConnectorOutput,
+    GrammarOutput,
     ModelRunnerOutput,
-    NewRequestData,
     PromptLogprobs,
     SchedulerOutput,
 )
 from inflight.models.causal_lm import CausalLM
-from inflight.sample.history import HistoryRows
-from inflight.sample.metadata import SamplingMetadata
 from inflight.sample.sampler import Sampler
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Timeline
+from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.prompt_logprobs import PromptLogprobsProgress, PromptLogprobsWork
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingInput:
-    """How the step's rows are drawn; only on the rank that draws."""
-
-    metadata: SamplingMetadata
-    history: HistoryRows | None  # for `metadata`, when the tokens before are known
-    new_histories: tuple[NewRequestData, ...]  # requests of this step that will have such rows
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInput:
-    """Everything the device needs for one step. Nobody writes to its arrays but `execute_model`, to `input_ids`."""
-
-    plan: SchedulerOutput
-    input_ids: torch.Tensor  # [num_tokens] int32; of `drawn_tokens` not known yet
-    positions: torch.Tensor  # [num_tokens] int32
-    attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
-    drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs drawn in the steps before
-    drawn_slots: torch.Tensor  # [num_drawn] int64
-    drawn_in_step: int  # the latest of these steps
-    logits_indices: torch.Tensor  # [num_sampling_rows] int64, into the step's tokens
-    sampling_slots: Int32Array  # [num_sampling_rows]
-    sampling_positions: Int32Array  # [num_sampling_rows], of the token to be drawn
-    sampling: SamplingInput | None
-    prompt_logprobs: tuple[PromptLogprobsWork, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardOutput:
-    """What the forward pass of the last stage leaves for `sample`."""
-
-    logits: torch.Tensor  # [num_sampling_rows, vocab_size] float32
-    prompt_logprobs: tuple[PromptLogprobs, ...]
+from inflight.worker.model_input import DrawnStep, ForwardOutput, ModelInput, SamplingInput
+from inflight.worker.prompt_logprobs import PromptLogprobsProgress
 
 
 class ModelRunner:
@@ -166,6 +130,7 @@ class ModelRunner:
                 drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
                 drawn_in_step=inputs.drawn_in_step,
                 logits_indices=device.to_device(inputs.query_start_loc[1:][inputs.sampling_rows].astype(np.int64) - 1),
+                draw_start_loc=np.arange(len(slots) + 1, dtype=np.int32),
                 sampling_slots=slots,
                 sampling_positions=inputs.seq_lens[inputs.sampling_rows],
                 sampling=self._sampling_input(plan, inputs) if self._draws else None,
@@ -193,12 +158,13 @@ class ModelRunner:
     def _sampling_input(self, plan: SchedulerOutput, inputs: StepInputs) -> SamplingInput:
         assert self._batch is not None
         state, slots = self._sampling_state, plan.slots[inputs.sampling_rows]
+        rows = state.take(slots)
         num_prompt_tokens, positions = self._batch.num_prompt_tokens[slots], inputs.seq_lens[inputs.sampling_rows]
         return SamplingInput(
-            metadata=state.metadata(slots, positions, num_prompt_tokens),
-            history=state.history(slots, num_prompt_tokens, positions),
+            metadata=rows.metadata(positions, num_prompt_tokens),
+            history=rows.history(num_prompt_tokens, positions),
             new_histories=tuple(
-                data for data in plan.new_requests if state.needs_history(np.array([data.slot], dtype=np.int32))
+                data for data in plan.new_requests if state.take(np.array([data.slot], dtype=np.int32)).needs_history
             ),
         )
 
@@ -237,11 +203,19 @@ class ModelRunner:
             logits = self._model.compute_logits(hidden if rows is not None else hidden[model_input.logits_indices])
             return ForwardOutput(logits, prompt_logprobs)
 
-    def sample(self, model_input: ModelInput, forward: ForwardOutput | IntermediateTensors) -> ModelRunnerOutput:
-        """Draw one token per sampling row, and let every rank that needs it know. Nothing on stages but the last."""
+    def sample(
+        self,
+        model_input: ModelInput,
+        forward: ForwardOutput | IntermediateTensors,
+        grammar_output: GrammarOutput | None = None,
+    ) -> DrawnStep:
+        """Draw one token per sampling row, and let every rank that needs it know. Nothing on stages but the last.
+
+        `grammar_output`: of a plan with rows under a grammar.
+        """
         step_id = model_input.plan.step_id
         if isinstance(forward, IntermediateTensors):
-            return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+            return DrawnStep(step_id)
         with self._timeline.span(step_id, "sample"):
             slots, positions = model_input.sampling_slots, model_input.sampling_positions
             sampling = model_input.sampling
@@ -249,31 +223,27 @@ class ModelRunner:
                 if len(slots):
                     nothing = torch.empty(len(slots), dtype=torch.int32, device=self._device.torch_device)
                     self._drawn_tokens.add(slots, positions, self._tp.broadcast(nothing))
-                return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
-            self._drawn_tokens.remember(sampling.new_histories)
-            token_ids = np.empty(0, dtype=np.int32)
-            logprobs, logprobs_rows = None, np.empty(0, dtype=np.int32)
-            drawn = None
-            if len(slots):
-                metadata = sampling.metadata
-                if sampling.history is not None:
-                    known = self._drawn_tokens.token_ids
-                    metadata = sampling.history.add_to(metadata, known, self._device.torch_device)
-                drawn = self._sampler(forward.logits, metadata)
-                self._drawn_tokens.add(slots, positions, self._tp.broadcast(drawn.token_ids))
-        with self._timeline.span(step_id, "drain"):
-            if drawn is not None:
-                token_ids = drawn.token_ids.cpu().numpy().astype(np.int32, copy=False)
-                if drawn.logprobs is not None and drawn.logprobs_rows is not None:
-                    logprobs, logprobs_rows = drawn.logprobs.to_columns(), drawn.logprobs_rows
-            return ModelRunnerOutput(
-                step_id=step_id,
-                kv_connector_output=KVConnectorOutput(),
-                sampled_token_ids=token_ids,
-                logprobs=logprobs,
-                logprobs_rows=logprobs_rows,
-                prompt_logprobs=forward.prompt_logprobs,
-            )
+                return DrawnStep(step_id)
+            self._drawn_tokens.remember(sampling.new_histories, model_input.plan.forced_tokens)
+            if not len(slots):
+                return DrawnStep(step_id, prompt_logprobs=forward.prompt_logprobs)
+            metadata = sampling.metadata
+            if sampling.history is not None:
+                known = self._drawn_tokens.token_ids
+                metadata = sampling.history.add_to(metadata, known, self._device.torch_device)
+            masks = None
+            if grammar_output is not None:
+                masks = grammar_masks(model_input.plan, grammar_output, model_input.draw_start_loc)
+            drawn = self._sampler(forward.logits, metadata, masks)
+            self._drawn_tokens.add(slots, positions, self._tp.broadcast(drawn.token_ids))
+            return DrawnStep(step_id, drawn, forward.prompt_logprobs)
+
+    def drain(self, drawn: DrawnStep) -> ModelRunnerOutput:
+        """The step's answer. In the drain thread, while later steps run."""
+        if not self._draws:
+            return drawn.to_output()
+        with self._timeline.span(drawn.step_id, "drain"):
+            return drawn.to_output()
 
     def dummy_run(self, num_tokens: int) -> None:
         """A forward pass of `num_tokens` that belong to no request: each is a sequence of one token in the dummy block.
@@ -320,7 +290,7 @@ class ModelRunner:
             for slot in slots.tolist():
                 sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
                 self._sampling_state.add(slot, sampling)
-            self._sampler(logits, self._sampling_state.metadata(slots, slots, slots * 0))
+            self._sampler(logits, self._sampling_state.take(slots).metadata(slots, slots * 0))
 
     def _made_up(self, num_tokens: int) -> IntermediateTensors | None:
         """Zeros in the place of what the stage before would send."""

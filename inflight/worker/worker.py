@@ -3,16 +3,20 @@
 The executor calls it from one thread. A step is prepared there and then handed to the device's compute thread:
 
     calling thread   | prepare N | prepare N+1 |              | prepare N+2 |
-    compute thread               | receive N, forward N, send N, sample N | receive N+1, forward N+1, ...
+    compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
+    drain thread                                                           | drain N |
 
-so a step is ready before the one before it ends, and only the compute thread ever waits for another rank.
+so a step is ready before the one before it ends, and only the compute thread ever waits for another rank. Which stage goes next
+is `StageOrder`'s to say. What is drawn goes to the drain thread, which copies it out and completes the step's future.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -28,14 +32,27 @@ from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import LoneWorld, World
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event, Timeline
-from inflight.worker.model_runner import ModelInput, ModelRunner
+from inflight.worker.model_input import ForwardOutput, ModelInput
+from inflight.worker.model_runner import ModelRunner
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
+from inflight.worker.stage_order import StagedStep, StageOrder
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step under way. `before` is the future of the step before it, if that may still be under way."""
+
+    model_input: ModelInput
+    before: Future[ModelRunnerOutput] | None
+    future: Future[ModelRunnerOutput] = field(default_factory=Future)
+    forward: ForwardOutput | IntermediateTensors | None = None
+    error: BaseException | None = None
 
 
 class Worker(WorkerBase):
@@ -71,6 +88,11 @@ class Worker(WorkerBase):
             self._world.close("it could not start")
             self._device.close()
             raise
+
+        self._order = StageOrder(self._device.submit)
+        self._futures: deque[Future[ModelRunnerOutput]] = (
+            deque()
+        )  # of steps, in order; those that are done leave with time
 
     @property
     def runner(self) -> ModelRunner:
@@ -129,18 +151,51 @@ class Worker(WorkerBase):
         if not self._stage.is_first:
             assert self._pipeline.link is not None
             self._pipeline.link.post_receive(scheduler_output.step_id, scheduler_output.num_tokens)
-        return self._device.submit(partial(self._compute, model_input))
+        while self._futures and self._futures[0].done():
+            self._futures.popleft()
+        step = _Step(model_input, before=self._futures[-1] if self._futures else None)
+        self._futures.append(step.future)
+        self._order.add(
+            StagedStep(
+                step_id=scheduler_output.step_id,
+                drawn_in_step=model_input.drawn_in_step,
+                awaits_masks=self._stage.is_last and len(scheduler_output.grammar_rows) > 0,
+                forward=partial(self._forward, step),
+                sample=partial(self._sample, step),
+            )
+        )
+        return step.future
+
+    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+        self._order.provide(step_id, grammar_output)
 
     @torch.inference_mode()
-    def _compute(self, model_input: ModelInput) -> ModelRunnerOutput:
-        step_id, link = model_input.plan.step_id, self._pipeline.link
-        with record_function(f"step {step_id}"):
-            received = None if self._stage.is_first or link is None else link.receive(step_id)
-            forward = self.runner.execute_model(model_input, received)
-            if isinstance(forward, IntermediateTensors):
-                assert link is not None
-                link.send(step_id, forward)
-            return self.runner.sample(model_input, forward)
+    def _forward(self, step: _Step) -> None:
+        """In the compute thread. What it raises is raised again by `_sample`: steps end in order."""
+        step_id, link = step.model_input.plan.step_id, self._pipeline.link
+        try:
+            with record_function(f"step {step_id}"):
+                received = None if self._stage.is_first or link is None else link.receive(step_id)
+                step.forward = self.runner.execute_model(step.model_input, received)
+                if isinstance(step.forward, IntermediateTensors):
+                    assert link is not None
+                    link.send(step_id, step.forward)
+        except BaseException as error:  # an interrupt, too: this thread has nobody above it
+            step.error = error
+            if step.before is not None and not step.before.done():
+                self.step_failed()  # else peers would wait in this forward while a step before it is to be sampled
+
+    @torch.inference_mode()
+    def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
+        """In the compute thread, which goes on with the next stage while the drain thread answers this step."""
+        try:
+            if step.error is not None:
+                raise step.error
+            assert step.forward is not None
+            finish = partial(self.runner.drain, self.runner.sample(step.model_input, step.forward, grammar_output))
+        except BaseException as error:
+            finish = partial(_raise, error)
+        self._device.drain(partial(_settle, step.future, finish))
 
     @torch.inference_mode()
     def execute_dummy_batch(self) -> None:
@@ -170,6 +225,8 @@ class Worker(WorkerBase):
         self._world.close("it was shut down")
         self._pipeline.close()
         self._device.close()
+        for future in self._futures:
+            future.cancel()  # of steps whose stages were dropped, or waited for masks
         self._profiler.close()
         self._runner = None
 
@@ -196,3 +253,16 @@ class Worker(WorkerBase):
         except BaseException:
             self._world.close("it failed")
             raise
+
+
+def _settle(future: Future[ModelRunnerOutput], finish: Callable[[], ModelRunnerOutput]) -> None:
+    try:
+        output = finish()
+    except BaseException as error:  # whatever it is, it is the step's
+        future.set_exception(error)
+    else:
+        future.set_result(output)
+
+
+def _raise(error: BaseException) -> ModelRunnerOutput:
+    raise error

@@ -48,6 +48,11 @@ INFLIGHT_EXPORT void inflight_norm_and_rotate(
 INFLIGHT_EXPORT void inflight_silu_and_mul(
     const void* x, int64_t x_stride, void* out, int64_t num_rows, int64_t size, int32_t dtype);
 
+// logits [., vocab_size], contiguous: in row rows[i], distinct, token t becomes -inf where bit t % 32 of word t / 32 of
+// masks[i] is 0. The mask's bits beyond the vocabulary count for nothing.
+INFLIGHT_EXPORT void inflight_apply_token_masks(
+    float* logits, int64_t vocab_size, const int64_t* rows, const uint32_t* masks, int64_t num_masks);
+
 // Write the step's keys and values to the cache, then attend. `out` is [num_tokens, num_heads, head_dim].
 INFLIGHT_EXPORT void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,

@@ -64,6 +64,7 @@ _SIGNATURES = {
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_silu_and_mul": [*_ROWS, c_void_p, c_int64, c_int64, c_int32],
+    "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
     "inflight_paged_attention": [
         *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
         *(POINTER(AttentionStep), POINTER(HeadLayout), c_float),

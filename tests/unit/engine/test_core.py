@@ -32,6 +32,7 @@ def engines(draw: st.DrawFn) -> MockEngine:
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         depth=draw(st.integers(1, 4)),
         stagger=draw(st.integers(1, 3)),
+        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 3])),
     )
 
 
@@ -44,7 +45,9 @@ PROMPTS = st.builds(
 )
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add", "add", "fork", "abort", "fail", "late", "preempt", "reset", *["step"] * 5]),
+        st.sampled_from(
+            ["add", "add", "grammar", "grammar", "fork", "abort", "fail", "late", "preempt", "reset", *["step"] * 5]
+        ),
         PROMPTS,
         st.integers(1, 24),
         st.integers(0, 9),
@@ -64,10 +67,22 @@ def test_any_schedule_gives_the_same_tokens(engine: MockEngine, events: list[tup
             salt = "a" if number == 1 else ""
             logprobs = number % 4 == 0
             engine.add(f"r{i}", prompt, max_tokens, stop=stop, priority=number, salt=salt, prompt_logprobs=logprobs)
+        elif kind == "grammar":
+            grammar = "bad" if number == 0 else str(10 * i + number)
+            engine.add(f"r{i}", prompt, max_tokens, stop=stop, priority=number, grammar=grammar)
         elif kind == "fork":
+            grammar = str(10 * i) if number % 2 else None
             for child in range(3):
                 leader = f"r{i}c0" if child else None
-                engine.add(f"r{i}c{child}", prompt, max_tokens + child, stop=stop, priority=number, leader=leader)
+                engine.add(
+                    f"r{i}c{child}",
+                    prompt,
+                    max_tokens + child,
+                    stop=stop,
+                    priority=number,
+                    leader=leader,
+                    grammar=grammar,
+                )
         elif kind == "abort" and engine.wanted:
             engine.abort(sorted(engine.wanted)[number % len(engine.wanted)])
         elif kind == "fail":

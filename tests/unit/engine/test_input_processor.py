@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inflight.config.architecture import ModelArchitecture, RopeConfig
-from inflight.config.engine import ModelConfig
+from inflight.config.engine import ModelConfig, StructuredOutputsConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import InvalidRequestError
 from inflight.sample.seeds import derive_seed
@@ -65,10 +65,49 @@ def test_the_ways_to_give_a_prompt(prompt: Any, text: str | None) -> None:
     assert (child.request_id, child.prompt_leader, child.arrival_time, child.cache_salt) == ("r", None, 1.5, "")
 
 
-def test_structured_outputs_are_refused_until_they_are_served() -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
-    with pytest.raises(InvalidRequestError, match="structured_outputs is not served"):
-        make().process("r", "x", params, arrival_time=0.0)
+def test_what_structured_outputs_need() -> None:
+    """All but the grammar itself is checked here; a keyword of a schema is named with its path."""
+    tokenizer = Tokenizer(trained("byte_level"))
+    config = StructuredOutputsConfig(backend="llguidance", reasoning_end="")
+
+    def refusal(processor: InputProcessor, wanted: StructuredOutputsParams, **fields: Any) -> str:
+        with pytest.raises(InvalidRequestError) as caught:
+            processor.process("r", [5], SamplingParams(structured_outputs=wanted, **fields), arrival_time=0.0)
+        return str(caught.value)
+
+    choice = StructuredOutputsParams(choice=["a", "b"])
+    assert "needs a tokenizer" in refusal(make(None, structured_outputs=config), choice)
+    assert "needs a tokenizer" in refusal(make(tokenizer, vocab_size=tokenizer.vocab_size), choice)
+    processor = make(
+        tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=config, generation_config={"eos_token_id": 3}
+    )
+    processor.process("r", [5], SamplingParams(structured_outputs=choice), arrival_time=0.0)
+    assert "give one" in refusal(processor, choice, allowed_token_ids=[7])
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+    assert "#/properties/a/not" in refusal(processor, StructuredOutputsParams(json=schema))
+
+
+def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() -> None:
+    tokenizer = Tokenizer(trained("byte_level"))
+    marker = tokenizer.encode("</think>", add_special_tokens=False)
+    processor = make(
+        tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        structured_outputs=StructuredOutputsConfig(backend="llguidance", reasoning_end="</think>"),
+        generation_config={"eos_token_id": 3},
+    )
+    wanted = StructuredOutputsParams(choice=["a", "b"])
+
+    def waits_for(prompt: list[int], structured: StructuredOutputsParams | None = wanted) -> tuple[int, ...]:
+        params = SamplingParams(structured_outputs=structured)
+        return processor.process("r", prompt, params, arrival_time=0.0).children[0].sampling.reasoning_end_ids
+
+    assert len(marker) > 1
+    assert waits_for([5, 6]) == tuple(marker)
+    assert waits_for([5, *marker, 6]) == ()
+    assert waits_for([5, *marker, 3, 6]) == tuple(marker)  # of a turn before
+    assert waits_for([3, 6, *marker]) == ()
+    assert waits_for([5, 6], None) == ()
 
 
 def test_priority_and_salt() -> None:

@@ -54,8 +54,9 @@ def metadata_of(rows: Sequence[Row], vocab_size: int) -> SamplingMetadata:
     num_prompt = np.array([len(row.prompt) for row in rows], dtype=np.int32)
     num_tokens = num_prompt + np.array([len(row.output) for row in rows], dtype=np.int32)
     positions = [n if row.position is None else row.position for n, row in zip(num_tokens.tolist(), rows, strict=True)]
-    built = state.metadata(slots, np.array(positions, dtype=np.int32), num_prompt)
-    history = state.history(slots, num_prompt, num_tokens)
+    taken = state.take(slots)
+    built = taken.metadata(np.array(positions, dtype=np.int32), num_prompt)
+    history = taken.history(num_prompt, num_tokens)
     return built if history is None else history.add_to(built, token_ids, torch.device("cpu"))
 
 

@@ -22,7 +22,7 @@ from inflight.sample.candidates import Limits, Prefix, draw_restricted, race_all
 from inflight.sample.metadata import RestrictedRows
 from inflight.sample.noise import token_hashes
 from inflight.sample.reductions import sort_keys, top_window
-from inflight.sample.state import MAX_WINDOW, WINDOW
+from inflight.sample.rows import MAX_WINDOW, WINDOW
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import Row, metadata_of, tokens_of
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from inflight.sample.logprobs import gather_logprobs
-from inflight.sample.sampler import Sampler
 from inflight.sampling_params import SamplingParams
-from tests.unit.sample.batch import Row, metadata_of, sample
+from tests.unit.sample.batch import Row, sample
 
 
 def logits_of(num_rows: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -121,17 +120,6 @@ def test_more_than_the_vocabulary_holds() -> None:
     out = sample(logits_of(1, 5), [Row(SamplingParams(logprobs=20))])
     assert out.logprobs is not None
     assert out.logprobs.token_ids.shape == (1, 6)
-
-
-def test_raw_logits_from_before_a_grammar() -> None:
-    raw = logits_of(3, 50)
-    rows = [Row(SamplingParams(temperature=0.0, logprobs=1)) for _ in range(3)]
-    masked = raw.clone()
-    masked[:, 10:] = -torch.inf
-    out = Sampler(50, "cpu")(masked, metadata_of(rows, 50), raw_logits=raw)
-    assert out.logprobs is not None
-    assert out.token_ids.tolist() == raw[:, :10].argmax(dim=1).tolist()
-    assert out.logprobs.token_ids[:, 1].tolist() == raw.argmax(dim=1).tolist()
 
 
 def test_more_than_the_vocabulary_holds_of_a_prompt() -> None:

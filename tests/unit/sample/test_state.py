@@ -34,8 +34,8 @@ def whole(
     state: SamplingState, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, num_prompt: np.ndarray
 ) -> SamplingMetadata:
     """With history."""
-    built = state.metadata(slots, positions, num_prompt)
-    history = state.history(slots, num_prompt, positions)
+    rows = state.take(slots)
+    built, history = rows.metadata(positions, num_prompt), rows.history(num_prompt, positions)
     return built if history is None else history.add_to(built, token_ids, torch.device("cpu"))
 
 
@@ -141,11 +141,14 @@ def test_metadata_is_a_snapshot() -> None:
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     sampler = Sampler(VOCAB_SIZE, "cpu")
     expected = sampler(logits.clone(), whole(state, slots, positions, token_ids, num_prompt)).token_ids.tolist()
-    built, history = state.metadata(slots, positions, num_prompt), state.history(slots, num_prompt, positions)
+    rows = state.take(slots)
     known = token_ids.copy()
     state.add(0, resolved(temperature=0, logit_bias={7: 100.0}))
     state.add(1, resolved(seed=3, temperature=5.0))
-    for array in (slots, positions, token_ids, num_prompt):
+    slots[:] = 1
+    assert rows.slots.tolist() == [1, 0]
+    built, history = rows.metadata(positions, num_prompt), rows.history(num_prompt, positions)
+    for array in (positions, token_ids, num_prompt):
         array[:] = 1
     assert history is not None
     built = history.add_to(built, known, torch.device("cpu"))
@@ -163,11 +166,32 @@ def test_which_slots_need_history() -> None:
     for slot, fields in enumerate(kinds):
         state.add(slot, resolved(**fields))
     state.add(4, Row(GREEDY, bad_words=[[1, 2]]).resolved)
-    needs = [state.needs_history(np.array([slot], dtype=np.int32)) for slot in range(5)]
+    needs = [state.take(np.array([slot], dtype=np.int32)).needs_history for slot in range(5)]
     assert needs == [False, False, True, True, True]
-    assert state.needs_history(np.array([0, 1, 2], dtype=np.int32))
-    assert not state.needs_history(np.array([1, 0], dtype=np.int32))
-    assert not state.needs_history(np.empty(0, dtype=np.int32))
+    assert state.take(np.array([0, 1, 2], dtype=np.int32)).needs_history
+    assert not state.take(np.array([1, 0], dtype=np.int32)).needs_history
+    assert not state.take(np.empty(0, dtype=np.int32)).needs_history
+
+
+def test_rows_are_taken_from_rows() -> None:
+    """A step's rows are known late: some of those that were copied when it was planned, several times, in another order."""
+    state = SamplingState(8, VOCAB_SIZE, "cpu")
+    state.add(1, resolved(seed=5, frequency_penalty=2.0, top_k=4))
+    state.add(2, resolved(seed=6, temperature=0.5, logprobs=2, logit_bias={3: 1.0}, min_tokens=9))
+    state.add(3, Row(GREEDY).resolved)
+    at_once = state.take(np.array([2, 2, 1, 3], dtype=np.int32))
+    later = state.take(np.array([1, 3, 2], dtype=np.int32)).take(np.array([2, 2, 0, 1]))
+    positions, num_prompt = np.array([4, 5, 6, 7]), np.array([2, 2, 2, 2])
+    for slot in range(8):
+        state.add(slot, resolved(repetition_penalty=3.0))
+    assert (later.num_rows, later.slots.tolist()) == (4, [2, 2, 1, 3])
+    assert later.needs_history
+    assert not later.take(np.array([0, 3])).needs_history
+    assert repr(later.metadata(positions, num_prompt)) == repr(at_once.metadata(positions, num_prompt))
+    assert repr(later.history(num_prompt, positions)) == repr(at_once.history(num_prompt, positions))
+    greedy = later.take(np.array([3, 3]))
+    assert greedy.metadata(positions[:2], num_prompt[:2]) == SamplingMetadata(num_rows=2)
+    assert greedy.history(num_prompt[:2], positions[:2]) is None
 
 
 def test_a_slot_may_come_twice() -> None:

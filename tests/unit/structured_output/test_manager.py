@@ -15,7 +15,7 @@ from inflight.errors import ConfigError, InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend
 from inflight.structured_output.grammar_cache import GrammarCache
-from inflight.structured_output.manager import GrammarStatus, StructuredOutputManager
+from inflight.structured_output.manager import GrammarStatus, MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer, walk
 
@@ -69,7 +69,7 @@ def test_it_compiles_off_the_loop() -> None:
     try:
         futures = [manager.submit(request_id, YES_NO) for request_id in "abc"]
         assert [manager.status(request_id) for request_id in "abc"] == [GrammarStatus.COMPILING] * 3
-        assert set(manager.fill([("a", [])]).masks.ravel()) == {-1}
+        assert set(manager.fill([MaskRequest("a", [])]).masks.ravel()) == {-1}
         woken = threading.Event()
         futures[0].add_done_callback(lambda _: woken.set())
         manager.drop("c")
@@ -88,7 +88,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_request(manager: Structured
     assert manager.status("bad") == GrammarStatus.FAILED
     assert manager.failure("bad").startswith("regex: ")
     assert manager.status("good") == GrammarStatus.READY
-    filled = manager.fill([("bad", []), ("good", [])])
+    filled = manager.fill([MaskRequest("bad", []), MaskRequest("good", [])])
     assert set(filled.masks[0]) == {-1}
     np.testing.assert_array_equal(filled.masks[1], expected_mask(YES_NO, []))
 
@@ -110,7 +110,7 @@ def test_a_whole_life(manager: StructuredOutputManager) -> None:
     rng = random.Random(0)
     emitted: list[int] = []
     while True:
-        filled = manager.fill([("a", [])])
+        filled = manager.fill([MaskRequest("a", [])])
         assert filled.row_starts == (0, 1)
         assert not filled.errors
         np.testing.assert_array_equal(filled.masks[0], expected_mask(DIGITS, emitted))
@@ -126,7 +126,7 @@ def test_a_whole_life(manager: StructuredOutputManager) -> None:
     manager.drop("a")
     manager.drop("a")
     assert "a" not in manager
-    assert set(manager.fill([("a", [5])]).masks.ravel()) == {-1}
+    assert set(manager.fill([MaskRequest("a", [5])]).masks.ravel()) == {-1}
 
 
 def test_rows_of_many_requests_with_drafts(manager: StructuredOutputManager) -> None:
@@ -134,7 +134,9 @@ def test_rows_of_many_requests_with_drafts(manager: StructuredOutputManager) -> 
     start(manager, "b", YES_NO)
     start(manager, "c", YES_NO, MARKER)
     drafts = encode("1234")
-    filled = manager.fill([("c", [7, 7]), ("a", drafts), ("gone", [1, 2, 3]), ("b", [])])
+    filled = manager.fill(
+        [MaskRequest("c", [7, 7]), MaskRequest("a", drafts), MaskRequest("gone", [1, 2, 3]), MaskRequest("b", [])]
+    )
     assert filled.row_starts == (0, 3, 3 + len(drafts) + 1, 8 + len(drafts), 9 + len(drafts))
     assert set(filled.masks[:3].ravel()) == {-1}
     for i in range(len(drafts) + 1):
@@ -142,7 +144,7 @@ def test_rows_of_many_requests_with_drafts(manager: StructuredOutputManager) -> 
     assert set(filled.masks[4 + len(drafts) : -1].ravel()) == {-1}
     np.testing.assert_array_equal(filled.masks[-1], expected_mask(YES_NO, []))
     np.testing.assert_array_equal(
-        manager.fill([("a", [])]).masks[0], expected_mask(DIGITS, [])
+        manager.fill([MaskRequest("a", [])]).masks[0], expected_mask(DIGITS, [])
     )  # nothing was committed
 
 
@@ -155,7 +157,7 @@ def test_a_token_that_is_not_admitted_is_an_error_of_its_request(manager: Struct
     assert error == f"the grammar failed after {len(no)} tokens: it does not admit token 77"
     assert manager.status("a") == GrammarStatus.FAILED
     assert manager.failure("a") == error
-    filled = manager.fill([("a", []), ("b", [])])
+    filled = manager.fill([MaskRequest("a", []), MaskRequest("b", [])])
     assert set(filled.masks[0]) == {-1}
     np.testing.assert_array_equal(filled.masks[1], expected_mask(YES_NO, []))
     assert not filled.errors
@@ -167,7 +169,7 @@ def test_a_grammar_that_fails_in_a_mask_is_named(manager: StructuredOutputManage
     start(manager, "good", YES_NO)
     assert manager.status("bad") == GrammarStatus.READY
     letter = encode("a")
-    filled = manager.fill([("good", []), ("bad", [*letter, *letter]), ("good2", [])])
+    filled = manager.fill([MaskRequest("good", []), MaskRequest("bad", [*letter, *letter]), MaskRequest("good2", [])])
     assert list(filled.errors) == ["bad"]
     assert filled.errors["bad"].startswith("the grammar failed after 0 tokens: ")
     assert manager.status("bad") == GrammarStatus.FAILED
@@ -187,7 +189,7 @@ def test_a_mask_that_admits_nothing_is_an_error() -> None:
     try:
         for request_id in "ab":
             start(manager, request_id, YES_NO)
-        filled = manager.fill([("a", []), ("b", encode("yes"))])
+        filled = manager.fill([MaskRequest("a", []), MaskRequest("b", encode("yes"))])
         assert filled.errors == {"a": "the grammar failed after 0 tokens: it admits no token here"}
         assert filled.masks.any(axis=1).all()
         assert manager.status("b") == GrammarStatus.READY
@@ -199,11 +201,11 @@ def test_the_grammar_starts_behind_the_end_of_thinking(manager: StructuredOutput
     start(manager, "a", YES_NO, MARKER)
     for token_id in [9, 3, 9, 3, 3]:
         assert manager.advance("a", [token_id]) == (1, "")
-        assert set(manager.fill([("a", [])]).masks[0]) == {-1}
+        assert set(manager.fill([MaskRequest("a", [])]).masks[0]) == {-1}
         assert manager.forced_tokens("a", 3) == []
     yes = encode("yes")
     # a draft that ends the marker, and one behind it
-    filled = manager.fill([("a", [4, *yes])])
+    filled = manager.fill([MaskRequest("a", [4, *yes])])
     assert set(filled.masks[0]) == {-1}
     for i in range(len(yes) + 1):
         np.testing.assert_array_equal(filled.masks[1 + i], expected_mask(YES_NO, yes[:i]))
@@ -211,11 +213,11 @@ def test_the_grammar_starts_behind_the_end_of_thinking(manager: StructuredOutput
     assert manager.validate_drafts("a", [5, 6, 77]) == 3
     assert manager.advance("a", [4, *yes]) == (1 + len(yes), "")
     manager.rollback("a", 6)
-    np.testing.assert_array_equal(manager.fill([("a", [])]).masks[0], expected_mask(YES_NO, []))
+    np.testing.assert_array_equal(manager.fill([MaskRequest("a", [])]).masks[0], expected_mask(YES_NO, []))
     manager.rollback("a", 5)
-    assert set(manager.fill([("a", [])]).masks[0]) == {-1}
+    assert set(manager.fill([MaskRequest("a", [])]).masks[0]) == {-1}
     assert manager.advance("a", [9, 3, 4]) == (3, "")
-    np.testing.assert_array_equal(manager.fill([("a", [])]).masks[0], expected_mask(YES_NO, []))
+    np.testing.assert_array_equal(manager.fill([MaskRequest("a", [])]).masks[0], expected_mask(YES_NO, []))
     assert manager.advance("a", [3])[0] == 0  # a second marker is no text
 
 
@@ -228,7 +230,7 @@ def test_sync_stands_behind_the_given_tokens(manager: StructuredOutputManager) -
         token_ids = walk(compiled.matcher(), GRAMMAR, rng, max_tokens=rng.randint(0, 9))
         assert manager.sync("a", token_ids) == ""
         assert manager.sync("thinks", [8, 3, 4, *token_ids]) == ""
-        masks = manager.fill([("a", []), ("thinks", [])]).masks
+        masks = manager.fill([MaskRequest("a", []), MaskRequest("thinks", [])]).masks
         for row in masks:
             np.testing.assert_array_equal(row, expected_mask(DIGITS, token_ids))
     assert manager.sync("a", [77]).startswith("the grammar failed after 0 tokens")
@@ -252,16 +254,16 @@ def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:
         kept = []
         emitted: list[int] = []
         for i, token_id in enumerate(encode("12345"[:4])):
-            filled = manager.fill([("a", [0] * (i % 2))])
+            filled = manager.fill([MaskRequest("a", [0] * (i % 2))])
             kept.append((filled.masks, filled.masks.copy()))
             for masks, copy in kept[-3:]:
                 np.testing.assert_array_equal(masks, copy)
             manager.advance("a", [token_id])
             emitted.append(token_id)
-        first = manager.fill([("a", [])]).masks
+        first = manager.fill([MaskRequest("a", [])]).masks
         for _ in range(2):
-            assert not np.shares_memory(first, manager.fill([("a", [])]).masks)
-        assert np.shares_memory(first, manager.fill([("a", [])]).masks)
+            assert not np.shares_memory(first, manager.fill([MaskRequest("a", [])]).masks)
+        assert np.shares_memory(first, manager.fill([MaskRequest("a", [])]).masks)
         assert manager.fill([]).masks.shape == (0, first.shape[1])
     finally:
         manager.close()

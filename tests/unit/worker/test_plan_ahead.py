@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.unit.worker.plan_ahead import Job, PlanAhead
 
 NUM_SEEDS = 60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 2
 BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS = 4, 64, 400
+HAPPENS = ("num_preemptions", "num_forced", "num_superseded", "num_late_masks")
 LAYOUTS = {"one rank": (1, 1), "tp2": (2, 1), "pp2": (1, 2), "pp3": (1, 3), "tp2-pp2": (2, 2)}
 
 
@@ -71,8 +73,8 @@ def make_executor(folder: Path, tp: int, pp: int, num_slots: int) -> Driven:
 def make_jobs(seed: int) -> list[Job]:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
-        {"temperature": 0.0, "repetition_penalty": 1.5},
-        {"temperature": 1.0, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+        {"temperature": 0.0, "repetition_penalty": 0.5},
+        {"temperature": 1.0, "frequency_penalty": -2.0, "presence_penalty": -2.0},
         {"temperature": 1.3, "top_k": 20},
         {"temperature": 0.0, "logit_bias": {5: 3.0}, "repetition_penalty": 0.7},
         {"temperature": 1.0},
@@ -85,11 +87,13 @@ def make_jobs(seed: int) -> list[Job]:
             params=params, seed=100 * seed + i, max_tokens=1 + (5 * i + seed) % 11, bad_words_token_ids=words
         )
         prompt = [(7 * i + 3 * j + seed) % VOCAB_SIZE for j in range(1 + (4 * i + seed) % 13)]
-        jobs.append(Job(f"r{i}", prompt, sampling))
+        jobs.append(Job(f"r{i}", prompt, sampling, has_grammar=(i + seed) % 3 > 0))
     return jobs
 
 
-def planner(driven: Driven, jobs: list[Job], *, depth: int, num_slots: int, max_chunk: int, seed: int) -> PlanAhead:
+def planner(
+    driven: Driven, jobs: list[Job], *, depth: int, num_slots: int, max_chunk: int, seed: int, forces: bool = True
+) -> PlanAhead:
     return PlanAhead(
         driven.executor,
         jobs,
@@ -101,21 +105,25 @@ def planner(driven: Driven, jobs: list[Job], *, depth: int, num_slots: int, max_
         num_blocks=NUM_BLOCKS,
         max_chunk=max_chunk,
         seed=seed,
+        vocab_size=VOCAB_SIZE,
+        forces=forces,
     )
 
 
-def drive(driven: Driven, seed: int, *, depth: int, num_slots: int, max_chunk: int) -> tuple[list[list[int]], int]:
+def drive(driven: Driven, seed: int, **how: Any) -> tuple[list[list[int]], PlanAhead]:
     jobs = make_jobs(seed)
-    ahead = planner(driven, jobs, depth=depth, num_slots=num_slots, max_chunk=max_chunk, seed=seed)
+    ahead = planner(driven, jobs, seed=seed, **how)
     ahead.run()
-    return [job.tokens[len(job.prompt) :] for job in jobs], ahead.num_preemptions
+    assert all(len(job.tokens) == job.end for job in jobs)
+    return [job.tokens[len(job.prompt) :] for job in jobs], ahead
 
 
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> list[Any]:
-    """Of each seed: one rank, one slot, one step at a time, whole prompts."""
+    """Of each seed: one rank, one slot, one step at a time, whole prompts; a forced token makes it a new request."""
     driven = make_executor(folder, 1, 1, 1)
-    found = [drive(driven, seed, depth=1, num_slots=1, max_chunk=MAX_MODEL_LEN)[0] for seed in range(NUM_SEEDS)]
+    how = {"depth": 1, "num_slots": 1, "max_chunk": MAX_MODEL_LEN, "forces": False}
+    found = [drive(driven, seed, **how)[0] for seed in range(NUM_SEEDS)]
     driven.executor.shutdown()
     return found
 
@@ -123,13 +131,13 @@ def truth(folder: Path) -> list[Any]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_depth_of_the_queue_changes_no_token(folder: Path, truth: list[Any], layout: str) -> None:
     driven = make_executor(folder, *LAYOUTS[layout], 3)
-    num_preemptions = 0
+    counts: Counter[str] = Counter()
     for depth in (1, 2, 3, 5):
         for seed in range(NUM_SEEDS):
-            tokens, count = drive(driven, seed, depth=depth, num_slots=3, max_chunk=5)
+            tokens, ahead = drive(driven, seed, depth=depth, num_slots=3, max_chunk=5)
             assert tokens == truth[seed], (depth, seed)
-            num_preemptions += count
-    assert num_preemptions > NUM_SEEDS
+            counts.update({name: getattr(ahead, name) for name in HAPPENS})
+    assert min(counts[name] for name in HAPPENS) > 2 * NUM_SEEDS, counts
     driven.executor.shutdown()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("inflight-")]
 
@@ -149,10 +157,10 @@ def test_prepare_does_not_wait_for_the_step_before(folder: Path) -> None:
     jobs = [Job("r", [3, 4, 5], ResolvedSampling(params=SamplingParams(temperature=0.0), seed=0, max_tokens=9))]
     ahead = planner(driven, jobs, depth=3, num_slots=3, max_chunk=5, seed=1)
     plans = []
-    for step_id in range(3):
+    for _ in range(3):
         while not (rows := ahead.choose()):
             pass
-        plans.append(executor.execute_model(ahead.plan(step_id, rows), non_block=True))
+        plans.append(ahead.submit(rows).future)
     workers = [executor._ranks[rank]._loop._worker for rank in range(2)]  # type: ignore[union-attr]
     for worker in workers:
         wait_for(lambda worker=worker: sum(event.phase == "prepare" for event in worker.timeline_events()) == 3)

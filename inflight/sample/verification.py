@@ -1,0 +1,64 @@
+"""Which of a step's draws are emitted, where it verified drafts.
+
+A step computes a request's last known token and d drafts behind it, and draws a token behind each of them: d + 1 rows. The
+draws are the target's own: of its logits, with the request's parameters, history and mask at that position, and with the noise
+of (seed, position), as in a run without drafts.
+
+    input     last    draft 0   draft 1   draft 2
+    draw      draw 0  draw 1    draw 2    draw 3       draw 0 == draft 0, draw 1 == draft 1, draw 2 != draft 2:
+              ^^^^^^^^^^^^^^^^^^^^^^^^^^               draws 0, 1 and 2 are emitted
+
+Draw j is what the run without drafts draws there if all tokens before it are what they are there. Draw 0 always is. If it
+equals draft 0, then draw 1 was made behind the right token, and so on: by induction all draws up to and with the first that
+differs from its draft are right, whatever the drafts were and whoever proposed them. So the tokens, not only their
+distribution, are those of the run without drafts. Speculative sampling (arXiv:2211.17192) accepts a draft that its proposer
+was sure of with the target's probability of it; a draw of the target equals it just as often.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inflight.interface.request import Int32Array
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32Array) -> Tensor:
+    """How many of each request's draws are emitted: one, and one more for each of its leading drafts that were drawn.
+
+    Does not wait for the device.
+
+    Args:
+        sampled: int32 [num_rows]; IMPOSSIBLE_TOKEN (-1) equals no draft, so nothing behind it is emitted.
+        draft_token_ids: int32 [n, k], of which a request's first d count: as many as it has rows, less one; d <= k.
+        query_start_loc: [n + 1], request i's draws are rows [query_start_loc[i], query_start_loc[i + 1]), one at least.
+
+    Returns:
+        int64 [n], each in [1, d + 1].
+    """
+    starts, num_drafts = query_start_loc[:-1, None].astype(np.int64), np.diff(query_start_loc)[:, None] - 1
+    num_requests, k = draft_token_ids.shape
+    assert len(query_start_loc) == num_requests + 1 and query_start_loc[-1] == len(sampled)
+    assert not num_requests or (num_drafts.min() >= 0 and num_drafts.max() <= k), "each request has 1 to k + 1 rows"
+    columns = np.arange(k)
+    counts = columns < num_drafts  # [n, k]
+    rows = torch.from_numpy(np.where(counts, starts + columns, 0)).to(sampled.device, non_blocking=True)
+    draws = sampled[rows]
+    equal = (draws == draft_token_ids) & (draws >= 0) & torch.from_numpy(counts).to(sampled.device, non_blocking=True)
+    return 1 + equal.cumprod(dim=1).sum(dim=1)
+
+
+def emitted_rows(num_emitted: Int64Array, query_start_loc: Int32Array) -> Int64Array:
+    """The rows that are emitted, rising: of each request's rows the first `num_emitted`.
+
+    Args:
+        num_emitted: [n], on the host.
+        query_start_loc: [n + 1].
+    """
+    num_rows = np.diff(query_start_loc)
+    offsets = np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], num_rows)
+    return np.flatnonzero(offsets < np.repeat(num_emitted, num_rows))
