@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from inflight import LLM, RequestOutput, SamplingParams
+from inflight.engine.llm_engine import LLMEngine
 from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
 from inflight.sample.noise import log_exponential, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
@@ -123,31 +124,39 @@ class Engines:
 def run_example(engines: Engines, features: Features, events: list[Event]) -> None:
     engine = engines.llm(features).llm_engine
     engine.core.reset_prefix_cache()
-    wanted: dict[str, tuple[list[int], SamplingParams]] = {}
+    params = [make_params(fields, seed=i) for i, (_, fields, _, _) in enumerate(events)]
+    try:
+        outputs = run_schedule(engine, events, params)
+    finally:
+        engine.abort_requests([f"r{i}" for i in range(len(events))])  # of an example that failed
+    for i, output in outputs.items():
+        compare(engines, output, engines.plain(events[i][0], params[i]), params[i])
+
+
+def run_schedule(engine: LLMEngine, events: list[Event], params: list[SamplingParams]) -> dict[int, RequestOutput]:
+    """The requests that were not aborted, by the number of their event."""
     outputs: dict[str, RequestOutput] = {}
+    aborted: set[int] = set()
 
     def step() -> None:
         outputs.update({output.request_id: output for output in engine.step()})
         engine.core.scheduler.check_integrity()
 
-    for i, (prompt, fields, num_steps, aborts) in enumerate(events):
-        params = make_params(fields, seed=i)
-        wanted[f"r{i}"] = (prompt, params)
-        engine.add_request(f"r{i}", prompt, params)
+    for i, (prompt, _, num_steps, aborts) in enumerate(events):
+        engine.add_request(f"r{i}", prompt, params[i])
         for _ in range(num_steps):
             step()
         if aborts and i:
             engine.abort_requests([f"r{i - 1}"])
             engine.core.scheduler.check_integrity()
-            wanted.pop(f"r{i - 1}")
+            aborted.add(i - 1)
     for _ in range(MAX_STEPS):
         if not engine.has_unfinished_requests():
             break
         step()
     assert not engine.core.scheduler.has_unfinished_requests()
     engine.core.scheduler.check_integrity()
-    for request_id, (prompt, params) in wanted.items():
-        compare(engines, outputs[request_id], engines.plain(prompt, params), params)
+    return {i: outputs[f"r{i}"] for i in range(len(events)) if i not in aborted}
 
 
 def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:

@@ -73,7 +73,6 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "ngram": (False, True),
     "stop": (False, True),
 }
-NOT_YET: dict[str, Any] = {"grammar": None, "ngram": False}
 
 
 def is_allowed(cell: Row) -> bool:
@@ -81,7 +80,7 @@ def is_allowed(cell: Row) -> bool:
     return not (cell.get("n") is True and cell.get("sampled") is False)
 
 
-CELLS = [{**cell, **NOT_YET} for cell in covering_array(FACTORS, strength=3, is_allowed=is_allowed)]
+CELLS = covering_array(FACTORS, strength=3, is_allowed=is_allowed)
 # an engine of processes takes seconds to start: a few, with many ranks, grammars and drafts
 PROCESS_CELLS = [cell for cell in CELLS if cell["tp"] == cell["pp"] == 2][:3]
 

@@ -30,9 +30,9 @@ from tests.unit.structured_output.grammar_case import BACKENDS, MODEL, PERSON, c
 
 NUM_SCHEMAS = 500 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 40
 HOT = 1.5
-PROMPT = "Answer: "
+PROMPT = "What do you know about her? Answer as JSON: "
 EOS_ID = 2
-BIASED = 10.0  # a token with such a bias comes soon, and not at once
+BIASED = 6.0  # a token with such a bias comes soon, and not at once
 YES_NO = StructuredOutputsParams(choice=["yes", "no"])
 COMPACT = StructuredOutputsParams(json=PERSON, disable_any_whitespace=True)
 
@@ -204,11 +204,11 @@ def test_stop_strings(llm: LLM) -> None:
 def test_a_cache_that_is_too_small_and_shared_beginnings_change_nothing(llm: LLM, backend: str, folder: Path) -> None:
     params = [params_for(COMPACT, seed=i, max_tokens=80, n=2) for i in range(8)]
     expected = [[each.token_ids for each in output.outputs] for output in generate(llm, params)]
-    arguments = {"max_model_len": 128, "kv_cache_memory_bytes": 9 * 2**14, "structured_outputs_backend": backend}
-    with make(folder, **arguments, block_size=16, enable_prefix_caching=True) as small:
+    arguments = {"max_model_len": 128, "kv_cache_memory_bytes": 33 * 2**12, "structured_outputs_backend": backend}
+    with make(folder, **arguments, block_size=4, enable_prefix_caching=True) as small:
         outputs = [*generate(small, params[:4]), *generate(small, params[4:])]
         stats = small.llm_engine.core.scheduler.stats
-        assert stats.num_preemptions > 0
+        assert min(stats.num_preemptions, stats.num_hit_tokens) > 0
         assert [[each.token_ids for each in output.outputs] for output in outputs] == expected
 
 
@@ -221,9 +221,9 @@ def test_the_grammar_starts_behind_the_end_of_thinking(folder: Path, marker: str
     marker_ids = ids.encode(marker, add_special_tokens=False)
     bias = dict.fromkeys(marker_ids, BIASED)
     with make(folder, reasoning_end=marker) as llm:
-        thinks = params_for(YES_NO, max_tokens=600, logit_bias=bias, seed=1)
-        outputs = llm.generate([PROMPT] * 6, [thinks] * 6, use_tqdm=False)
-        (at_once,) = llm.generate([f"{PROMPT}I think {marker}"], thinks, use_tqdm=False)
+        thinks = [params_for(YES_NO, max_tokens=600, logit_bias=bias, seed=i) for i in range(6)]
+        outputs = generate(llm, thinks)
+        (at_once,) = llm.generate([f"{PROMPT}I think {marker}"], thinks[0], use_tqdm=False)
     assert at_once.outputs[0].text in ("yes", "no")
     parts = [output.outputs[0].text.split(marker, 1) for output in outputs]
     assert all(answer in ("yes", "no") for _, answer in parts)
