@@ -25,8 +25,7 @@ from inflight.errors import ConfigError
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-# Steps in flight on one stage. 2 gains nothing before the worker prepares a step while the one before it computes.
-DEFAULT_DEPTH = 1
+DEFAULT_DEPTH = 2  # steps in flight on one stage: the next one is ready before this one ends
 # A CPU's memory is shared with everything else on the machine, a GPU's is not.
 DEFAULT_CPU_MEMORY_UTILIZATION = 0.5
 

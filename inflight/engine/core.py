@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from inflight.config.engine import EngineConfig
-from inflight.errors import RankError
+from inflight.errors import EngineError, RankError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
@@ -115,9 +115,9 @@ class EngineCore:
         plan, future = self._in_flight[0]
         with self.timeline.span(plan.step_id, "wait"):
             output = future.result()
-        self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         with self.timeline.span(plan.step_id, "commit"):
             outputs = self.scheduler.update_from_output(plan, output)
+        self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         self._send_masks()
         return outputs
 
@@ -141,6 +141,7 @@ class EngineCore:
             "\n".join(plan.describe() for plan in failed or oldest) or "none",
             self.scheduler.describe(),
             ", ".join(str(plan.step_id) for plan, _ in self._in_flight) or "none",
+            exc_info=not isinstance(error, EngineError),  # a defect of this process
         )
         self._in_flight.clear()
         for step_id, empty in self.scheduler.void():

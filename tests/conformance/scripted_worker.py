@@ -7,6 +7,7 @@ tell it what to do through `collective_rpc("script", (rank, step_id, action, val
     hold   path                 answer when this file exists (10 s at most)
     raise  message              raise RuntimeError
     die    reason               raise SystemExit, which ends a thread's rank or a process
+    masks  None                 end the step when its masks have come
     kv     (sending, receiving, failed block ids)     report these as the KV connector's output
 
 A step's token is `1000 * step_id + rank`, so that a test sees which rank's tokens it got. The model's name in the config may
@@ -24,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import RpcReply
 from inflight.interface.start_up import Ready
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 MAX_HOLD_SECONDS = 10.0
@@ -47,6 +49,7 @@ class ScriptedWorker(WorkerBase):
         self._rendezvous = rendezvous
         self._calls: list[str] = []
         self._script: dict[int, list[tuple[str, Any]]] = {}
+        self._awaiting_masks: dict[int, tuple[ModelRunnerOutput, Future[ModelRunnerOutput]]] = {}
         self._start_up_fault = config.model.name
 
     # -- the worker --------------------------------------------------------------------------------------------
@@ -78,12 +81,20 @@ class ScriptedWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         self._calls.append(f"initialize_from_config({kv_cache_config.num_blocks})")
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+        self._calls.append(f"masks({step_id}, {grammar_output.num_masks.tolist()}, {grammar_output.masks.shape})")
+        output, future = self._awaiting_masks.pop(step_id)
+        assert not grammar_output.masks.any() or (grammar_output.masks == step_id + 1).all()
+        future.set_result(output)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         step_id = scheduler_output.step_id
         self._calls.append(f"execute_model({step_id})")
-        output = KVConnectorOutput()
+        output, awaits_masks = KVConnectorOutput(), False
         for action, value in self._script.pop(step_id, ()):
-            if action == "kv":
+            if action == "masks":
+                awaits_masks = True
+            elif action == "kv":
                 sending, receiving, failed = (frozenset(ids) for ids in value)
                 output = KVConnectorOutput(
                     finished_sending=sending, finished_receiving=receiving, failed_block_ids=failed
@@ -91,7 +102,12 @@ class ScriptedWorker(WorkerBase):
             else:
                 getattr(self, action if action != "raise" else "fail")(self._rank, value)
         tokens = np.array([1000 * step_id + self._rank], dtype=np.int32)
-        return ModelRunnerOutput(step_id=step_id, kv_connector_output=output, sampled_token_ids=tokens)
+        result = ModelRunnerOutput(step_id=step_id, kv_connector_output=output, sampled_token_ids=tokens)
+        if not awaits_masks:
+            return result
+        future: Future[ModelRunnerOutput] = Future()
+        self._awaiting_masks[step_id] = result, future
+        return future
 
     def execute_dummy_batch(self) -> None:
         self._calls.append("execute_dummy_batch")

@@ -13,7 +13,7 @@ import pytest
 
 from inflight.errors import ConfigError, EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
 from tests.conformance.conftest import ExecutorFactory
 
@@ -218,6 +218,31 @@ def test_a_call_runs_after_the_steps_in_flight(executor_factory: ExecutorFactory
     calls = executor.collective_rpc("calls")
     assert all(future.done() for future in futures)
     assert calls == [["load_model", *(f"execute_model({step_id})" for step_id in range(3))]] * executor.world_size
+
+
+def test_masks_go_to_the_rank_that_draws_and_past_a_call_that_waits_for_their_step(
+    executor_factory: ExecutorFactory,
+) -> None:
+    executor = executor_factory()
+    last_stage = range(executor.output_rank, executor.world_size)
+    for rank in last_stage:
+        for step_id in range(2):
+            executor.collective_rpc("script", (rank, step_id, "masks", None))
+    futures = [executor.execute_model(plan(step_id), non_block=True) for step_id in range(2)]
+    call = executor.collective_rpc("calls", non_block=True)
+    for step_id in (1, 0):  # in any order, and larger than a socket's buffer
+        masks = np.full((3, 100_000), step_id + 1, dtype=np.int32)
+        output = GrammarOutput(
+            rows=np.array([0, 1], dtype=np.int32), num_masks=np.array([1, 2], dtype=np.int32), masks=masks
+        )
+        executor.provide_grammar_output(step_id, output)
+    assert [future.result(timeout=5).step_id for future in futures] == [0, 1]
+    for rank, calls in enumerate(call.result(timeout=5)):
+        shape = (3, 100_000) if rank == executor.output_rank else (0, 100_000)
+        told = [f"masks({step_id}, [1, 2], {shape})" for step_id in (1, 0)] if rank in last_stage else []
+        assert [line for line in calls if line.startswith("masks")] == told
+    executor.shutdown()
+    executor.provide_grammar_output(0, output)  # nobody is there
 
 
 def test_calls_of_many_threads_reach_the_ranks_in_one_order(executor_factory: ExecutorFactory) -> None:

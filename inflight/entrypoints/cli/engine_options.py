@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -25,6 +27,18 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a number of bytes like 1500000, 512M or 2G")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON
+    """A JSON object, or the name of a file that holds one."""
+    source = str(text).strip()
+    try:
+        found = json.loads(source if source.startswith("{") else Path(source).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{source!r} is neither a JSON object nor a file that holds one: {error}") from error
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{source!r} holds no JSON object, but a {type(found).__name__}")
+    return found
 
 
 def _model(help: str, *names: str, **more: Any) -> Any:  # Any: typer's own type of an option
@@ -132,6 +146,20 @@ class EngineOptions:
         bool | None,
         _parallel("Plan a step while the one before runs.", "--async-scheduling/--no-async-scheduling"),
     ] = None
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        _engine(
+            'Verify proposed tokens, several in a step: \'{"method": "ngram", "num_speculative_tokens": 4}\'.',
+            parser=parse_json_object,
+            metavar="JSON",
+        ),
+    ] = None
+    structured_outputs_backend: Annotated[
+        str, _engine("The library behind --structured-outputs.", metavar="llguidance|xgrammar")
+    ] = "llguidance"
+    reasoning_end: Annotated[
+        str, _engine("Text that ends a model's thinking, as </think>: grammars start after it.", metavar="TEXT")
+    ] = ""
     distributed_executor_backend: Annotated[
         str | None, _parallel("Ranks as threads or as processes. Default: as processes if many.", metavar="uni|mp")
     ] = None

@@ -10,14 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from inflight.entrypoints.cli.engine_options import parse_json_object
 from inflight.errors import InvalidRequestError
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 
 SAMPLING = "Sampling (default: the model's generation_config.json)"
 
 
-def _sampling(help: str, *names: str, metavar: str | None = None) -> Any:  # Any: typer's own type of an option
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=SAMPLING)
+def _sampling(help: str, *names: str, **more: Any) -> Any:  # Any: typer's own type of an option
+    return typer.Option(*names, help=help, rich_help_panel=SAMPLING, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,14 @@ class SamplingOptions:
         bool | None,
         _sampling("Whether special tokens appear in the text.", "--skip-special-tokens/--show-special-tokens"),
     ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None,  # Any: JSON
+        _sampling(
+            'What the text must look like: \'{"json": {...}}\', \'{"regex": "..."}\', ... or a file that says it.',
+            metavar="JSON",
+            parser=parse_json_object,
+        ),
+    ] = None
     include_stop_str_in_output: Annotated[
         bool | None, _sampling("Leave the stop text in.", "--include-stop/--cut-stop")
     ] = None
@@ -73,7 +82,10 @@ class SamplingOptions:
     def given(self) -> dict[str, Any]:  # Any: SamplingParams checks every value
         """The options that were given, by the name in `SamplingParams`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value not in (None, [], ())}
+        found = {name: value for name, value in values.items() if value not in (None, [], ())}
+        if self.structured_outputs is not None:
+            found["structured_outputs"] = structured_outputs_from_json(self.structured_outputs)
+        return found
 
     def check(self) -> None:
         """What can be checked without the model, so before it is loaded.
@@ -82,6 +94,18 @@ class SamplingOptions:
             InvalidRequestError: an option is out of bounds, or contradicts another.
         """
         SamplingParams(**{"max_tokens": None, **self.given()})
+
+
+def structured_outputs_from_json(values: object) -> StructuredOutputsParams:
+    """
+    Raises:
+        InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+    """
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    if not isinstance(values, Mapping) or (unknown := [name for name in values if name not in known]):
+        what = f"has no {unknown[0]!r}" if isinstance(values, Mapping) else f"is a {type(values).__name__}"
+        raise InvalidRequestError(f"structured_outputs {what}; give an object with one or more of {', '.join(known)}")
+    return StructuredOutputsParams(**values)
 
 
 def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
@@ -101,6 +125,8 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
     changes = dict(values)
     if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON has no integer keys
         changes["logit_bias"] = {int(key) if str(key).isdigit() else key: value for key, value in bias.items()}
+    if changes.get("structured_outputs") is not None:
+        changes["structured_outputs"] = structured_outputs_from_json(changes["structured_outputs"])
     try:
         return dataclasses.replace(base, **changes)
     except InvalidRequestError:

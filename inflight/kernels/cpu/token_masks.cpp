@@ -1,4 +1,4 @@
-// Grammar masks: forbidden logits become -inf, in one pass that reads no logit.
+// Grammar masks: forbidden logits become -inf, in one pass that touches no words whose tokens are all allowed.
 
 #include <cstdint>
 #include <limits>
@@ -12,24 +12,20 @@ constexpr int64_t kWordBits = 32;
 constexpr uint32_t kAll = 0xffffffffu;
 constexpr int64_t kParallelElements = 1 << 15;  // with fewer, waking the other threads costs more than they save
 
-// Of at most kWordBits logits, those whose bit in `forbidden` is set; nothing else is touched.
-void forbid(float* logits, uint32_t forbidden, VecF never) {
-    for (int i = 0; i < kWordBits; i += kLanes) store_where(logits + i, forbidden >> i, never);
-}
-
 void apply_mask(float* logits, int64_t vocab_size, const uint32_t* mask) {
-    const VecF never = splat(-std::numeric_limits<float>::infinity());
-    const int64_t whole = vocab_size / kWordBits;
-    for (int64_t word = 0; word < whole; word++) {
+    constexpr float kNever = -std::numeric_limits<float>::infinity();
+    const VecF never = splat(kNever);
+    const int64_t num_whole = vocab_size / kWordBits;
+    for (int64_t word = 0; word < num_whole; word++) {
         const uint32_t forbidden = ~mask[word];
         float* const at = logits + word * kWordBits;
         if (forbidden == kAll)
             for (int i = 0; i < kWordBits; i += kLanes) store(at + i, never);
         else if (forbidden != 0)
-            forbid(at, forbidden, never);
+            for (int i = 0; i < kWordBits; i += kLanes) store_where(at + i, forbidden >> i, never);
     }
-    const int64_t rest = vocab_size % kWordBits;
-    if (rest != 0) forbid(logits + whole * kWordBits, ~mask[whole] & ((1u << rest) - 1), never);
+    for (int64_t token = num_whole * kWordBits; token < vocab_size; token++)
+        if ((mask[num_whole] >> (token % kWordBits) & 1) == 0) logits[token] = kNever;
 }
 
 }  // namespace

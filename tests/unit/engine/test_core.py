@@ -6,12 +6,20 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight.engine.core import IDLE_SECONDS
 from inflight.errors import StepError
+from inflight.interface.request import FinishReason
+from inflight.structured_output.backend import CompiledGrammar
+from inflight.structured_output.spec import GrammarSpec
 from tests.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.toy_grammar import ToyBackend
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 
@@ -113,3 +121,68 @@ def step(engine: MockEngine) -> None:
         engine.step()
     except StepError:
         assert oldest in engine.executor.failing and not engine.core._in_flight
+
+
+def test_a_step_that_fails_is_logged_once_with_everything_that_was_known(caplog: pytest.LogCaptureFixture) -> None:
+    """It is named, also where it is not the oldest in flight: its error is there before the oldest has been answered."""
+    engine = MockEngine(depth=3)
+    engine.add("a", [1] * 5, 20)
+    engine.step()
+    engine.executor.failing[2] = True
+    engine.step()
+    assert not caplog.records
+    with pytest.raises(StepError, match="injected"):
+        engine.step()
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("inflight.engine.core", "ERROR")
+    for part in (
+        "injected\nThe plan was:\nstep 2: 1 requests, 1 tokens\n  a: slot 0, tokens [6, 7), samples",
+        "1 requests run, 0 wait;",
+        "KV blocks are free; 3 steps in flight",
+        "a: RUNNING, slot 0, 5 prompt tokens, 2 emitted, 9 of 10 planned, 3 blocks, in 3 steps in flight",
+        "Steps in flight: 2, 3, 4",
+    ):
+        assert part in record.getMessage()
+    engine.run()
+    assert len(caplog.records) == 1
+
+
+def test_a_defect_of_the_scheduler_ends_in_the_same_place(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MockEngine(depth=2)
+    engine.add("a", [1] * 5, 20)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "update_from_output", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.core.step()
+    assert "modulo by zero" in caplog.text and "step 1: 1 requests" in caplog.text and "Traceback" in caplog.text
+    engine.run()
+
+
+def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    compile_toy = ToyBackend._compile
+
+    def compile_late(self: ToyBackend, spec: GrammarSpec) -> CompiledGrammar:
+        assert released.wait(5)
+        return compile_toy(self, spec)
+
+    monkeypatch.setattr(ToyBackend, "_compile", compile_late)
+    engine = MockEngine()
+    engine.add("late", [1] * 5, 20, grammar="3")
+    start = time.monotonic()
+    assert engine.step() == []  # nothing to do: it waits a moment, and gives way
+    assert IDLE_SECONDS <= time.monotonic() - start < 50 * IDLE_SECONDS
+    engine.add("bad", [1] * 5, 20, grammar="bad")
+    engine.add("plain", [2] * 5, 3)
+    while "plain" not in engine.finished:
+        engine.step()
+    assert engine.outputs["late"] == []
+    engine.core.abort_requests(["late"])
+    engine.aborted.add("late")
+    engine.add("again", [1] * 5, 20, grammar="4")
+    released.set()
+    engine.run()
+    assert engine.finished["bad"] is FinishReason.ERROR
