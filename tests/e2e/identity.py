@@ -101,7 +101,12 @@ class Engines:
         return self.llms[features]
 
     def _tight_bytes(self, features: Features) -> int:
-        ranks = make_groups(self.llm(replace(features, tight=False)).llm_engine.executor.get_kv_cache_specs())
+        """Asked of ranks that are threads, whatever those of the engine are: they start sooner."""
+        threads = replace(self, arguments={**self.arguments, "distributed_executor_backend": "uni"}, llms={})
+        roomy = replace(PLAIN, pipeline_parallel_size=features.pipeline_parallel_size, plans_ahead=None)
+        roomy = replace(roomy, tensor_parallel_size=features.tensor_parallel_size)
+        ranks = make_groups(threads.llm(roomy).llm_engine.executor.get_kv_cache_specs())
+        threads.close()
         blocks = blocks_per_sequence(
             ranks[0], num_tokens=self.max_model_len, max_step_tokens=features.chunk or self.max_model_len
         )

@@ -81,8 +81,11 @@ def is_allowed(cell: Row) -> bool:
 
 
 CELLS = covering_array(FACTORS, strength=3, is_allowed=is_allowed)
-# an engine of processes takes seconds to start: a few, with many ranks, grammars and drafts
-PROCESS_CELLS = [cell for cell in CELLS if cell["tp"] == cell["pp"] == 2][:3]
+# an engine of processes takes seconds to start: one of every layout, with grammars and drafts
+PROCESS_CELLS = [
+    next(cell for cell in CELLS if (cell["tp"], cell["pp"]) == layout and cell["grammar"] and cell["ngram"])
+    for layout in ((2, 1), (1, 2), (2, 2))
+]
 
 
 def name_of(cell: Row) -> str:
