@@ -215,8 +215,6 @@ class Scheduler:
         most = request.max_num_tokens - 1 - request.num_planned_tokens  # a token is drawn behind the last of them
         if request.num_planned_tokens > request.num_tokens:
             return min(self._num_speculative_tokens, most)
-        if request.num_in_flight:
-            return NO_DRAFTS  # the last token of a prompt, in a step of its own
         return min(len(request.draft_token_ids), most) or NO_DRAFTS
 
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
