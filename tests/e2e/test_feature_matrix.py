@@ -181,6 +181,25 @@ def run_cell(engines: Engines, cell: Row, executor: str, num_examples: int) -> N
         engines.close(but=PLAIN)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> None:
+    """So that the rows compare something: on one engine with all of them, each leaves its trace in the counters."""
+    features = Features(caching=True, chunk=11, tight=True, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS)
+    text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids
+    events: list[Event] = []
+    for i, kind in enumerate((None, "json", "regex", None, "json", "choice", None)):
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "n": 2}
+        fields |= {"allowed_token_ids": [40, 41]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+        events.append(((text * 4)[: 60 + i], fields, 2, False))
+    try:
+        run_example(engines[model], features, events)
+        stats = engines[model].llm(features).llm_engine.core.scheduler.stats
+    finally:
+        engines[model].close(but=PLAIN)
+    assert min(stats.num_preemptions, stats.num_hit_tokens, stats.num_forced_tokens) > 0
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=name_of)
 def test_tokens_are_those_of_the_plain_run(engines: dict[str, Engines], cell: Row) -> None:
     run_cell(engines[str(cell["model"])], cell, "uni", NUM_EXAMPLES)

@@ -205,7 +205,11 @@ def test_a_cache_that_is_too_small_and_shared_beginnings_change_nothing(llm: LLM
     words = StructuredOutputsParams(json={"type": "array", "items": {"enum": ["a", "bc", "def"]}, "minItems": 12})
     params = [params_for(words, seed=i, max_tokens=80, n=2) for i in range(6)]
     expected = [[each.token_ids for each in output.outputs] for output in generate(llm, params)]
-    arguments = {"max_model_len": 128, "block_size": 4, "kv_cache_memory_bytes": 33 * 2**12}  # room for one of the longest
+    arguments = {
+        "max_model_len": 128,
+        "block_size": 4,
+        "kv_cache_memory_bytes": 33 * 2**12,
+    }  # room for one of the longest
     with make(folder, **arguments, structured_outputs_backend=backend) as small:
         outputs = [*generate(small, params[:3]), *generate(small, params[3:])]
         stats = small.llm_engine.core.scheduler.stats
