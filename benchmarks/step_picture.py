@@ -8,7 +8,7 @@ from typing import Any
 
 from inflight.timeline import Event
 
-LANES = ("plan", "wait", "commit", "prepare", "receive", "forward", "send", "sample", "drain")  # top to bottom
+LANES = ("plan", "wait", "mask", "commit", "prepare", "receive", "forward", "send", "sample", "drain")  # top to bottom
 WAITING = ("wait", "receive")  # drawn pale
 LANE_INCHES = 0.19
 Events = Mapping[str, Sequence[Event]]  # by process

@@ -70,7 +70,7 @@ def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
     forced = [
         (request, range(request.num_computed_tokens, request.num_tokens))
         for request, _, _, is_new, _ in rows
-        if request.has_untold_tokens and not is_new and request.num_planned_tokens == request.num_tokens
+        if request.has_untold_tokens and not is_new and request.num_computed_tokens < request.num_tokens
     ]
     if not forced:
         return None

@@ -199,6 +199,17 @@ class LLGuidanceMatcher(GrammarMatcher):
         end = next((i for i, token_id in enumerate(draft_token_ids) if token_id in self._eos_token_ids), None)
         return self.validate_tokens(draft_token_ids[:end])
 
+    def forced_tokens(self, limit: int) -> list[int]:
+        """Mostly there are none, and the library says so sooner than it makes a mask. It does not count the end as forced."""
+        if (
+            not self.error()
+            and not self.is_terminated()
+            and not self.is_accepting()
+            and not self.inner.compute_ff_tokens()
+        ):
+            return []
+        return super().forced_tokens(limit)
+
     def _accept(self, token_id: int) -> bool:
         return self.inner.try_consume_tokens([token_id]) == 1
 

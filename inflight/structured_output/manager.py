@@ -227,10 +227,9 @@ class StructuredOutputManager:
                 num_known = min(len(known), len(drafts) + 1)
                 _allow_only(masks[first_row : first_row + num_known], known)
                 first_row += num_known
-                if num_known > len(drafts) or list(drafts[:num_known]) != list(known):
-                    masks[first_row : first_row + len(drafts) + 1 - num_known].fill(ALL_ALLOWED)
-                    continue  # the rows behind a wrong draft are for nobody
-                drafts = drafts[num_known:]
+                if num_known > len(drafts):
+                    continue
+                drafts = drafts[num_known:]  # should one of them be wrong, the rows behind it are for nobody
             entry = self._entries.get(request_id)
             num_free = None
             if entry is not None and not entry.error and entry.future.done() and not self.failure(request_id):

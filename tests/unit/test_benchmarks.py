@@ -15,6 +15,7 @@ from benchmarks.pipeline_overlap import Measured, busy_milliseconds
 from benchmarks.report import memory_bytes, percentile, print_table
 from benchmarks.soak import draw_requests, growth_bytes
 from benchmarks.step_picture import draw_steps, lanes, window
+from benchmarks.step_text import text_steps
 from inflight.timeline import Event
 
 
@@ -42,6 +43,17 @@ def test_the_steady_period_sees_bubbles_and_no_stalls() -> None:
     assert steady([20.0, 20.0, 50.0] * 20) == pytest.approx(30.0)
     assert steady([20.0] * 40 + [500.0] + [20.0] * 40) == pytest.approx(20.0)
     assert steady([20.0, 30.0]) == pytest.approx(25.0)
+
+
+def test_steps_as_text() -> None:
+    engine = [Event(7, "plan", 0, 10), Event(8, "plan", 500, 510), Event(7, "wait", 10, 990)]
+    rank = [Event(7, "forward", 100, 600), Event(18, "forward", 650, 2000)]
+    assert text_steps({"engine": engine, "rank 0": rank}, 0, 1000, width=10).splitlines() == [
+        "engine plan    |7    8    |",
+        "       wait    |7........7|",
+        "rank 0 forward | 777778888|",
+        "                0   0.0 ms",
+    ]
 
 
 def test_a_picture_of_steps(tmp_path: Path) -> None:

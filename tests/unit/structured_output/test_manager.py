@@ -247,6 +247,20 @@ def test_forced_tokens(manager: StructuredOutputManager) -> None:
     assert manager.forced_tokens("a", 100) == []
 
 
+def test_tokens_that_were_forced_since_the_plan_are_drawn_again(manager: StructuredOutputManager) -> None:
+    """The masks are those of the row's own positions: first the known tokens, each alone, then what follows them."""
+    start(manager, "a", DIGITS)
+    digits = encode("123")
+    manager.advance("a", digits)
+    for drafts in ([], digits[1:2], digits[1:], [*digits[1:], *encode("4")], [7, 7, 7]):
+        filled = manager.fill([MaskRequest("a", drafts, digits[1:])])
+        assert filled.row_starts == (0, len(drafts) + 1)
+        for row, token_id in zip(filled.masks, digits[1:], strict=False):
+            assert allowed_ids(row) == [token_id]
+        if len(drafts) >= 2:
+            np.testing.assert_array_equal(filled.masks[2], expected_mask(DIGITS, digits))
+
+
 def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:
     manager = StructuredOutputManager(lambda: GRAMMAR, GRAMMAR.vocab_size, num_buffers=3)
     try:
