@@ -60,8 +60,8 @@ class StageOrder:
 
     def provide(self, step_id: int, grammar_output: GrammarOutput) -> None:
         """The masks of a step that has come and awaits them; once for each."""
-        step = next(step for step in self._steps if step.step_id == step_id)
-        assert step.awaits_masks, f"step {step_id} has no rows under a grammar, or has its masks"
+        step = next((step for step in self._steps if step.step_id == step_id), None)
+        assert step is not None and step.awaits_masks, f"step {step_id} does not wait for masks"
         step.grammar_output, step.awaits_masks = grammar_output, False
         self._walk()
 

@@ -123,6 +123,7 @@ class PlanAhead:
         self.executor, self.depth, self.block_size, self.num_groups = executor, depth, block_size, num_groups
         self.step_ids, self.max_chunk = step_ids, max_chunk
         self.vocab_size, self.forces = vocab_size, forces
+        self.preemption_rate = 0.1
         self.rng = random.Random(seed)
         self.waiting = deque(jobs)
         self.running: list[Job] = []
@@ -178,7 +179,7 @@ class PlanAhead:
         """(job, tokens, is new in its slot) of the next step."""
         for job in [job for job in self.running if job.is_planned]:
             self.release(job)
-        if self.running and self.rng.random() < 0.1:
+        if self.running and self.rng.random() < self.preemption_rate:
             job = self.rng.choice(self.running)
             self.release(job)
             self.waiting.append(job)

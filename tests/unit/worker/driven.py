@@ -1,0 +1,93 @@
+"""A small model on the real worker, in any layout, without an engine: what `PlanAhead` drives."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inflight.config.engine_args import EngineArgs
+from inflight.config.parse_architecture import parse_architecture
+from inflight.config.resolve import Machine, resolve
+from inflight.executor.uniproc import UniProcExecutor
+from inflight.kv_cache.sizing import make_kv_cache_configs
+from inflight.worker.worker import Worker
+from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.unit.worker.plan_ahead import Job, PlanAhead
+
+BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS = 4, 64, 400
+
+
+def write_small_model(folder: Path) -> Path:
+    config = copy.deepcopy(FAMILY_CONFIGS["qwen3"][4])  # tied, one layer of three has no window
+    return write_model(config, folder / "model", seed=1)
+
+
+@dataclass
+class Driven:
+    executor: UniProcExecutor
+    num_groups: int
+    step_ids: Iterator[int] = field(default_factory=itertools.count)
+
+
+def make_executor(folder: Path, tp: int, pp: int, num_slots: int) -> Driven:
+    args = EngineArgs(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=num_slots,
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
+        num_threads=1,
+    )
+    config = resolve(
+        args,
+        folder=folder,
+        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
+        machine=Machine(device="cpu", num_cores=1, dtypes=("float32",)),
+        timeout_seconds=30.0,
+    )
+    executor = UniProcExecutor(config)
+    specs = executor.get_kv_cache_specs()
+    configs = make_kv_cache_configs(specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64)
+    assert configs[0].num_blocks >= NUM_BLOCKS
+    executor.initialize_from_config(configs)
+    return Driven(executor, len(configs[0].groups))
+
+
+def workers_of(driven: Driven) -> list[Worker]:
+    return [rank._loop._worker for rank in driven.executor._ranks]  # type: ignore[union-attr, misc]
+
+
+def planner(
+    driven: Driven, jobs: list[Job], *, depth: int, num_slots: int, max_chunk: int, seed: int, forces: bool = True
+) -> PlanAhead:
+    return PlanAhead(
+        driven.executor,
+        jobs,
+        step_ids=driven.step_ids,
+        depth=depth,
+        num_slots=num_slots,
+        block_size=BLOCK_SIZE,
+        num_groups=driven.num_groups,
+        num_blocks=NUM_BLOCKS,
+        max_chunk=max_chunk,
+        seed=seed,
+        vocab_size=VOCAB_SIZE,
+        forces=forces,
+    )
+
+
+def wait_for(condition: Any) -> None:
+    tick = threading.Event()
+    for _ in range(500):
+        if condition():
+            return
+        tick.wait(0.01)
+    raise AssertionError("it never came true")
