@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.engine.llm_engine import LLMEngine
 from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
-from inflight.sample.noise import log_exponential, token_hashes
+from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
 from inflight.structured_output.backend import num_mask_words
 from inflight.structured_output.selector import create_backend
@@ -103,8 +104,7 @@ class Engines:
     def _tight_bytes(self, features: Features) -> int:
         """Asked of ranks that are threads, whatever those of the engine are: they start sooner."""
         threads = replace(self, arguments={**self.arguments, "distributed_executor_backend": "uni"}, llms={})
-        roomy = replace(PLAIN, pipeline_parallel_size=features.pipeline_parallel_size, plans_ahead=None)
-        roomy = replace(roomy, tensor_parallel_size=features.tensor_parallel_size)
+        roomy = replace(features, caching=False, tight=False, plans_ahead=None, num_drafts=0)
         ranks = make_groups(threads.llm(roomy).llm_engine.executor.get_kv_cache_specs())
         threads.close()
         blocks = blocks_per_sequence(
@@ -204,32 +204,44 @@ def check_tie(
     said = f"tokens differ at {position}: {ours} and {theirs}, with {params}"
     assert position < min(len(ours), len(theirs)), said
     assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0), said  # those cut at places that rounding moves
-    logits = reference_model(engines.folder)(torch.tensor([prompt + theirs[:position]])).logits[0, -1].float()
-    logits = torch.from_numpy(_process(engines, logits.detach().numpy(), prompt, theirs[:position], params))
-    if not params.greedy:
-        seed = derive_seed(derive_seed(params.seed or 0, 0), index)
-        keys = draw_keys(np.array([seed], dtype=np.uint64), np.array([len(prompt) + position]))
-        noise = log_exponential(token_hashes(len(logits), torch.device("cpu")), torch.from_numpy(keys))[0]
-        logits = logits / params.temperature - noise
-    gap = float((logits[ours[position]] - logits[theirs[position]]).abs())
+    scores = reference_scores(engines, prompt, theirs[:position], params, index)
+    gap = abs(scores[ours[position]] - scores[theirs[position]])
     assert gap < MARGIN, f"{said}, by {gap:.2g}"
     engines.num_ties += 1
 
 
-def _process(
-    engines: Engines, logits: np.ndarray, prompt: list[int], emitted: list[int], params: SamplingParams
-) -> np.ndarray:
-    """A grammar's mask, bias and penalties, as the sampler's documentation has them, of one row."""
-    logits = logits.astype(np.float64)
+def reference_scores(
+    engines: Engines, prompt: list[int], emitted: list[int], params: SamplingParams, index: int
+) -> npt.NDArray[np.float64]:
+    """By transformers' logits: the next token of completion `index` is that of the highest score. [vocab_size]"""
+    logits = reference_model(engines.folder)(torch.tensor([prompt + emitted])).logits[0, -1]
+    scores = process_logits(engines, logits.detach().numpy().astype(np.float64), prompt, emitted, params)
+    if params.greedy:
+        return scores
+    seed = derive_seed(derive_seed(params.seed or 0, 0), index)
+    keys = draw_keys(np.array([seed], dtype=np.uint64), np.array([len(prompt) + len(emitted)]))
+    words = noise_words(token_hashes(len(scores), torch.device("cpu")), torch.from_numpy(keys))
+    return scores / params.temperature - log_exponential(words)[0].numpy()
+
+
+def process_logits(
+    engines: Engines, logits: npt.NDArray[np.float64], prompt: list[int], emitted: list[int], params: SamplingParams
+) -> npt.NDArray[np.float64]:
+    """A grammar's mask, allowed tokens, bias and penalties, as the sampler's documentation has them. In place."""
+    is_allowed = np.ones(len(logits), dtype=bool)
     if params.structured_outputs is not None:
-        engine = engines.llm(PLAIN).llm_engine
-        assert engine.tokenizer is not None and engine.tokenizer.eos_token_id is not None
-        grammar = create_backend("llguidance", engine.tokenizer, len(logits), [engine.tokenizer.eos_token_id])
+        tokenizer = engines.llm(PLAIN).llm_engine.tokenizer
+        assert tokenizer is not None and tokenizer.eos_token_id is not None
+        grammar = create_backend("llguidance", tokenizer, len(logits), [tokenizer.eos_token_id])
         matcher = grammar.compile(GrammarSpec.from_params(params.structured_outputs)).matcher()
         assert matcher.accept_tokens(emitted) == len(emitted)
         row = np.zeros(num_mask_words(len(logits)), dtype=np.int32)
         matcher.fill_mask(row)
-        logits[np.unpackbits(row.view(np.uint8), bitorder="little")[: len(logits)] == 0] = -np.inf
+        is_allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[: len(logits)].astype(bool)
+    if params.allowed_token_ids is not None:
+        is_allowed[:] = False
+        is_allowed[list(params.allowed_token_ids)] = True
+    logits[~is_allowed] = -np.inf
     for token, bias in (params.logit_bias or {}).items():
         logits[token] += bias
     for token in {*prompt, *emitted}:

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight import SamplingParams
 from inflight.sampling_params import StructuredOutputsParams
 from tests.covering_array import Row, covering_array
-from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
+from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, reference_scores, run_example
 from tests.fakes_tokenizer import save_folder, trained
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -179,6 +180,23 @@ def run_cell(engines: Engines, cell: Row, executor: str, num_examples: int) -> N
         check()
     finally:
         engines.close(but=PLAIN)
+
+
+@pytest.mark.parametrize("kind", [None, *GRAMMARS])
+def test_the_plain_run_draws_what_the_reference_draws(engines: dict[str, Engines], kind: str | None) -> None:
+    """So that the plain run is right, and that a tie is found with all that changes logits."""
+    fields: dict[str, Any] = (
+        {"allowed_token_ids": [40, 41, 50]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+    )
+    params = SamplingParams(
+        n=2, temperature=1.2, seed=3, max_tokens=12, repetition_penalty=1.2, frequency_penalty=0.6, presence_penalty=-0.5,
+        logit_bias={40: 1.0, 41: -0.5}, **fields,
+    )  # fmt: skip
+    found, prompt = engines["full"], [40, 50, 60, 40]
+    for completion in found.plain(prompt, params).outputs:
+        for i, token in enumerate(completion.token_ids):
+            scores = reference_scores(found, prompt, completion.token_ids[:i], params, completion.index)
+            assert scores.max() - scores[token] < MARGIN
 
 
 @pytest.mark.parametrize("model", MODELS)
