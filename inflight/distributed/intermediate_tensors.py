@@ -23,6 +23,19 @@ class IntermediateTensors:
         shape = (num_tokens, self.delta.shape[1])
         return IntermediateTensors(self.delta.new_empty(shape), self.residual.new_empty(shape))
 
+    def padded(self, num_tokens: int) -> IntermediateTensors:
+        """As many tokens, these first; the others are undefined."""
+        if num_tokens == len(self.delta):
+            return self
+        padded = self.empty_like(num_tokens)
+        padded.delta[: len(self.delta)] = self.delta
+        padded.residual[: len(self.delta)] = self.residual
+        return padded
+
+    def first(self, num_tokens: int) -> IntermediateTensors:
+        """The first tokens, as views."""
+        return IntermediateTensors(self.delta[:num_tokens], self.residual[:num_tokens])
+
     @staticmethod
     def template(hidden_size: int, dtype: torch.dtype, device: torch.device) -> IntermediateTensors:
         """Tensors of no tokens, for `empty_like`."""

@@ -8,7 +8,8 @@
 A step's receive is posted when its plan is prepared, long before the tensors come: the number of tokens is in the plan, all
 else was agreed at start-up, so nothing but the tensors' bytes travels. Steps go through in one order, and each direction has a
 channel and a thread of its own. Every receive has fresh memory, not a slot of a fixed ring: the next layers change the residual
-in place, and a middle stage sends the same memory on.
+in place, and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan, which
+only its ranks know: it travels padded to the plan's number, and the receiver takes as many as it has found there to be.
 
 Large hidden states, which all ranks of a stage hold alike, travel split: rank t of a stage sends the t-th part of the tokens to
 rank t of the next stage, whose ranks then gather the parts among themselves, in a group that only the receive thread uses.
@@ -95,7 +96,7 @@ class StageLink:
         self._closing = threading.Lock()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
-        """The next step that this stage computes. At most `max_num_tokens`."""
+        """The next step that this stage computes. `num_tokens` is the plan's, at most `max_num_tokens`."""
         assert num_tokens <= self._spec.max_num_tokens, (num_tokens, self._spec)
         assert self._receiver is not None, "the first stage receives nothing"
         self._posted.append((step_id, self._receiver.submit(self._receive, step_id, num_tokens)))
@@ -110,7 +111,7 @@ class StageLink:
         return received
 
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
-        """Queue a step's tensors, which nobody may change any more."""
+        """Queue a step's tensors, of as many tokens as its plan says; nobody may change them any more."""
         assert self._sender is not None, "the last stage sends nothing"
         self._raise_if_broken()
         self._sender.submit(self._send, step_id, tensors)

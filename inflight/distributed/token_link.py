@@ -1,6 +1,8 @@
-"""Sampled tokens from the last pipeline stage straight to the first, which embeds them; stages between see no token ids.
+"""Sampled tokens from the last pipeline stage straight to an earlier one: to the first, which embeds them, and with drafts to
+all, because how many tokens a step has depends on them.
 
-A link of its own, in step order: activations, far larger, cannot delay it. The number of tokens is in the plan.
+A link of its own, in step order: activations, far larger, cannot delay it. The number of rows is in the plan, their width was
+agreed at start-up.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ class TokenSender:
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
         self._sent: Future[None] | None = None
 
-    def send(self, token_ids: Tensor) -> None:
-        """Queue a step's tokens, int32 [num_sampling_rows], at least one; nobody may change them any more.
+    def send(self, message: Tensor) -> None:
+        """Queue a step's message, int32 [num_sampling_rows, width], at least one row; nobody may change it any more.
 
         Raises:
             OSError: a send before this one failed.
         """
         if self._sent is not None and self._sent.done():
             self._sent.result()
-        self._sent = self._pool.submit(self._channel.send, token_ids)
+        self._sent = self._pool.submit(self._channel.send, message)
 
     def close(self) -> None:
         self._channel.close()
@@ -37,21 +39,21 @@ class TokenSender:
 
 
 class TokenReceiver:
-    """The first stage's end; it owns the channel."""
+    """The earlier stage's end; it owns the channel."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, width: int = 1) -> None:
+        self._channel, self._width = channel, width
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
 
-    def post(self, num_tokens: int) -> Future[Tensor]:
-        """The tokens of the next step that samples, int32 [num_tokens]."""
-        return self._pool.submit(self._receive, num_tokens)
+    def post(self, num_rows: int) -> Future[Tensor]:
+        """The message of the next step that samples, int32 [num_rows, width]."""
+        return self._pool.submit(self._receive, num_rows)
 
     def close(self) -> None:
         self._channel.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _receive(self, num_tokens: int) -> Tensor:
-        token_ids = torch.empty(num_tokens, dtype=torch.int32)
-        self._channel.receive(token_ids)
-        return token_ids
+    def _receive(self, num_rows: int) -> Tensor:
+        message = torch.empty(num_rows, self._width, dtype=torch.int32)
+        self._channel.receive(message)
+        return message

@@ -1,12 +1,61 @@
-"""Rows of draws: a sampling row has one behind its last token, and one behind each of its drafts' predecessors."""
+"""Rows with drafts: what they compute once the tokens before them are drawn, and what of their draws is emitted.
+
+plan      row of 1 + max_draft_tokens tokens, somewhere                            upper bounds, known when it is prepared
+forward   the token drawn last for its slot, and the drafts there are behind it    `resolve_drafts`
+sample    a draw behind each of these tokens                                       `grammar_masks`: a mask for each
+message   the tokens emitted, and the next drafts                                  `message_of`
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, SchedulerOutput
 from inflight.sample.metadata import GrammarMasks
+from inflight.sample.verification import emitted_rows
+from inflight.worker.input_batch import StepInputs, start_locations
+
+
+def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32Array, drafts: Int32Array) -> StepInputs:
+    """The step's inputs as they are, of those at their upper bounds.
+
+    Args:
+        num_tokens: [num_rows], tokens of each row's slot; of rows without drafts it is not looked at.
+        drafts: [num_rows, k], what was proposed behind them, then -1.
+    """
+    has_drafts = plan.max_draft_tokens >= 0
+    num_drafts = np.minimum((drafts >= 0).sum(axis=1, dtype=np.int32), plan.max_draft_tokens)
+    starts = np.where(has_drafts, num_tokens - 1, inputs.num_computed_tokens)
+    lengths = np.where(has_drafts, 1 + num_drafts, plan.num_scheduled_tokens)
+    assert (starts <= plan.num_computed_tokens).all() and (lengths <= plan.num_scheduled_tokens).all(), (
+        f"step {plan.step_id} computes {lengths.tolist()} tokens from {starts.tolist()} on:\n{plan.describe()}"
+    )
+    query_start_loc = start_locations(lengths)
+    rows = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    offsets = np.arange(len(rows), dtype=np.int32) - query_start_loc[rows]
+    source = inputs.query_start_loc[rows] + offsets
+    place = np.empty(len(inputs.input_ids), dtype=np.int32)
+    place[source] = np.arange(len(rows), dtype=np.int32)
+    draft_tokens = np.flatnonzero(has_drafts[rows] & (offsets > 0)).astype(np.int32)
+    draft_rows = rows[draft_tokens]
+    input_ids = inputs.input_ids[source]
+    input_ids[draft_tokens] = drafts[draft_rows, offsets[draft_tokens] - 1]
+    return replace(
+        inputs,
+        input_ids=input_ids,
+        positions=starts[rows] + offsets,
+        query_start_loc=query_start_loc,
+        num_computed_tokens=starts,
+        seq_lens=starts + lengths,
+        draw_start_loc=start_locations(np.where(has_drafts, lengths, 1)[inputs.sampling_rows]),
+        drawn_tokens=place[inputs.drawn_tokens],
+        draft_tokens=draft_tokens,
+        draft_slots=plan.slots[draft_rows],
+    )
 
 
 def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
@@ -20,3 +69,15 @@ def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: 
     )
     within = np.arange(len(output.masks)) - np.repeat(np.cumsum(counts) - counts, counts)
     return GrammarMasks(rows=np.repeat(starts, counts) + within, masks=output.masks)
+
+
+def message_of(
+    sampled: Int32Array, num_emitted: npt.NDArray[np.int64], draw_start_loc: Int32Array, width: int
+) -> Int32Array:
+    """The emitted of the draws `sampled`, a row for each sampling row, then -1: [num_sampling_rows, width].
+
+    A token that could not be drawn becomes 0: its request fails at commit, but may be in steps under way.
+    """
+    message = np.full((len(num_emitted), width), -1, dtype=np.int32)
+    message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)
+    return message

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from inflight.interface.request import Int32Array
 from inflight.interface.step import SchedulerOutput, TokenDelta
 
 NO_STEP = -1
+NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 DRAWN = -1  # in `token_ids`: drawn on the device, before tokens that a plan has named
 
 
@@ -22,16 +24,32 @@ class StepInputs:
     """A plan's inputs as flat columns; the tokens of row i are `[query_start_loc[i], query_start_loc[i + 1])`.
 
     `drawn_tokens` are the inputs that no plan has named: each is the token drawn last for its slot, and 0 in `input_ids`.
+    The draws of the j-th sampling row, `[draw_start_loc[j], draw_start_loc[j + 1])`, stand behind the last tokens of its row.
     """
 
     input_ids: Int32Array  # [num_tokens]
     positions: Int32Array  # [num_tokens]
     query_start_loc: Int32Array  # [num_rows + 1]
+    num_computed_tokens: Int32Array  # [num_rows], tokens in the cache before this step
     seq_lens: Int32Array  # [num_rows], tokens in the cache after this step
     sampling_rows: Int32Array  # [num_sampling_rows]
+    draw_start_loc: Int32Array  # [num_sampling_rows + 1]
     drawn_tokens: Int32Array  # [num_drawn], indices into the flat tokens
     drawn_slots: Int32Array  # [num_drawn]
     drawn_in_step: int  # the latest step that draws one of them; NO_STEP where there is none
+    draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens: drafts to be verified
+    draft_slots: Int32Array  # [num_drafts]
+
+    @property
+    def draw_tokens(self) -> npt.NDArray[np.int64]:
+        """[num_draws]: the flat tokens behind which the draws stand."""
+        ends, num_draws = self.query_start_loc[1:][self.sampling_rows], np.diff(self.draw_start_loc)
+        return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
+
+    @property
+    def first_positions(self) -> Int32Array:
+        """[num_sampling_rows]: where the first draw of each will stand."""
+        return self.seq_lens[self.sampling_rows] + 1 - np.diff(self.draw_start_loc)
 
 
 class InputBatch:
@@ -69,33 +87,52 @@ class InputBatch:
         self.num_known_tokens[delta.slots] = delta.positions + 1  # of a slot's entries the last one holds
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
-        """The flat inputs of a plan that has been applied; called once for each, in step order."""
+        """The flat inputs of a plan that has been applied, of rows with drafts the upper bounds; called once for each, in step
+        order."""
         lengths = plan.num_scheduled_tokens
-        query_start_loc = np.zeros(len(lengths) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=query_start_loc[1:])
+        query_start_loc = start_locations(lengths)
         rows = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         positions = np.arange(query_start_loc[-1], dtype=np.int32)
         positions += (plan.num_computed_tokens - query_start_loc[:-1])[rows]
         slots = plan.slots[rows]
         input_ids = self.token_ids[slots, positions]
         is_drawn = (positions >= self.num_known_tokens[slots]) | (input_ids == DRAWN)
+        num_draws = np.ones_like(lengths)
+        if len(plan.max_draft_tokens):
+            has_drafts = plan.max_draft_tokens >= 0
+            assert plan.samples[has_drafts].all() and (lengths - 1 == plan.max_draft_tokens)[has_drafts].all()
+            is_drawn &= ~has_drafts[rows]
+            is_drawn[query_start_loc[:-1][has_drafts]] = True
+            num_draws = np.where(has_drafts, lengths, num_draws)
         drawn_tokens = np.flatnonzero(is_drawn).astype(np.int32)
         drawn_slots = slots[drawn_tokens]
         input_ids[drawn_tokens] = 0
         drawn_in_step = int(self._last_draw[drawn_slots].max(initial=NO_STEP))
         self._last_draw[plan.slots[plan.samples]] = plan.step_id
+        sampling_rows = plan.samples.nonzero()[0].astype(np.int32)
         return StepInputs(
             input_ids=input_ids,
             positions=positions,
             query_start_loc=query_start_loc,
+            num_computed_tokens=plan.num_computed_tokens,
             seq_lens=plan.num_computed_tokens + lengths,
-            sampling_rows=plan.samples.nonzero()[0].astype(np.int32),
+            sampling_rows=sampling_rows,
+            draw_start_loc=start_locations(num_draws[sampling_rows]),
             drawn_tokens=drawn_tokens,
             drawn_slots=drawn_slots,
             drawn_in_step=drawn_in_step,
+            draft_tokens=NO_TOKENS,
+            draft_slots=NO_TOKENS,
         )
 
     def block_table(self, group: int, slots: Int32Array, max_seq_len: int) -> Int32Array:
         """The tables of `slots` in one group, as wide as `max_seq_len` tokens need: [num_rows, num_blocks]; a copy."""
         width = -(-max_seq_len // self._block_size)
         return self.block_tables[group][slots, :width]
+
+
+def start_locations(lengths: npt.NDArray[np.integer]) -> Int32Array:
+    """[n + 1]: the part of the i-th is `[locations[i], locations[i + 1])`."""
+    locations = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=locations[1:])
+    return locations

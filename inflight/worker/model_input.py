@@ -5,60 +5,76 @@ Nobody writes to the arrays of a stage that has ended: the next steps run while 
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight.attention.metadata import AttentionMetadata
 from inflight.interface.request import Int32Array
-from inflight.interface.step import (
-    KVConnectorOutput,
-    ModelRunnerOutput,
-    NewRequestData,
-    PromptLogprobs,
-    SchedulerOutput,
-)
+from inflight.interface.step import NewRequestData, PromptLogprobs, SchedulerOutput
 from inflight.sample.history import HistoryRows
 from inflight.sample.metadata import SamplingMetadata
+from inflight.sample.rows import SamplingRows
 from inflight.sample.sampler import SamplerOutput
+from inflight.worker.input_batch import StepInputs
 from inflight.worker.prompt_logprobs import PromptLogprobsWork
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingInput:
-    """How the step's rows are drawn; only on the rank that draws."""
-
-    metadata: SamplingMetadata
-    history: HistoryRows | None  # for `metadata`, when the tokens before are known
-    new_histories: tuple[NewRequestData, ...]  # requests of this step that will have such rows
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInput:
+class ForwardInput:
     """Everything the device needs for one step. Nobody writes to its arrays but `execute_model`, to `input_ids`."""
 
-    plan: SchedulerOutput
+    inputs: StepInputs  # the same on the host
     input_ids: torch.Tensor  # [num_tokens] int32; of `drawn_tokens` not known yet
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
     drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs drawn in the steps before
     drawn_slots: torch.Tensor  # [num_drawn] int64
-    drawn_in_step: int  # the latest of these steps
-    logits_indices: torch.Tensor  # [num_sampling_rows] int64, into the step's tokens
-    draw_start_loc: Int32Array  # [num_sampling_rows + 1], the rows' draws
-    sampling_slots: Int32Array  # [num_sampling_rows]
-    sampling_positions: Int32Array  # [num_sampling_rows], of the token to be drawn
-    sampling: SamplingInput | None
+    logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
+    metadata: SamplingMetadata | None  # on the rank that draws
+    history: HistoryRows | None  # for `metadata`, when the tokens before are known
     prompt_logprobs: tuple[PromptLogprobsWork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """A plan, prepared: copies of all that its step needs of what later plans change.
+
+    `forward` is None where the plan has rows with drafts. It is made at the head of the forward then.
+    """
+
+    plan: SchedulerOutput
+    inputs: StepInputs  # of rows with drafts the upper bounds
+    block_tables: tuple[Int32Array, ...]  # [num_rows, num_blocks], one per KV group
+    sampling_slots: Int32Array  # [num_sampling_rows]
+    sampling_rows: SamplingRows | None  # [num_sampling_rows], on the rank that draws
+    num_prompt_tokens: Int32Array  # [num_sampling_rows]
+    new_histories: tuple[NewRequestData, ...]  # whose tokens the draws or the drafts look at
+    prompt_logprobs: tuple[PromptLogprobsWork, ...]
+    message: Future[torch.Tensor] | None  # of the tokens that the last stage draws, on a stage that is told
+    forward: ForwardInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
     """What the forward pass of the last stage leaves for `sample`."""
 
-    logits: torch.Tensor  # [num_sampling_rows, vocab_size] float32
+    logits: torch.Tensor  # [num_draws, vocab_size] float32
     prompt_logprobs: tuple[PromptLogprobs, ...]
+    forward_input: ForwardInput
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDraws:
+    """What came of the draws of a step's sampling rows, where drafts are in use."""
+
+    num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]
+    positions: Int32Array  # [num_sampling_rows], of the first token emitted
+    draw_start_loc: Int32Array  # [num_sampling_rows + 1]
+    drafts: Int32Array  # [num_sampling_rows, k], the next ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +83,5 @@ class DrawnStep:
 
     step_id: int
     drawn: SamplerOutput | None = None
+    verified: VerifiedDraws | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-
-    def to_output(self) -> ModelRunnerOutput:
-        """Copy to the host; waits for the device."""
-        token_ids, logprobs, logprobs_rows = (np.empty(0, dtype=np.int32), None, np.empty(0, dtype=np.int32))
-        if self.drawn is not None:
-            token_ids = self.drawn.token_ids.cpu().numpy().astype(np.int32, copy=False)
-            if self.drawn.logprobs is not None and self.drawn.logprobs_rows is not None:
-                logprobs, logprobs_rows = self.drawn.logprobs.to_columns(), self.drawn.logprobs_rows
-        return ModelRunnerOutput(
-            step_id=self.step_id,
-            kv_connector_output=KVConnectorOutput(),
-            sampled_token_ids=token_ids,
-            logprobs=logprobs,
-            logprobs_rows=logprobs_rows,
-            prompt_logprobs=self.prompt_logprobs,
-        )

@@ -17,8 +17,12 @@ the same logits holds only on processors that round alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
@@ -29,30 +33,35 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
-from inflight.interface.request import ResolvedSampling
+from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import (
     GrammarOutput,
     ModelRunnerOutput,
+    NewRequestData,
     PromptLogprobs,
     SchedulerOutput,
 )
 from inflight.models.causal_lm import CausalLM
-from inflight.sample.sampler import Sampler
+from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.state import SamplingState
+from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
+from inflight.spec_decode.selector import make_proposer
 from inflight.timeline import Timeline
-from inflight.worker.draw_rows import grammar_masks
+from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.model_input import DrawnStep, ForwardOutput, ModelInput, SamplingInput
+from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.prompt_logprobs import PromptLogprobsProgress
+from inflight.worker.step_output import to_output
 
 
 class ModelRunner:
     """
     Args:
         model: the part of it that belongs to `stage`.
-        sender, receiver: of drawn tokens, from the last of several pipeline stages to the first; the runner closes neither.
+        senders, receiver: of drawn tokens, from the last of several pipeline stages to those that are told; the runner closes
+            none of them.
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class ModelRunner:
         *,
         tp: TensorParallelGroup,
         stage: PipelineStage,
-        sender: TokenSender | None = None,
+        senders: Sequence[TokenSender] = (),
         receiver: TokenReceiver | None = None,
     ) -> None:
         self._config = config
@@ -79,8 +88,16 @@ class ModelRunner:
         self._sampler = Sampler(architecture.vocab_size, device.torch_device)
         self._sampling_state = SamplingState(max_num_seqs, architecture.vocab_size, device.torch_device)
         self._prompt_logprobs = PromptLogprobsProgress()
+        self._proposer = make_proposer(config.speculative) if config.speculative is not None else None
+        self._num_speculative_tokens = self._proposer.num_speculative_tokens if self._proposer is not None else 0
+        self._is_told = receiver is not None
         self._drawn_tokens = DrawnTokens(
-            max_num_seqs, config.model.max_model_len, device.torch_device, sender=sender, receiver=receiver
+            max_num_seqs,
+            config.model.max_model_len,
+            device.torch_device,
+            num_speculative_tokens=self._num_speculative_tokens,
+            senders=senders,
+            receiver=receiver,
         )
         self._intermediate = IntermediateTensors.template(
             architecture.hidden_size, getattr(torch, config.model.dtype), device.torch_device
@@ -112,96 +129,135 @@ class ModelRunner:
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput:
         assert self._batch is not None, "initialize_from_config comes first"
         with self._timeline.span(plan.step_id, "prepare"):
-            batch, device = self._batch, self._device
+            batch, state = self._batch, self._sampling_state
             batch.apply(plan)
             if self._stage.is_last:
                 for data in plan.new_requests:
-                    self._sampling_state.add(data.slot, data.sampling)
+                    state.add(data.slot, data.sampling)
                     self._prompt_logprobs.add(data)
             inputs = batch.step_inputs(plan)
-            slots = plan.slots[inputs.sampling_rows]
-            self._drawn_tokens.expect(plan.step_id, slots)
-            return ModelInput(
+            slots, max_seq_len = plan.slots[inputs.sampling_rows], int(inputs.seq_lens.max())
+            model_input = ModelInput(
                 plan=plan,
-                input_ids=device.to_device(inputs.input_ids),
-                positions=device.to_device(inputs.positions),
-                attn_metadata=self._attn_metadata(plan, inputs),
-                drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
-                drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
-                drawn_in_step=inputs.drawn_in_step,
-                logits_indices=device.to_device(inputs.query_start_loc[1:][inputs.sampling_rows].astype(np.int64) - 1),
-                draw_start_loc=np.arange(len(slots) + 1, dtype=np.int32),
+                inputs=inputs,
+                block_tables=tuple(
+                    batch.block_table(group, plan.slots, max_seq_len) for group in range(len(batch.block_tables))
+                ),
                 sampling_slots=slots,
-                sampling_positions=inputs.seq_lens[inputs.sampling_rows],
-                sampling=self._sampling_input(plan, inputs) if self._draws else None,
+                sampling_rows=state.take(slots) if self._draws else None,
+                num_prompt_tokens=batch.num_prompt_tokens[slots],
+                new_histories=self._new_histories(plan) if self._draws else (),
                 prompt_logprobs=self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch),
+                message=self._drawn_tokens.post(len(slots)),
             )
+            if plan.max_draft_tokens.max(initial=-1) >= 0:
+                return model_input
+            return replace(model_input, forward=self._forward_input(model_input, inputs))
 
-    def _attn_metadata(self, plan: SchedulerOutput, inputs: StepInputs) -> tuple[AttentionMetadata, ...]:
-        assert self._batch is not None and self._kv_cache_config is not None
-        max_seq_len = int(inputs.seq_lens.max())
+    def _new_histories(self, plan: SchedulerOutput) -> tuple[NewRequestData, ...]:
+        if self._proposer is not None:
+            return plan.new_requests
+        state = self._sampling_state
+        return tuple(
+            data for data in plan.new_requests if state.take(np.array([data.slot], dtype=np.int32)).needs_history
+        )
+
+    def _forward_input(self, model_input: ModelInput, inputs: StepInputs) -> ForwardInput:
+        """`inputs`: those of `model_input`, exact. In the thread that prepares, or with drafts in the one that computes."""
+        device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
+        draw_tokens, metadata, history = inputs.draw_tokens, None, None
+        if rows is not None:
+            positions = inputs.positions[draw_tokens] + 1
+            if model_input.inputs is not inputs:
+                sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
+                rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
+            metadata = rows.metadata(positions, num_prompt_tokens)
+            history = rows.history(num_prompt_tokens, positions)
+        moved = inputs.query_start_loc - model_input.inputs.query_start_loc
+        return ForwardInput(
+            inputs=inputs,
+            input_ids=device.to_device(inputs.input_ids),
+            positions=device.to_device(inputs.positions),
+            attn_metadata=self._attn_metadata(model_input, inputs),
+            drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
+            drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
+            logits_indices=device.to_device(draw_tokens),
+            metadata=metadata,
+            history=history,
+            prompt_logprobs=tuple(
+                replace(work, first_token=work.first_token + int(moved[work.row]))
+                for work in model_input.prompt_logprobs
+            ),
+        )
+
+    def _attn_metadata(self, model_input: ModelInput, inputs: StepInputs) -> tuple[AttentionMetadata, ...]:
+        assert self._kv_cache_config is not None
         found = []
-        for index, group in enumerate(self._kv_cache_config.groups):
+        for group, block_table in zip(self._kv_cache_config.groups, model_input.block_tables, strict=True):
             if not group.layer_names:  # all its layers are on other stages
-                found.append(AttentionMetadata(num_tokens=plan.num_tokens))
+                found.append(AttentionMetadata(num_tokens=len(inputs.input_ids)))
                 continue
             attention_inputs = AttentionInputs(
                 query_start_loc=inputs.query_start_loc,
                 seq_lens=inputs.seq_lens,
-                num_computed_tokens=plan.num_computed_tokens,
-                block_table=self._batch.block_table(index, plan.slots, max_seq_len),
+                num_computed_tokens=inputs.num_computed_tokens,
+                block_table=block_table,
                 block_size=group.spec.block_size,
             )
             found.append(self._backend.build_metadata(attention_inputs, group.spec))
         return tuple(found)
-
-    def _sampling_input(self, plan: SchedulerOutput, inputs: StepInputs) -> SamplingInput:
-        assert self._batch is not None
-        state, slots = self._sampling_state, plan.slots[inputs.sampling_rows]
-        rows = state.take(slots)
-        num_prompt_tokens, positions = self._batch.num_prompt_tokens[slots], inputs.seq_lens[inputs.sampling_rows]
-        return SamplingInput(
-            metadata=rows.metadata(positions, num_prompt_tokens),
-            history=rows.history(num_prompt_tokens, positions),
-            new_histories=tuple(
-                data for data in plan.new_requests if state.take(np.array([data.slot], dtype=np.int32)).needs_history
-            ),
-        )
 
     def execute_model(
         self, model_input: ModelInput, intermediate: IntermediateTensors | None = None
     ) -> ForwardOutput | IntermediateTensors:
         """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head.
 
-        `intermediate`: what the stage before returned; None on the first stage, which may wait here for tokens that the last
-        one has yet to draw.
+        `intermediate`: what the stage before returned, None on the first stage; as many tokens as the plan says, as are those
+        returned. A stage that is told what the last one draws may wait here for tokens that it has yet to draw.
         """
-        step_id = model_input.plan.step_id
-        if self._stage.is_first:
-            with self._timeline.span(step_id, "receive"):
-                self._drawn_tokens.fill(
-                    model_input.input_ids,
-                    model_input.drawn_tokens,
-                    model_input.drawn_slots,
-                    model_input.drawn_in_step,
-                )
-        with self._timeline.span(step_id, "forward"):
-            work = model_input.prompt_logprobs
-            rows = None if work else model_input.logits_indices
-            inputs = (model_input.input_ids, model_input.positions, model_input.attn_metadata)
-            hidden = self._model(*inputs, rows, intermediate=intermediate)
-            if isinstance(hidden, IntermediateTensors):
-                return hidden
-            prompt_logprobs = tuple(
-                PromptLogprobs(
-                    row=piece.row,
-                    start=piece.start,
-                    columns=piece.columns(hidden, self._model.compute_logits, self._device),
-                )
-                for piece in work
+        plan, inputs = model_input.plan, model_input.inputs
+        if self._is_told:
+            with self._timeline.span(plan.step_id, "receive"):
+                self._drawn_tokens.receive(inputs.drawn_in_step)
+        with self._timeline.span(plan.step_id, "forward"):
+            forward_input = model_input.forward
+            if forward_input is None:
+                drawn = self._drawn_tokens
+                inputs = resolve_drafts(plan, inputs, drawn.num_tokens[plan.slots], drawn.drafts[plan.slots])
+                forward_input = self._forward_input(model_input, inputs)
+                intermediate = intermediate and intermediate.first(len(inputs.input_ids))
+            self._drawn_tokens.expect(
+                plan.step_id, model_input.sampling_slots, inputs.first_positions, model_input.message
             )
-            logits = self._model.compute_logits(hidden if rows is not None else hidden[model_input.logits_indices])
-            return ForwardOutput(logits, prompt_logprobs)
+            if self._stage.is_first:
+                self._drawn_tokens.fill(forward_input.input_ids, forward_input.drawn_tokens, forward_input.drawn_slots)
+            output = self._forward(forward_input, intermediate)
+            return output.padded(plan.num_tokens) if isinstance(output, IntermediateTensors) else output
+
+    def _forward(
+        self, forward_input: ForwardInput, intermediate: IntermediateTensors | None
+    ) -> ForwardOutput | IntermediateTensors:
+        work = forward_input.prompt_logprobs
+        rows = None if work else forward_input.logits_indices
+        hidden = self._model(
+            forward_input.input_ids,
+            forward_input.positions,
+            forward_input.attn_metadata,
+            rows,
+            intermediate=intermediate,
+        )
+        if isinstance(hidden, IntermediateTensors):
+            return hidden
+        prompt_logprobs = tuple(
+            PromptLogprobs(
+                row=piece.row,
+                start=piece.start,
+                columns=piece.columns(hidden, self._model.compute_logits, self._device),
+            )
+            for piece in work
+        )
+        logits = self._model.compute_logits(hidden if rows is not None else hidden[forward_input.logits_indices])
+        return ForwardOutput(logits, prompt_logprobs, forward_input)
 
     def sample(
         self,
@@ -209,41 +265,67 @@ class ModelRunner:
         forward: ForwardOutput | IntermediateTensors,
         grammar_output: GrammarOutput | None = None,
     ) -> DrawnStep:
-        """Draw one token per sampling row, and let every rank that needs it know. Nothing on stages but the last.
+        """Draw behind each sampling row and its drafts, and let every rank that needs it know. Nothing on stages but the last.
 
         `grammar_output`: of a plan with rows under a grammar.
         """
-        step_id = model_input.plan.step_id
+        plan, slots = model_input.plan, model_input.sampling_slots
         if isinstance(forward, IntermediateTensors):
-            return DrawnStep(step_id)
-        with self._timeline.span(step_id, "sample"):
-            slots, positions = model_input.sampling_slots, model_input.sampling_positions
-            sampling = model_input.sampling
-            if sampling is None:  # another rank of the stage draws
+            return DrawnStep(plan.step_id)
+        with self._timeline.span(plan.step_id, "sample"):
+            inputs = forward.forward_input.inputs
+            if not self._draws:  # another rank of the stage does
                 if len(slots):
-                    nothing = torch.empty(len(slots), dtype=torch.int32, device=self._device.torch_device)
-                    self._drawn_tokens.add(slots, positions, self._tp.broadcast(nothing))
-                return DrawnStep(step_id)
-            self._drawn_tokens.remember(sampling.new_histories, model_input.plan.forced_tokens)
+                    width = 2 * self._num_speculative_tokens + 1
+                    nothing = torch.empty(len(slots), width, dtype=torch.int32, device=self._device.torch_device)
+                    self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(nothing))
+                return DrawnStep(plan.step_id)
+            self._drawn_tokens.remember(model_input.new_histories, plan.forced_tokens)
             if not len(slots):
-                return DrawnStep(step_id, prompt_logprobs=forward.prompt_logprobs)
-            metadata = sampling.metadata
-            if sampling.history is not None:
-                known = self._drawn_tokens.token_ids
-                metadata = sampling.history.add_to(metadata, known, self._device.torch_device)
-            masks = None
-            if grammar_output is not None:
-                masks = grammar_masks(model_input.plan, grammar_output, model_input.draw_start_loc)
-            drawn = self._sampler(forward.logits, metadata, masks)
-            self._drawn_tokens.add(slots, positions, self._tp.broadcast(drawn.token_ids))
-            return DrawnStep(step_id, drawn, forward.prompt_logprobs)
+                return DrawnStep(plan.step_id, prompt_logprobs=forward.prompt_logprobs)
+            drawn = self._draw(plan, forward, grammar_output)
+            message, verified = self._verify(drawn.token_ids, inputs, slots)
+            self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(message))
+            return DrawnStep(plan.step_id, drawn, verified, forward.prompt_logprobs)
+
+    def _draw(
+        self, plan: SchedulerOutput, forward: ForwardOutput, grammar_output: GrammarOutput | None
+    ) -> SamplerOutput:
+        forward_input, known = forward.forward_input, self._drawn_tokens.token_ids
+        inputs, metadata = forward_input.inputs, forward_input.metadata
+        assert metadata is not None
+        drafts = inputs.draft_tokens
+        self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
+        if forward_input.history is not None:
+            metadata = forward_input.history.add_to(metadata, known, self._device.torch_device)
+        masks = None
+        if grammar_output is not None:
+            masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
+        return self._sampler(forward.logits, metadata, masks)
+
+    def _verify(self, sampled: Tensor, inputs: StepInputs, slots: Int32Array) -> tuple[Tensor, VerifiedDraws | None]:
+        """What the other ranks are told of the draws; and, where drafts are in use, what is emitted and the next drafts."""
+        positions, drawn = inputs.first_positions, self._drawn_tokens
+        if self._proposer is None:
+            message = sampled.clamp(min=0)[:, None]
+            drawn.write(slots, positions, message[:, 0].cpu().numpy())
+            return message, None
+        drafts = torch.from_numpy(drawn.drafts[slots]).to(sampled.device)
+        counts = num_emitted(sampled, drafts, inputs.draw_start_loc).cpu().numpy()
+        tokens = message_of(sampled.cpu().numpy(), counts, inputs.draw_start_loc, self._num_speculative_tokens + 1)
+        rows, columns = np.nonzero(tokens >= 0)
+        drawn.write(slots[rows], (positions[rows] + columns).astype(np.int32), tokens[rows, columns])
+        num_tokens = np.minimum(positions + counts, self._config.model.max_model_len).astype(np.int32)
+        next_drafts = self._proposer.propose(drawn.token_ids, slots, num_tokens)
+        told = torch.from_numpy(np.concatenate([tokens, next_drafts], axis=1)).to(sampled.device)
+        return told, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
 
     def drain(self, drawn: DrawnStep) -> ModelRunnerOutput:
         """The step's answer. In the drain thread, while later steps run."""
         if not self._draws:
-            return drawn.to_output()
+            return to_output(drawn)
         with self._timeline.span(drawn.step_id, "drain"):
-            return drawn.to_output()
+            return to_output(drawn)
 
     def dummy_run(self, num_tokens: int) -> None:
         """A forward pass of `num_tokens` that belong to no request: each is a sequence of one token in the dummy block.
@@ -261,7 +343,8 @@ class ModelRunner:
     def profile_run(self) -> None:
         """The largest step through the first layer, the head and the sampler, with a cache of its own: all layers take turns
         in the same memory, so one shows the peak."""
-        num_tokens, num_rows = self._config.scheduler.max_num_batched_tokens, self._config.scheduler.max_num_seqs
+        num_tokens = self._config.scheduler.max_num_batched_tokens
+        num_rows = min(self._config.scheduler.max_num_seqs * (1 + self._num_speculative_tokens), num_tokens)
         name, layer = next(iter(self._model.attention_layers().items()))
         spec = self.kv_cache_specs()[name]
         inputs = _prompts(num_tokens, self._config.model.max_model_len, spec.block_size)
@@ -286,11 +369,12 @@ class ModelRunner:
             return
         logits = self._model.compute_logits(hidden[:num_rows])
         if self._draws:
-            slots = np.arange(num_rows, dtype=np.int32)
-            for slot in slots.tolist():
+            max_num_seqs = self._config.scheduler.max_num_seqs
+            for slot in range(max_num_seqs):
                 sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
                 self._sampling_state.add(slot, sampling)
-            self._sampler(logits, self._sampling_state.take(slots).metadata(slots, slots * 0))
+            draws = np.arange(num_rows, dtype=np.int32)
+            self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws, draws * 0))
 
     def _made_up(self, num_tokens: int) -> IntermediateTensors | None:
         """Zeros in the place of what the stage before would send."""

@@ -14,12 +14,13 @@ from inflight.timeline import Timeline
 
 
 class Pipeline:
-    """A rank is linked to those with its tp_rank: activations go to the next stage, drawn tokens from the last to the first.
+    """A rank is linked to those with its tp_rank: activations go to the next stage, drawn tokens from the last to the first;
+    with drafts to all earlier ones.
 
     Attributes:
         link: None where there is one stage only.
-        sender: of drawn tokens, on the last of several stages.
-        receiver: of drawn tokens, on the first of several stages.
+        senders: of drawn tokens, on the last of several stages, to one stage each.
+        receiver: of drawn tokens, on the stages that are told.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Pipeline:
     ) -> None:
         layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
         self.link: StageLink | None = None
-        self.sender: TokenSender | None = None
+        self.senders: tuple[TokenSender, ...] = ()
         self.receiver: TokenReceiver | None = None
         if layout.pipeline_parallel_size == 1:
             return
@@ -48,14 +49,17 @@ class Pipeline:
             before=before,
             after=after,
         )
-        first, last = layout.rank(tp_rank, 0), layout.rank(tp_rank, layout.pipeline_parallel_size - 1)
-        if stage.is_first:
-            self.receiver = TokenReceiver(world.channel(last, "tokens"))
-        elif stage.is_last:
-            self.sender = TokenSender(world.channel(first, "tokens"))
+        last = layout.pipeline_parallel_size - 1
+        k = config.speculative.num_speculative_tokens if config.speculative else 0
+        told = range(last if k else 1)
+        if stage.is_last:
+            channels = [world.channel(layout.rank(tp_rank, pp_rank), "tokens") for pp_rank in told]
+            self.senders = tuple(map(TokenSender, channels))
+        elif pp_rank in told:
+            self.receiver = TokenReceiver(world.channel(layout.rank(tp_rank, last), "tokens"), width=2 * k + 1)
 
     def close(self) -> None:
         """End the links' threads; whoever waits in them gets an error. Idempotent."""
-        for part in (self.link, self.sender, self.receiver):
+        for part in (self.link, *self.senders, self.receiver):
             if part is not None:
                 part.close()

@@ -115,7 +115,7 @@ class Worker(WorkerBase):
             self._timeline,
             tp=self._tp,
             stage=self._stage,
-            sender=self._pipeline.sender,
+            senders=self._pipeline.senders,
             receiver=self._pipeline.receiver,
         )
 
@@ -158,7 +158,7 @@ class Worker(WorkerBase):
         self._order.add(
             StagedStep(
                 step_id=scheduler_output.step_id,
-                drawn_in_step=model_input.drawn_in_step,
+                drawn_in_step=model_input.inputs.drawn_in_step,
                 awaits_masks=self._stage.is_last and len(scheduler_output.grammar_rows) > 0,
                 forward=partial(self._forward, step),
                 sample=partial(self._sample, step),

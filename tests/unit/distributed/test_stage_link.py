@@ -157,7 +157,9 @@ class Rank(threading.Thread):
             if needed >= 0:
                 future = self.tokens[needed]
                 assert future is not None
-                assert future.result().tolist() == [needed * 100 + i for i in range(self.schedule.num_tokens[needed])]
+                assert future.result()[:, 0].tolist() == [
+                    needed * 100 + i for i in range(self.schedule.num_tokens[needed])
+                ]
             tensors = activations(step_id, num_tokens)
         else:
             tensors = self.link.receive(step_id)
@@ -168,7 +170,7 @@ class Rank(threading.Thread):
         time.sleep(next(self.compute_times))
         if self.is_last:
             assert self.sender is not None
-            self.sender.send(torch.arange(num_tokens, dtype=torch.int32) + step_id * 100)
+            self.sender.send(torch.arange(num_tokens, dtype=torch.int32)[:, None] + step_id * 100)
         else:
             tensors.residual.add_(0 if self.is_first else 1)  # in place, as a norm does
             self.link.send(step_id, tensors)

@@ -32,10 +32,11 @@ def write_small_model(folder: Path) -> Path:
 class Driven:
     executor: UniProcExecutor
     num_groups: int
+    max_drafts: int
     step_ids: Iterator[int] = field(default_factory=itertools.count)
 
 
-def make_executor(folder: Path, tp: int, pp: int, num_slots: int) -> Driven:
+def make_executor(folder: Path, tp: int, pp: int, num_slots: int, max_drafts: int = 0) -> Driven:
     args = EngineArgs(
         model=str(folder),
         dtype="float32",
@@ -45,6 +46,14 @@ def make_executor(folder: Path, tp: int, pp: int, num_slots: int) -> Driven:
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
         num_threads=1,
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": max_drafts,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 3,
+        }
+        if max_drafts
+        else None,
     )
     config = resolve(
         args,
@@ -58,7 +67,7 @@ def make_executor(folder: Path, tp: int, pp: int, num_slots: int) -> Driven:
     configs = make_kv_cache_configs(specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64)
     assert configs[0].num_blocks >= NUM_BLOCKS
     executor.initialize_from_config(configs)
-    return Driven(executor, len(configs[0].groups))
+    return Driven(executor, len(configs[0].groups), max_drafts)
 
 
 def workers_of(driven: Driven) -> list[Worker]:
@@ -81,6 +90,7 @@ def planner(
         seed=seed,
         vocab_size=VOCAB_SIZE,
         forces=forces,
+        max_drafts=driven.max_drafts,
     )
 
 

@@ -6,6 +6,9 @@ preempted one waits until its steps have ended, and comes back with all its toke
 
 Some requests are under a grammar (`admits`, `forced_token`): masks are sent when the tokens before them are known, in any order
 and as late as may be; tokens that it forces supersede what steps under way draw for the request.
+
+With drafts a row that begins at a drawn token may have some, and must have where nobody knows how many tokens the steps under
+way will emit: `num_planned` and `num_computed` are upper bounds then.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +57,8 @@ def ints(values: list[int]) -> np.ndarray:
 
 @dataclass(eq=False)
 class Job:
-    """One request. `tokens` are known; `num_planned` counts those that steps under way will draw, too. What rows of an
-    older `generation` draw is superseded."""
+    """One request. `tokens` are known; `num_planned` counts those that steps under way will emit at most (`emitting`), too.
+    What rows of an older `generation` draw is superseded."""
 
     name: str
     prompt: list[int]
@@ -69,6 +72,11 @@ class Job:
     has_grammar: bool = False
     generation: int = 0
     forced: list[int] = field(default_factory=list)  # positions of tokens that no plan has told
+    emitting: list[int] = field(default_factory=list)  # the most that each step under way emits
+    is_drawn: bool = False  # its last token, rather than told by a plan
+    num_drafts: int = 0  # that were proposed in its last step that has ended
+    drafts: list[int] = field(default_factory=list)  # the same, behind the last of `tokens`
+    logprobs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -80,10 +88,17 @@ class Job:
 
     @property
     def is_planned(self) -> bool:
-        """To its end. Under a grammar nobody knows before the tokens are known."""
-        if self.has_grammar:
+        """To its end. Under a grammar, and with drafts, nobody knows before the tokens are known."""
+        if self.has_grammar or any(most > 1 for most in self.emitting):
             return len(self.tokens) == self.end
         return self.num_planned == self.end and self.num_computed >= self.end - 1
+
+
+class Row(NamedTuple):
+    job: Job
+    count: int
+    is_new: bool
+    max_drafts: int = -1
 
 
 @dataclass
@@ -119,10 +134,11 @@ class PlanAhead:
         seed: int,
         vocab_size: int,
         forces: bool = True,
+        max_drafts: int = 0,
     ) -> None:
         self.executor, self.depth, self.block_size, self.num_groups = executor, depth, block_size, num_groups
         self.step_ids, self.max_chunk = step_ids, max_chunk
-        self.vocab_size, self.forces = vocab_size, forces
+        self.vocab_size, self.forces, self.max_drafts = vocab_size, forces, max_drafts
         self.preemption_rate = 0.1
         self.rng = random.Random(seed)
         self.waiting = deque(jobs)
@@ -130,6 +146,7 @@ class PlanAhead:
         self.free_slots = list(range(num_slots))
         self.free_blocks = list(range(1, num_blocks))
         self.num_preemptions = self.num_forced = self.num_superseded = self.num_late_masks = 0
+        self.num_accepted = self.num_rejected = 0
         self.in_flight: deque[Step] = deque()
 
     def run(self) -> None:
@@ -138,8 +155,8 @@ class PlanAhead:
                 self.submit(rows)
             self.commit()
 
-    def submit(self, rows: list[tuple[Job, int, bool]]) -> Step:
-        plan, jobs = self.plan(next(self.step_ids), rows), [job for job, _, _ in rows]
+    def submit(self, rows: list[Row]) -> Step:
+        plan, jobs = self.plan(next(self.step_ids), rows), [row.job for row in rows]
         future = self.executor.execute_model(plan, non_block=True)
         self.in_flight.append(
             Step(plan, jobs, [job.generation for job in jobs], future, awaits_masks=len(plan.grammar_rows) > 0)
@@ -156,27 +173,23 @@ class PlanAhead:
                 self.executor.provide_grammar_output(step.plan.step_id, self.masks(step))
 
     def masks_are_known(self, step: Step) -> bool:
-        return all(self.tokens_before(step, row) is not None for row in step.plan.grammar_rows.tolist())
-
-    def tokens_before(self, step: Step, row: int) -> list[int] | None:
-        """The tokens before the row's draw; none if it is superseded; None if they are not known yet."""
-        job = step.jobs[row]
-        if step.generations[row] != job.generation:
-            return []
-        position = int(step.plan.num_computed_tokens[row] + step.plan.num_scheduled_tokens[row])
-        return job.tokens[:position] if len(job.tokens) >= position else None
+        """Whether every row under a grammar is the oldest under way of its request, or superseded and needs no drafts known."""
+        older = {job.name for other in self.in_flight if other.plan.step_id < step.plan.step_id for job in other.jobs}
+        return all(step.jobs[row].name not in older for row in step.plan.grammar_rows.tolist())
 
     def masks(self, step: Step) -> GrammarOutput:
-        rows, masks = step.plan.grammar_rows, []
-        for row in rows.tolist():
-            before = self.tokens_before(step, row)
-            assert before is not None
-            everything = np.full(-(-self.vocab_size // 32), -1, dtype=np.int32)
-            masks.append(mask(len(before), before[-1], self.vocab_size) if before else everything)
-        return GrammarOutput(rows=rows, num_masks=np.ones_like(rows), masks=np.array(masks))
+        plan, num_masks, masks = step.plan, [], []
+        for row in plan.grammar_rows.tolist():
+            job, is_valid = step.jobs[row], step.generations[row] == step.jobs[row].generation
+            most = max(int(plan.max_draft_tokens[row]), 0) if len(plan.max_draft_tokens) else 0
+            num_masks.append(1 + min(most, job.num_drafts))
+            tokens = job.tokens + job.drafts[: num_masks[-1] - 1]
+            for length in range(len(job.tokens), len(job.tokens) + num_masks[-1]):
+                everything = np.full(-(-self.vocab_size // 32), -1, dtype=np.int32)
+                masks.append(mask(length, tokens[length - 1], self.vocab_size) if is_valid else everything)
+        return GrammarOutput(rows=plan.grammar_rows, num_masks=ints(num_masks), masks=np.array(masks))
 
-    def choose(self) -> list[tuple[Job, int, bool]]:
-        """(job, tokens, is new in its slot) of the next step."""
+    def choose(self) -> list[Row]:
         for job in [job for job in self.running if job.is_planned]:
             self.release(job)
         if self.running and self.rng.random() < self.preemption_rate:
@@ -185,9 +198,9 @@ class PlanAhead:
             self.waiting.append(job)
             self.num_preemptions += 1
         rows = [
-            (job, self.count(job), False)
+            self.row(job)
             for job in self.running
-            if self.rng.random() < 0.9 and job.num_computed < job.num_planned and job.num_computed < job.end - 1
+            if self.rng.random() < 0.9 and job.num_computed < min(job.num_planned, job.end - 1)
         ]
         while self.waiting and self.free_slots and self.rng.random() < 0.8:
             job = self.waiting.popleft()
@@ -197,10 +210,17 @@ class PlanAhead:
             if job.is_planned:
                 continue
             job.slot, job.num_computed, job.num_planned = self.free_slots.pop(), 0, len(job.tokens)
-            job.forced = []
+            job.forced, job.is_drawn, job.num_drafts, job.drafts = [], False, 0, []
             self.running.append(job)
-            rows.append((job, self.count(job), True))
+            rows.append(Row(job, self.count(job), True))
         return rows
+
+    def row(self, job: Job) -> Row:
+        is_certain = all(most == 1 for most in job.emitting)
+        if self.max_drafts and job.is_drawn and (not is_certain or self.rng.random() < 0.7):
+            most = min(self.rng.randint(0, self.max_drafts), job.end - job.num_planned - 1)
+            return Row(job, 1 + most, False, most)
+        return Row(job, self.count(job), False)
 
     def count(self, job: Job) -> int:
         return min(job.num_planned - job.num_computed, self.rng.randint(1, self.max_chunk))
@@ -211,15 +231,15 @@ class PlanAhead:
         self.free_blocks += [block for blocks in job.blocks for block in blocks]
         job.blocks = []
 
-    def plan(self, step_id: int, rows: list[tuple[Job, int, bool]]) -> SchedulerOutput:
+    def plan(self, step_id: int, rows: list[Row]) -> SchedulerOutput:
         new, deltas, forced = [], [], []
-        computed = ints([job.num_computed for job, _, _ in rows])
+        computed = ints([row.job.num_computed for row in rows])
         samples = []
-        for job, count, is_new in rows:
+        for job, count, is_new, max_drafts in rows:
             forced += [(job.slot, position, job.tokens[position]) for position in job.forced]
             job.forced = []
             job.num_computed += count
-            samples.append(job.num_computed == job.num_planned)
+            samples.append(max_drafts >= 0 or job.num_computed == job.num_planned)
             while len(job.blocks) * self.block_size < job.num_computed:
                 blocks = tuple(self.free_blocks.pop(0) for _ in range(self.num_groups))
                 if not is_new:
@@ -236,18 +256,22 @@ class PlanAhead:
                         sampling=job.sampling,
                     )
                 )
-            job.num_planned += samples[-1]
+            if samples[-1]:
+                job.emitting.append(max(max_drafts, 0) + 1)
+                job.is_drawn, job.num_planned = True, len(job.tokens) + sum(job.emitting)
+                job.num_computed = job.num_planned - 1
             job.num_in_flight += 1
         slots, columns, *ids = (ints([delta[i] for delta in deltas]) for i in range(2 + self.num_groups))
         return SchedulerOutput(
             step_id=step_id,
             new_requests=tuple(new),
-            request_ids=tuple(job.name for job, _, _ in rows),
-            slots=ints([job.slot for job, _, _ in rows]),
+            request_ids=tuple(row.job.name for row in rows),
+            slots=ints([row.job.slot for row in rows]),
             num_computed_tokens=computed,
-            num_scheduled_tokens=ints([count for _, count, _ in rows]),
+            num_scheduled_tokens=ints([row.count for row in rows]),
             samples=np.array(samples),
-            grammar_rows=ints([i for i, (job, _, _) in enumerate(rows) if samples[i] and job.has_grammar]),
+            max_draft_tokens=ints([row.max_drafts for row in rows] if max(row.max_drafts for row in rows) >= 0 else []),
+            grammar_rows=ints([i for i, row in enumerate(rows) if samples[i] and row.job.has_grammar]),
             forced_tokens=TokenDelta(
                 slots=ints([slot for slot, _, _ in forced]),
                 positions=ints([position for _, position, _ in forced]),
@@ -265,32 +289,67 @@ class PlanAhead:
             return
         self.send_masks()
         step = self.in_flight.popleft()
-        tokens = iter(step.future.result(timeout=60).sampled_token_ids.tolist())
-        for job, generation, samples in zip(step.jobs, step.generations, step.plan.samples.tolist(), strict=True):
+        output = step.future.result(timeout=60)
+        if not len(output.num_sampled_tokens):
+            output = replace(
+                output,
+                num_sampled_tokens=np.ones(len(output.sampled_token_ids), dtype=np.int32),
+                sampled_positions=(step.plan.num_computed_tokens + step.plan.num_scheduled_tokens)[step.plan.samples],
+            )
+        ends = output.num_sampled_tokens.cumsum()
+        assert len(ends) == sum(step.plan.samples)
+        assert ends.max(initial=0) == len(output.sampled_token_ids)
+        logprobs = self.logprobs_by_token(output)
+        for row, (job, generation) in enumerate(zip(step.jobs, step.generations, strict=True)):
             job.num_in_flight -= 1
-            if samples:
-                token = next(tokens)
-                if generation == job.generation:
-                    self.append(job, token)
-                self.num_superseded += generation != job.generation
-        assert next(tokens, None) is None
+            if not step.plan.samples[row]:
+                continue
+            index = int(step.plan.samples[:row].sum())
+            drafts = output.draft_token_ids[index].tolist() if self.max_drafts else []
+            job.num_drafts = sum(token >= 0 for token in drafts)
+            self.num_superseded += generation != job.generation
+            if generation == job.generation:
+                start, end = int(ends[index] - output.num_sampled_tokens[index]), int(ends[index])
+                assert output.sampled_positions[index] == len(job.tokens)
+                self.emit(job, output.sampled_token_ids[start:end].tolist(), logprobs[start:end])
+                job.drafts = drafts[: job.num_drafts]
 
-    def append(self, job: Job, token: int) -> None:
-        position = len(job.tokens)
-        if job.has_grammar:
-            assert admits(position, job.tokens[-1], token)
-        job.tokens.append(token)
-        while job.has_grammar and len(job.tokens) < job.end:
-            forced = forced_token(len(job.tokens), job.tokens[-1])
-            if forced is None:
-                break
+    def logprobs_by_token(self, output: ModelRunnerOutput) -> list[float | None]:
+        found: list[float | None] = [None] * len(output.sampled_token_ids)
+        for i, row in enumerate(output.logprobs_rows.tolist()):
+            assert output.logprobs is not None
+            assert output.logprobs.token_ids[i, 0] == output.sampled_token_ids[row]
+            found[row] = float(output.logprobs.logprobs[i, 0])
+        return found
+
+    def emit(self, job: Job, tokens: list[int], logprobs: list[float | None]) -> None:
+        """Up to a token behind which another one is forced: what was drawn behind it is superseded."""
+        self.num_accepted += len(tokens) - 1
+        self.num_rejected += job.emitting.pop(0) - len(tokens)
+        job.num_planned = len(job.tokens) + len(tokens) + sum(job.emitting)
+        job.num_computed = job.num_planned - 1
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            position = len(job.tokens)
+            if job.has_grammar:
+                assert admits(position, job.tokens[-1], token)
+            assert (logprob is not None) == (job.sampling.params.logprobs is not None)
+            job.logprobs += [logprob] if logprob is not None else []
+            job.tokens.append(token)
+            if job.has_grammar and self.force(job):
+                is_computed = job.emitting or i + 1 < len(tokens)
+                job.emitting, job.is_drawn = [], False
+                job.num_planned, job.num_computed = len(job.tokens), position + bool(is_computed)
+                if not self.forces and job in self.running:
+                    self.release(job)
+                    self.waiting.append(job)
+                return
+
+    def force(self, job: Job) -> bool:
+        """Append what the grammar forces; what steps under way draw for the job is superseded then."""
+        before = len(job.tokens)
+        while len(job.tokens) < job.end and (forced := forced_token(len(job.tokens), job.tokens[-1])) is not None:
             job.forced.append(len(job.tokens))
             job.tokens.append(forced)
-        if not job.forced or len(job.tokens) == position + 1:
-            return
-        self.num_forced += len(job.tokens) - position - 1
-        job.generation += 1
-        job.num_planned, job.num_computed = len(job.tokens), min(job.num_computed, position + 1)
-        if not self.forces and job in self.running:
-            self.release(job)
-            self.waiting.append(job)
+        self.num_forced += len(job.tokens) - before
+        job.generation += len(job.tokens) > before
+        return len(job.tokens) > before

@@ -16,7 +16,9 @@ from tests.model_zoo import VOCAB_SIZE
 from tests.unit.worker.driven import MAX_MODEL_LEN, Driven, make_executor, planner, write_small_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
 
-NUM_SEEDS = 60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 2
+FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
+NUM_SEEDS = 60 if FULL else 2
+DEPTHS = (1, 2, 3, 5) if FULL else (1, 2, 4)
 HAPPENS = ("num_preemptions", "num_forced", "num_superseded", "num_late_masks")
 LAYOUTS = {"one rank": (1, 1), "tp2": (2, 1), "pp2": (1, 2), "pp3": (1, 3), "tp2-pp2": (2, 2)}
 
@@ -29,34 +31,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_jobs(seed: int) -> list[Job]:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
-        {"temperature": 0.0, "repetition_penalty": 0.5},
+        {"temperature": 0.0, "repetition_penalty": 0.5, "logprobs": 2},
         {"temperature": 1.0, "frequency_penalty": -2.0, "presence_penalty": -2.0},
-        {"temperature": 1.3, "top_k": 20},
+        {"temperature": 1.3, "top_k": 20, "logprobs": 0},
         {"temperature": 0.0, "logit_bias": {5: 3.0}, "repetition_penalty": 0.7},
-        {"temperature": 1.0},
+        {"temperature": 1.0, "allowed_token_ids": [5, 6, 9]},
     ]
     jobs = []
     for i in range(9):
         params = SamplingParams(**kinds[(i + seed) % len(kinds)])
         words = ((3 + i, 7), (9,)) if i % 4 == 0 else ()
         sampling = ResolvedSampling(
-            params=params, seed=100 * seed + i, max_tokens=1 + (5 * i + seed) % 11, bad_words_token_ids=words
+            params=params, seed=100 * seed + i, max_tokens=1 + (5 * i + seed) % 17, bad_words_token_ids=words
         )
         prompt = [(7 * i + 3 * j + seed) % VOCAB_SIZE for j in range(1 + (4 * i + seed) % 13)]
         jobs.append(Job(f"r{i}", prompt, sampling, has_grammar=(i + seed) % 3 > 0))
     return jobs
 
 
-def drive(driven: Driven, seed: int, **how: Any) -> tuple[list[list[int]], PlanAhead]:
+def drive(driven: Driven, seed: int, **how: Any) -> tuple[list[Job], PlanAhead]:
     jobs = make_jobs(seed)
     ahead = planner(driven, jobs, seed=seed, **how)
     ahead.run()
     assert all(len(job.tokens) == job.end for job in jobs)
-    return [job.tokens[len(job.prompt) :] for job in jobs], ahead
+    return jobs, ahead
 
 
 @pytest.fixture(scope="module")
-def truth(folder: Path) -> list[Any]:
+def truth(folder: Path) -> list[list[Job]]:
     """Of each seed: one rank, one slot, one step at a time, whole prompts; a forced token makes it a new request."""
     driven = make_executor(folder, 1, 1, 1)
     how = {"depth": 1, "num_slots": 1, "max_chunk": MAX_MODEL_LEN, "forces": False}
@@ -65,15 +67,21 @@ def truth(folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("max_drafts", [0, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_depth_of_the_queue_changes_no_token(folder: Path, truth: list[Any], layout: str) -> None:
-    driven = make_executor(folder, *LAYOUTS[layout], 3)
+def test_the_depth_of_the_queue_changes_no_token(
+    folder: Path, truth: list[list[Job]], layout: str, max_drafts: int
+) -> None:
+    driven = make_executor(folder, *LAYOUTS[layout], 3, max_drafts)
     counts: Counter[str] = Counter()
-    for depth in (1, 2, 3, 5):
+    happens = HAPPENS + (("num_accepted", "num_rejected") if max_drafts else ())
+    for depth in DEPTHS:
         for seed in range(NUM_SEEDS):
-            tokens, ahead = drive(driven, seed, depth=depth, num_slots=3, max_chunk=5)
-            assert tokens == truth[seed], (depth, seed)
-            counts.update({name: getattr(ahead, name) for name in HAPPENS})
-    assert min(counts[name] for name in HAPPENS) > 2 * NUM_SEEDS, counts
+            jobs, ahead = drive(driven, seed, depth=depth, num_slots=3, max_chunk=5)
+            assert [job.tokens for job in jobs] == [job.tokens for job in truth[seed]], (depth, seed)
+            for job, same in zip(jobs, truth[seed], strict=True):
+                assert job.logprobs == pytest.approx(same.logprobs, abs=1e-3)
+            counts.update({name: getattr(ahead, name) for name in happens})
+    assert min(counts[name] for name in happens) > 2 * NUM_SEEDS, counts
     driven.executor.shutdown()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("inflight-")]
