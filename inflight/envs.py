@@ -47,6 +47,7 @@ class LaunchedRank(NamedTuple):
     master_port: int
     attempt: str  # how many times torchrun has started all ranks anew
     agent_serves_store: bool  # torchrun itself listens at the master's address; else rank 0 has to
+    local_ranks: range  # those on this machine, as far as it is known: at least the rank itself
 
 
 def launched_rank() -> LaunchedRank:
@@ -66,6 +67,8 @@ def launched_rank() -> LaunchedRank:
         raise ConfigError(f"RANK={rank} is not in [0, WORLD_SIZE={world_size})")
     if not 0 < port < 65536:
         raise ConfigError(f"MASTER_PORT={port} is not a port")
+    tells_machine = bool(os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"))
+    first = rank - (_integer("LOCAL_RANK") if tells_machine else 0)
     return LaunchedRank(
         rank=rank,
         world_size=world_size,
@@ -73,6 +76,7 @@ def launched_rank() -> LaunchedRank:
         master_port=port,
         attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         agent_serves_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        local_ranks=range(first, first + (_integer("LOCAL_WORLD_SIZE") if tells_machine else 1)),
     )
 
 

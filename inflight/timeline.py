@@ -3,7 +3,8 @@
 Owns one preallocated ring per `Timeline`. Recording is two list stores; it is always on. The engine core has a `Timeline` and
 every rank has one, whose parts record their own phases:
 
-    engine   plan      wait      for the oldest step          commit
+    engine   plan      mask      filled and sent              wait      for the oldest step   commit
+             idle      no request is there, until this step's plan
     rank     prepare   receive   what it needs of others      forward   sample   drain   copies the draws out   send
 
 Times are `time.perf_counter_ns()`: on Linux one clock for all processes of a machine.

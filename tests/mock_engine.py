@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,11 @@ class LateExecutor:
         future = LateFuture(self)
         self._queue.append((plan, future))
         return future
+
+    def collective_rpc(self, method: str, args: Any, kwargs: Any, timeout: float | None) -> list[Any]:
+        """It would run behind all steps submitted: none may be left."""
+        assert not self._queue and timeout is None
+        return [(method, args, kwargs)]
 
     def run_next(self) -> bool:
         """Run the oldest step, if there is one and its masks have come."""

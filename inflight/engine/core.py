@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
 
 from inflight.config.engine import EngineConfig
 from inflight.errors import EngineError, RankError
@@ -71,6 +73,9 @@ class EngineCore:
         # engines that must decide the same, each for itself, cannot go by when a grammar has been compiled
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._outputs: list[EngineCoreOutput] = []  # committed, and not returned yet
+        self._idle_since_ns: int | None = None  # there is no request; the next plan ends it
+        self._note_idleness()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
@@ -79,9 +84,10 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.scheduler.abort_requests(request_ids)
+        self._note_idleness()
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests() or bool(self._in_flight)
+        return self.scheduler.has_unfinished_requests() or bool(self._in_flight or self._outputs)
 
     def step(self) -> list[EngineCoreOutput]:
         """Run the loop once; returns what the committed step added. Empty when there is nothing to do, or all that it
@@ -91,15 +97,34 @@ class EngineCore:
             EngineError: a step failed. All steps in flight are void, whatever becomes of them in the workers: their requests
                 are still there, with all tokens returned so far, to be aborted or tried again.
         """
-        try:
+        with self._voiding_on_error():
             self._submit_steps()
-            if not self._in_flight:
+            if self._in_flight:
+                self._commit_oldest()
+            elif not self._outputs:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
-                return self.scheduler.take_failures()
-            return self._commit_oldest() + self.scheduler.take_failures()
-        except Exception as error:  # of whatever part of a step: here is where all of them end
-            self._void_steps(error)
-            raise
+        outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []
+        self._note_idleness()
+        return outputs
+
+    def collective_rpc(
+        self,
+        method: str,
+        args: Sequence[Any] = (),  # Any: the worker's method says what it takes and returns
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """`Executor.collective_rpc`, when the steps in flight have been committed: some may wait for masks that only this loop
+        sends. What they add is returned by the next `step`.
+
+        Raises:
+            EngineError: a step failed, as in `step`, or the call did.
+        """
+        with self._voiding_on_error():
+            while self._in_flight:
+                self._commit_oldest()
+        return self._executor.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def _submit_steps(self) -> None:
         while len(self._in_flight) < self._depth:
@@ -108,18 +133,20 @@ class EngineCore:
             if plan is None:
                 break
             self.timeline.record(plan.step_id, "plan", start, time.perf_counter_ns())
+            if self._idle_since_ns is not None:
+                self.timeline.record(plan.step_id, "idle", self._idle_since_ns, start)
+                self._idle_since_ns = None
             self._in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
             self._send_masks()
 
-    def _commit_oldest(self) -> list[EngineCoreOutput]:
+    def _commit_oldest(self) -> None:
         plan, future = self._in_flight[0]
         with self.timeline.span(plan.step_id, "wait"):
             output = future.result()
         with self.timeline.span(plan.step_id, "commit"):
-            outputs = self.scheduler.update_from_output(plan, output)
+            self._outputs += self.scheduler.update_from_output(plan, output)
         self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         self._send_masks()
-        return outputs
 
     def _send_masks(self) -> None:
         """Fill and send the masks of steps in flight that wait for no token any more."""
@@ -129,6 +156,15 @@ class EngineCore:
             end = time.perf_counter_ns()
             self.timeline.record(step_id, "mask", start, end)
             start = end
+
+    @contextmanager
+    def _voiding_on_error(self) -> Iterator[None]:
+        """Whatever part of a step fails: here is where all of them end."""
+        try:
+            yield
+        except Exception as error:
+            self._void_steps(error)
+            raise
 
     def _void_steps(self, error: Exception) -> None:
         """Log what failed, with everything that was known, and drop all steps in flight."""
@@ -155,3 +191,8 @@ class EngineCore:
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
+
+    def _note_idleness(self) -> None:
+        """Devices that stand still from now to the next plan do not wait for the engine."""
+        if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
+            self._idle_since_ns = time.perf_counter_ns()

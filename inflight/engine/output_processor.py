@@ -87,6 +87,7 @@ class OutputProcessor:
             if completion.finish_reason is None:
                 continue
             del self._children[output.request_id]
+            state.num_unfinished -= 1
             if output.finish_reason is None:
                 result.requests_to_abort.append(output.request_id)
             if completion.finish_reason is FinishReason.ERROR:
@@ -106,6 +107,7 @@ class OutputProcessor:
                 if completion.finish_reason is None:
                     completion.finish(FinishReason.ABORT)
                     del self._children[child.request_id]
+                    state.num_unfinished -= 1
                     result.requests_to_abort.append(child.request_id)
         self._emit(aborted, result, now)
         return result
@@ -137,6 +139,7 @@ class _RequestState:
     def __init__(self, request: ProcessedRequest, kind: RequestOutputKind, completions: list[Completion]) -> None:
         self.request = request
         self.completions = completions
+        self.num_unfinished = len(completions)
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
@@ -147,7 +150,7 @@ class _RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self.completions)
+        return self.num_unfinished == 0
 
     def make_output(self, now: float) -> RequestOutput | None:
         """What the caller is to see now; None if that is nothing."""

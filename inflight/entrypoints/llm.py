@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -12,9 +13,11 @@ from tqdm import tqdm
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.input_processor import ProcessedRequest, Prompt
 from inflight.engine.llm_engine import LLMEngine
+from inflight.engine.step_figures import StepFigures
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
+from inflight.timeline import Event
 from inflight.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
@@ -119,7 +122,19 @@ class LLM:
         timeout: float | None = None,
     ) -> list[Any]:
         """Call a method of every worker; one value per rank."""
-        return self.llm_engine.executor.collective_rpc(method, args, kwargs, timeout=timeout)
+        return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
+
+    def timeline_events(self) -> dict[str, list[Event]]:
+        """What the engine ("engine") and each rank of this machine ("rank 0", ...) did in the last steps, from when to when."""
+        return self.llm_engine.timeline_events()
+
+    def write_trace(self, path: str | Path) -> None:
+        """The same as a Chrome trace (JSON), for https://ui.perfetto.dev or chrome://tracing."""
+        self.llm_engine.write_trace(path)
+
+    def step_figures(self) -> StepFigures:
+        """How long devices stood idle in the last steps, and how much of the host's work they hid; see `StepFigures`."""
+        return self.llm_engine.step_figures()
 
     def close(self) -> None:
         """Stop the workers and free their memory. Idempotent."""

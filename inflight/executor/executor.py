@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
+from inflight.config.nodes import ranks_of_node
 from inflight.errors import ConfigError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
@@ -78,6 +79,11 @@ class Executor(ABC):
         self._kv_cache_specs: list[dict[str, KVCacheSpec]] | None = None
         self._available_memory: list[int] | None = None
         self._kv_cache_configs: list[KVCacheConfig] | None = None
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks on the engine's machine: their clock is the engine's."""
+        return ranks_of_node(self.world_size, self.config.parallel.nnodes, 0)
 
     # -- start-up, in this order; each is idempotent -----------------------------------------------------------
 

@@ -104,6 +104,10 @@ class ExternalLauncherExecutor(Executor):
 
     # -- start-up --------------------------------------------------------------------------------------------------
 
+    @property
+    def local_ranks(self) -> range:
+        return self._me.local_ranks
+
     def _launch(self) -> None:
         meeting = LauncherMeeting(self._me, self._step_budget) if self.world_size > 1 else None
         try:

@@ -8,6 +8,7 @@ middle of a computation too. Replies are sent by whichever thread has them.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -59,6 +60,8 @@ def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None
         worker_class = getattr(importlib.import_module(module), name)
         worker = cast("WorkerBase", worker_class(start_up.config, start_up.rank, start_up.rendezvous))
         worker.load_model()
+        gc.collect()
+        gc.freeze()  # libraries and model stay: looking through them again holds up a step
     except BaseException as error:  # SystemExit, too: the reason travels
         stream.send(StartUpFailed(rank=start_up.rank, failure=failure_of(error)))
         return None

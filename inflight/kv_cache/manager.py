@@ -100,6 +100,10 @@ class KVCacheManager:
             table.extend(self.pool.allocate(needed - num_computed))
         return needed
 
+    def has_full_blocks(self, blocks: RequestBlocks, num_computed_tokens: int) -> bool:
+        """Whether `commit` has anything to do."""
+        return num_computed_tokens // self.block_size > blocks.num_committed
+
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
         """Tokens `[0, num_computed_tokens)` are in the cache. Cheap to skip while no block has become full."""
         num_full = num_computed_tokens // self.block_size

@@ -46,28 +46,32 @@ def add_tokens(
     Forced tokens are a function of the grammar and the tokens before, so they are the same in every schedule. Log-probabilities
     come from a draw: a request that wants them draws these tokens as well, one by one, each the only one allowed.
     """
-    first, reason, error = request.num_tokens, None, ""
+    added: list[int] = []
+    reason, error = None, ""
     for position, token in enumerate(drawn.token_ids, drawn.position):
         if position < request.num_tokens:
             continue  # known: the grammar has forced it since the step was planned
         assert position == request.num_tokens, (request.request_id, position)
-        reason, error = _append(request, token, grammars)
+        reason, error = _append(request, token, grammars, added)
         stats.num_sampled_tokens += 1
         if reason is not None:
             break
     if reason is None and grammars is not None and request.has_grammar and request.sampling.params.logprobs is None:
         for token in grammars.forced_tokens(request, request.max_num_tokens - request.num_tokens):
             request.has_untold_tokens = True
-            reason, error = _append(request, token, grammars)
+            reason, error = _append(request, token, grammars, added)
             stats.num_forced_tokens += 1
             if reason is not None:
                 break
-    request.num_planned_tokens = max(request.num_planned_tokens, request.num_tokens)
-    return AddedTokens(tuple(request.token_ids[first:].tolist()), reason, error)
+    if request.num_planned_tokens < request.num_tokens:
+        request.num_planned_tokens = request.num_tokens
+    return AddedTokens(tuple(added), reason, error)
 
 
-def _append(request: Request, token: int, grammars: RequestGrammars | None) -> tuple[FinishReason | None, str]:
-    """Add one token. A negative one says that none could be drawn."""
+def _append(
+    request: Request, token: int, grammars: RequestGrammars | None, added: list[int]
+) -> tuple[FinishReason | None, str]:
+    """Add one token, to `added` too. A negative one says that none could be drawn."""
     if token < 0:
         return FinishReason.ERROR, NOTHING_TO_DRAW
     has_ended = False
@@ -77,6 +81,7 @@ def _append(request: Request, token: int, grammars: RequestGrammars | None) -> t
             return FinishReason.ERROR, error
         has_ended = grammars.has_ended(request)
     request.append(token)
+    added.append(token)
     sampling = request.sampling
     if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
         return FinishReason.STOP, ""

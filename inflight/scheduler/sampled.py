@@ -33,6 +33,9 @@ def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, 
     token_ids = output.sampled_token_ids.tolist()
     drafts = output.draft_token_ids.tolist() if output.draft_token_ids.size else None
     columns = output.logprobs
+    if drafts is None and columns is None and not output.num_sampled_tokens.size:  # most steps
+        drawn = zip(rows.tolist(), positions.tolist(), token_ids, strict=True)
+        return {row: SampledRow(position, [token_id], None, []) for row, position, token_id in drawn}
     # `logprobs_rows` rise, so those of one row are next to each other
     asked = np.searchsorted(output.logprobs_rows, ends).tolist() if columns is not None else None
     found: dict[int, SampledRow] = {}

@@ -332,11 +332,12 @@ class Scheduler:
             if piece is not None:
                 request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
             added = NOTHING_ADDED if drawn is None else add_tokens(request, drawn, self._grammars, self.stats)
-            if request.status is RequestStatus.RUNNING:
-                self._kv_cache.commit(request.blocks, request.token_ids, min(num_computed, request.num_tokens))
+            num_computed = min(num_computed, request.num_tokens)
+            if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
+                self._kv_cache.commit(request.blocks, request.token_ids, num_computed)
             if added.finish_reason is not None:
                 self._finish(request)
-            if added != NOTHING_ADDED or piece is not None:
+            if added.token_ids or added.finish_reason is not None or piece is not None:
                 results.append(make_output(request, added, drawn, piece))
         return results
 

@@ -60,7 +60,8 @@ def multiproc(config: EngineConfig) -> Executor:
 
 
 def external_launcher(config: EngineConfig) -> Executor:
-    me = LaunchedRank(0, 1, "127.0.0.1", 29500, "0", agent_serves_store=True)  # the others are in its own tests
+    # other ranks are in its own tests
+    me = LaunchedRank(0, 1, "127.0.0.1", 29500, "0", agent_serves_store=True, local_ranks=range(1))
     return ExternalLauncherExecutor(config, ScriptedWorker, me)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import models
 from benchmarks.control_plane import by_phase
+from benchmarks.hidden_control_plane import large_vocabulary, mean_period_ms
 from benchmarks.models import SHAPES, Shape, model_folder, weight_bytes
 from benchmarks.pipeline_overlap import Measured, busy_milliseconds
 from benchmarks.report import memory_bytes, percentile, print_table
@@ -74,6 +75,23 @@ def test_a_picture_of_steps(tmp_path: Path) -> None:
     assert busy_milliseconds(rank, 10) == pytest.approx(19.0)
     draw_steps({"one": events, "two": events}, 4, tmp_path / "steps.png")
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_mean_period_counts_stalls() -> None:
+    ends = [1_000_000, 6_000_000, 31_000_000, 36_000_000]
+    events = [Event(i, phase, end - 10, end) for i, end in enumerate(ends) for phase in ("forward", "sample")]
+    assert mean_period_ms(events) == pytest.approx(35 / 3)
+
+
+def test_a_larger_vocabulary_keeps_the_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 10, "hidden_size": 4}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_text("weights")
+    target = large_vocabulary(folder, 99, tmp_path / "large")
+    assert json.loads((target / "config.json").read_text()) == {"vocab_size": 99, "hidden_size": 4}
+    assert sorted(path.name for path in target.iterdir()) == ["config.json", "tokenizer.json"]
 
 
 def test_growth_is_that_after_the_warm_up() -> None:

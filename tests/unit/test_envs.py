@@ -38,9 +38,15 @@ def test_what_a_launcher_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     for name, text in given.items():
         monkeypatch.setenv(name, text)
-    for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert envs.launched_rank() == envs.LaunchedRank(1, 4, "node0", 29500, "0", agent_serves_store=False)
+    me = envs.LaunchedRank(1, 4, "node0", 29500, "0", agent_serves_store=False, local_ranks=range(1, 2))
+    assert envs.launched_rank() == me
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "3")
+        patch.setenv("LOCAL_RANK", "1")
+        patch.setenv("LOCAL_WORLD_SIZE", "2")
+        assert envs.launched_rank().local_ranks == range(2, 4)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert envs.launched_rank().agent_serves_store
     for name, bad in (("RANK", "4"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "65536")):

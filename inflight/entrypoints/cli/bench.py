@@ -12,12 +12,9 @@ import typer
 
 import inflight
 from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
-from inflight.entrypoints.cli.workloads import BY_NAME, MAX_TOKEN_ID, WARM_UP, Workload, run, select
-from inflight.errors import ConfigError
-
-MAX_NUM_SEQS = 64
-SIZES = "Sizes of your own"
+from inflight.entrypoints.cli.engine_options import EngineOptions
+from inflight.entrypoints.cli.workload_options import WorkloadOptions, start_for
+from inflight.entrypoints.cli.workloads import WARM_UP, Workload, run
 
 EPILOG = """\b
 Examples:
@@ -29,34 +26,14 @@ Examples:
 @command
 def offline(
     context: typer.Context,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="NAMES",
-            help=f"Names, with commas: all (the first five), long, {', '.join(BY_NAME)}.",
-        ),
-    ] = None,
     repeat: Annotated[
         int, typer.Option(help="How often each workload is timed; the median counts.", min=1, metavar="N")
     ] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.", metavar="FILE")
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Requests at once.", min=1, metavar="N", rich_help_panel=SIZES, show_default=False),
-    ] = None,
-    input_len: Annotated[
-        int | None,
-        typer.Option(help="Prompt tokens of each.", min=1, metavar="N", rich_help_panel=SIZES, show_default=False),
-    ] = None,
-    output_len: Annotated[
-        int | None,
-        typer.Option(help="Output tokens of each.", min=1, metavar="N", rich_help_panel=SIZES, show_default=False),
-    ] = None,
     *,
+    workloads: WorkloadOptions,
     engine: EngineOptions,
 ) -> None:
     """Time batches of random token ids: greedy, past every end token, without prefix caching.
@@ -64,20 +41,15 @@ def offline(
     Reports output tokens per second, prompt tokens per second for prefill*. The first run is an untimed warm-up. Engine
     options left out are those of the comparison with other engines: at most 64 sequences, and the longest workload's length.
     """
-    workloads = _chosen(workload, batch_size, input_len, output_len)
-    longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
-    changes: dict[str, Any] = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
-    changes["max_num_seqs"] = engine.max_num_seqs or max(MAX_NUM_SEQS, *(each.batch_size for each in workloads))
-    changes["max_model_len"] = engine.max_model_len or longest
-    max_token_id = _max_token_id(engine) if context.obj is None else MAX_TOKEN_ID
+    chosen = workloads.chosen(default="all")
     start = time.perf_counter()
-    running = start_engine(context, engine, **changes)
+    running, max_token_id = start_for(context, engine, chosen)
     startup = time.perf_counter() - start
     typer.echo(f"{'workload':<14}{'batch':>6}{'in':>7}{'out':>6}{'tok/s':>10}{'seconds':>9}")
     results = []
     try:
         run(running, WARM_UP, max_token_id)
-        for each in workloads:
+        for each in chosen:
             result = _measure([run(running, each, max_token_id) for _ in range(repeat)], each)
             results.append(result)
             sizes = f"{each.name:<14}{each.batch_size:>6}{each.input_len:>7}{each.output_len:>6}"
@@ -93,28 +65,6 @@ def offline(
         }
         document |= {"startup_seconds": round(startup, 2), "results": results}
         output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def _chosen(names: str | None, batch_size: int | None, input_len: int | None, output_len: int | None) -> list[Workload]:
-    sizes = (batch_size, input_len, output_len)
-    if sizes == (None, None, None):
-        try:
-            return select(names or "all")
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-    if names is not None:
-        raise typer.BadParameter("give --workload, or sizes of your own, not both")
-    return [Workload("custom", batch_size or 1, input_len or 128, output_len or 128)]
-
-
-def _max_token_id(engine: EngineOptions) -> int:
-    """The shared one, unless the model's vocabulary is smaller."""
-    from inflight.hub import read_config, resolve_model_folder  # not for `--help`
-
-    vocab_size = read_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")
-    if not isinstance(vocab_size, int):
-        raise ConfigError(f"config.json: vocab_size={vocab_size!r} is not an integer")
-    return min(MAX_TOKEN_ID, vocab_size)
 
 
 def _measure(seconds: list[float], workload: Workload) -> dict[str, Any]:  # Any: JSON

@@ -8,7 +8,7 @@ import typer
 
 import inflight
 from inflight import envs
-from inflight.entrypoints.cli import bench, chat, env, generate, worker
+from inflight.entrypoints.cli import bench, chat, env, generate, trace, worker
 from inflight.entrypoints.cli.command import HELP_SETTINGS, GroupedHelp, command, set_log_level
 
 EPILOG = """\b
@@ -35,6 +35,7 @@ bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 app.command("generate", cls=GroupedHelp, epilog=generate.EPILOG)(generate.generate)
 app.command("chat", cls=GroupedHelp, epilog=chat.EPILOG)(chat.chat)
+app.command("trace", cls=GroupedHelp, epilog=trace.EPILOG)(trace.trace)
 app.command("worker", cls=GroupedHelp, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
 app.add_typer(bench_app, name="bench", help="Measure how fast a model runs here.")

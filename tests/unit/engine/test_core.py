@@ -18,6 +18,7 @@ from inflight.errors import StepError
 from inflight.interface.request import FinishReason
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
+from inflight.timeline import Event
 from tests.mock_engine import MAX_MODEL_LEN, MockEngine
 from tests.toy_grammar import ToyBackend
 
@@ -123,6 +124,34 @@ def step(engine: MockEngine) -> None:
         assert oldest in engine.executor.failing and not engine.core._in_flight
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_time_without_requests_is_on_the_timeline(depth: int) -> None:
+    """From the end of the last request, however it ends, to the plan of the next step."""
+    engine = MockEngine(depth=depth)
+
+    def idle() -> list[Event]:
+        return [event for event in engine.core.timeline.events() if event.phase == "idle"]
+
+    engine.add("a", [1, 2, 3], max_tokens=3)
+    engine.add("b", [1, 2, 3], max_tokens=5)
+    engine.run()
+    ended = time.perf_counter_ns()
+    engine.core.abort_requests(["unknown"])
+    assert [event.step_id for event in idle()] == [0]
+    engine.add("c", [4, 5], max_tokens=9)
+    next_step = engine.executor.next_step_id
+    engine.step()
+    assert idle()[-1].start_ns < ended
+    engine.abort("c")
+    engine.add("d", [4, 5], max_tokens=2)
+    after_abort = engine.executor.next_step_id
+    engine.run()
+    assert [event.step_id for event in idle()] == [0, next_step, after_abort]
+    for event in idle()[1:]:
+        others = [other for other in engine.core.timeline.events() if other.phase in ("plan", "commit")]
+        assert all(other.end_ns <= event.start_ns or other.start_ns >= event.end_ns for other in others)
+
+
 def test_a_step_that_fails_is_logged_once_with_everything_that_was_known(caplog: pytest.LogCaptureFixture) -> None:
     """It is named, also where it is not the oldest in flight: its error is there before the oldest has been answered."""
     engine = MockEngine(depth=3)
@@ -158,6 +187,22 @@ def test_a_defect_of_the_scheduler_ends_in_the_same_place(
         with pytest.raises(ZeroDivisionError):
             engine.core.step()
     assert "modulo by zero" in caplog.text and "step 1: 1 requests" in caplog.text and "Traceback" in caplog.text
+    engine.run()
+
+
+def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
+    """Some of them wait for masks: without their commits it would wait for ever."""
+    engine = MockEngine(depth=4, stagger=2)
+    for i in range(3):
+        engine.add(f"r{i}", [i] * 5, 12, grammar=str(i))
+    calls = []
+    while engine.core.has_unfinished_requests():
+        engine.step()
+        in_flight = len(engine.core._in_flight)
+        assert engine.core.collective_rpc("echo", (in_flight,), {"a": 1}) == [("echo", (in_flight,), {"a": 1})]
+        assert not engine.core._in_flight
+        calls.append(in_flight)
+    assert max(calls) >= 2
     engine.run()
 
 

@@ -10,6 +10,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from inflight.sampling_params import SamplingParams
+from inflight.timeline import Event
 
 Answer = Callable[[str], str]
 
@@ -93,6 +94,17 @@ class FakeEngine:
         self._num_steps += 1
         self.on_step(self._num_steps)
         return [self._advance(request_id) for request_id in list(self._unfinished)[: self._max_num_seqs]]
+
+    def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
+        """Every step took 10 ms: one to plan it, one to prepare it, eight for its forward."""
+
+        def events(phase: str, start: int, end: int) -> list[Event]:
+            milliseconds = [(step, 10 * step + start, 10 * step + end) for step in range(1, self._num_steps + 1)]
+            return [
+                Event(step, phase, a * 1_000_000, b * 1_000_000) for step, a, b in milliseconds if step >= first_step
+            ]
+
+        return {"engine": events("plan", 0, 1), "rank 0": events("prepare", 1, 2) + events("forward", 2, 10)}
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

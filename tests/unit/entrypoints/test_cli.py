@@ -54,7 +54,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize("arguments", [(), ("generate",), ("chat",), ("bench",), ("bench", "offline"), ("env",)])
+@pytest.mark.parametrize(
+    "arguments", [(), ("generate",), ("chat",), ("bench",), ("bench", "offline"), ("trace",), ("env",)]
+)
 def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", _HELP, *arguments, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -44,7 +44,7 @@ class Engines:
         return [error for error in errors if isinstance(error, InflightError)]
 
     def _make(self, rank: int) -> ExternalLauncherExecutor:
-        me = LaunchedRank(rank, 2, "127.0.0.1", self._port, "0", agent_serves_store=False)
+        me = LaunchedRank(rank, 2, "127.0.0.1", self._port, "0", agent_serves_store=False, local_ranks=range(2))
         return ExternalLauncherExecutor(self._config, ScriptedWorker, me)
 
     def both(self, call: Callable[[ExternalLauncherExecutor], T]) -> list[T]:
@@ -180,7 +180,7 @@ def test_engines_may_come_one_after_the_other() -> None:
 
 
 def test_sizes_must_be_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    me = LaunchedRank(0, 3, "127.0.0.1", 29500, "0", agent_serves_store=True)
+    me = LaunchedRank(0, 3, "127.0.0.1", 29500, "0", agent_serves_store=True, local_ranks=range(3))
     config = engine_config(tensor_parallel_size=2, backend="external_launcher")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE=3 .* tensor_parallel_size=2 x pipeline_parallel_size=1 = 2"):
         ExternalLauncherExecutor(config, ScriptedWorker, me)

@@ -1,0 +1,90 @@
+"""`inflight trace`: what engine and ranks did in every step of a workload, as a Chrome trace and as figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inflight.entrypoints.cli.command import command
+from inflight.entrypoints.cli.engine_options import EngineOptions
+from inflight.entrypoints.cli.workload_options import WorkloadOptions, start_for
+from inflight.entrypoints.cli.workloads import WARM_UP, run
+from inflight.timeline import chrome_trace
+
+if TYPE_CHECKING:
+    from inflight.engine.step_figures import RankFigures, Spread, StepFigures
+
+EPILOG = """\b
+Examples:
+  inflight trace -m ./my-model -o trace.json
+  inflight trace -m ./my-model --batch-size 16 --input-len 512 --output-len 128 --no-async-scheduling
+
+Open the file with https://ui.perfetto.dev or chrome://tracing. docs/timeline.md says what the phases and figures mean.
+"""
+
+
+@command
+def trace(
+    context: typer.Context,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write a Chrome trace to this file.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as a JSON object.")] = False,
+    *,
+    workloads: WorkloadOptions,
+    engine: EngineOptions,
+) -> None:
+    """Run workloads (default: decode8) and show, step by step, who did what: the last 1,000 steps or so.
+
+    Prints the time of every phase, for how long devices stood idle, and the share of the host's work that they hid. Requests
+    are those of `inflight bench offline`, behind a warm-up that does not count.
+    """
+    from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy: not for `--help`
+
+    chosen = workloads.chosen(default="decode8")
+    running, max_token_id = start_for(context, engine, chosen)
+    try:
+        run(running, WARM_UP, max_token_id)
+        warm_up = running.timeline_events()[ENGINE]
+        for each in chosen:
+            run(running, each, max_token_id)
+        events = running.timeline_events(first_step=1 + max(event.step_id for event in warm_up))
+    finally:
+        running.close()
+    if output is not None:
+        output.write_text(json.dumps(chrome_trace(events)) + "\n", encoding="utf-8")
+    figures = step_figures(events)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(figures), indent=2))
+    else:
+        for line in _table(figures):
+            typer.echo(line)
+
+
+def _table(figures: StepFigures) -> Iterator[str]:
+    yield f"{'':<24}{'p50 us':>12}{'p99 us':>12}"
+    for phase, spread in figures.engine_phases.items():
+        yield _row(f"engine  {phase}", spread)
+    for name, rank in figures.ranks.items():
+        for phase, spread in rank.phases.items():
+            yield _row(f"{name}  {phase}", spread)
+        yield _row(f"{name}  step period", rank.period)
+        yield _row(f"{name}  device idle", rank.idle)
+        yield f"{name}  {_summary(rank)}"
+
+
+def _row(label: str, spread: Spread | None) -> str:
+    p50, p99 = ("-", "-") if spread is None else (f"{spread.p50:.1f}", f"{spread.p99:.1f}")
+    return f"{label:<24}{p50:>12}{p99:>12}"
+
+
+def _summary(rank: RankFigures) -> str:
+    if rank.idle_share is None:
+        return "no two steps followed one another: no figures"
+    hidden = "no host work" if rank.hidden_share is None else f"{rank.hidden_share:.1%} of the host's work hidden"
+    return f"device idle for {rank.idle_share:.1%} of {rank.num_periods} periods, {hidden}"
