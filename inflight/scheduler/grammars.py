@@ -75,6 +75,12 @@ class RequestGrammars:
         self._manager.drop(request.request_id)
         self._compiling.pop(request.request_id, None)
 
+    def check_integrity(self, live: list[Request]) -> None:
+        """Assert that live requests are all that is kept. For tests."""
+        request_ids = [request.request_id for request in live if request.has_grammar]
+        self._manager.check_integrity(request_ids)
+        assert self._compiling.keys() <= set(request_ids)
+
     # -- masks ---------------------------------------------------------------------------------------------------
 
     def expect(self, plan: SchedulerOutput, requests: list[Request]) -> None:

@@ -397,7 +397,7 @@ class Scheduler:
         return "\n".join(lines)
 
     def check_integrity(self) -> None:
-        """Assert that slots, blocks and queues agree. For tests, at any moment between two calls."""
+        """Assert that slots, blocks, queues and grammars agree. For tests, at any moment between two calls."""
         live = list(self._requests.values())
         running = [request for request in live if request.status is RequestStatus.RUNNING]
         assert sorted(self._waiting.key(r) for r in running) == [self._waiting.key(r) for r in self._running]
@@ -412,6 +412,8 @@ class Scheduler:
             assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
         self._kv_cache.check_integrity([request.blocks for request in live])
+        if self._grammars is not None:
+            self._grammars.check_integrity(live)
 
     def _finish(self, request: Request) -> None:
         was_running = request.status is RequestStatus.RUNNING

@@ -248,6 +248,10 @@ class StructuredOutputManager:
         """Forget a request, whatever its status; one that is not known is none."""
         self._entries.pop(request_id, None)
 
+    def check_integrity(self, request_ids: Sequence[str]) -> None:
+        """Assert that these are the requests between `submit` and `drop`. For tests."""
+        assert self._entries.keys() == set(request_ids), (list(self._entries), request_ids)
+
     def close(self) -> None:
         """Ends the compile threads. Idempotent."""
         self._entries.clear()

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from inflight import LLM, SamplingParams
 from inflight.errors import EngineError
-from tests.e2e.test_identity_matrix import EVENTS, FEATURES, PLAIN, Engines, Features, run_example
+from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
+from tests.e2e.test_identity_matrix import EVENTS, FEATURES
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 NUM_EXAMPLES = 100 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 15
@@ -52,8 +53,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found = Engines(folder, block_size)
     found.llm(PLAIN)
     yield found
-    for llm in found.llms.values():
-        llm.close()
+    found.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -80,7 +80,7 @@ def run_examples(
 
     @settings(max_examples=num_examples)
     @given(features=which, events=EVENTS)
-    def check(features: Features, events: list[tuple[list[int], dict[str, Any], int, bool]]) -> None:
+    def check(features: Features, events: list[Event]) -> None:
         run_example(parallel, features, events)
 
     try:

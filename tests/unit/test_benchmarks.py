@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from benchmarks import models
@@ -17,6 +19,8 @@ from benchmarks.report import memory_bytes, percentile, print_table
 from benchmarks.soak import draw_requests, growth_bytes
 from benchmarks.step_picture import draw_steps, lanes, window
 from benchmarks.step_text import text_steps
+from benchmarks.structured_extraction import regex_of, schema_of
+from inflight.demo.evaluate import held_out_samples
 from inflight.timeline import Event
 
 
@@ -103,6 +107,14 @@ def test_the_soak_draws_the_same_requests_again() -> None:
     assert max(len(prompt) for prompt, _, _ in requests) < 128 + 64
     assert any(params.n == 2 for _, params, _ in requests)
     assert any(abort_after is not None for _, _, abort_after in requests)
+
+
+def test_a_right_extraction_satisfies_its_constraints() -> None:
+    for sample in held_out_samples("extraction", 50):
+        schema, answer = schema_of(sample), sample.answer["content"]
+        jsonschema.validate(json.loads(answer), schema)
+        assert re.fullmatch(regex_of(schema), answer, re.ASCII)
+        assert not re.fullmatch(regex_of(schema), answer.replace(": ", ":"), re.ASCII)
 
 
 def test_memory_of_this_process() -> None:

@@ -1,0 +1,251 @@
+"""What the identity tests share: engines by their features, schedules of requests, and the comparison with the plain run.
+
+The plain run of a request is that of a synchronous engine with every feature off, which serves it alone. Numbers that two
+orders of summation leave within `MARGIN` of each other are a tie: `check_tie` finds it in transformers' logits, and counts it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inflight import LLM, RequestOutput, SamplingParams
+from inflight.engine.llm_engine import LLMEngine
+from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
+from inflight.sample.noise import log_exponential, noise_words, token_hashes
+from inflight.sample.seeds import derive_seed, draw_keys
+from inflight.structured_output.backend import num_mask_words
+from inflight.structured_output.selector import create_backend
+from inflight.structured_output.spec import GrammarSpec
+from tests.model_zoo import reference_model
+
+MARGIN = 1e-4
+MAX_STEPS = 2000  # of one example; more is an engine that does not end
+
+# prompt, fields of SamplingParams, steps to run after it has been added, whether the request before it is aborted then
+Event = tuple[list[int], dict[str, Any], int, bool]
+
+
+@dataclass(frozen=True)
+class Features:
+    """`plans_ahead` is depth 2 on one stage, and one step more than a pipeline needs on several; None is the default."""
+
+    caching: bool
+    chunk: int | None  # token budget of a step; None: a prompt is never cut
+    tight: bool  # KV cache for one sequence of the longest length only
+    max_num_seqs: int
+    plans_ahead: bool | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    num_drafts: int = 0  # of the n-gram proposer
+
+    def arguments(self, max_model_len: int) -> dict[str, Any]:
+        """Those of `LLM`, but for the size of the KV cache."""
+        arguments: dict[str, Any] = {
+            "enable_prefix_caching": self.caching,
+            "enable_chunked_prefill": self.chunk is not None,
+            "max_num_batched_tokens": self.chunk or max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+        }
+        if self.tensor_parallel_size > 1 or self.pipeline_parallel_size > 1:
+            arguments["tensor_parallel_size"] = self.tensor_parallel_size
+            arguments["pipeline_parallel_size"] = self.pipeline_parallel_size
+        if self.num_drafts:
+            arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": self.num_drafts}
+        if self.plans_ahead is not None and self.pipeline_parallel_size == 1:
+            arguments["async_scheduling"] = self.plans_ahead
+        elif self.plans_ahead:
+            arguments["pipeline_depth"] = self.pipeline_parallel_size + 2
+        return arguments
+
+
+PLAIN = Features(caching=False, chunk=None, tight=False, max_num_seqs=1, plans_ahead=False)
+
+
+@dataclass
+class Engines:
+    """Engines of one model, made once for each set of features, and the plain runs' outputs.
+
+    `arguments` are those of all engines but the plain one; `shared` those of all.
+    """
+
+    folder: Path
+    block_size: int
+    arguments: dict[str, Any] = field(default_factory=dict)
+    llms: dict[Features, LLM] = field(default_factory=dict)
+    plain_outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=lambda: {"skip_tokenizer_init": True})
+    max_model_len: int = 96
+    num_tokens: int = 0
+    num_ties: int = 0
+
+    def llm(self, features: Features) -> LLM:
+        if features not in self.llms:
+            memory = self._tight_bytes(features) if features.tight else 1 << 21
+            self.llms[features] = LLM(
+                str(self.folder),
+                dtype="float32",
+                max_model_len=self.max_model_len,
+                block_size=self.block_size,
+                kv_cache_memory_bytes=memory,
+                generation_config="none",
+                num_threads=1,
+                **self.shared,
+                **{**features.arguments(self.max_model_len), **({} if features == PLAIN else self.arguments)},
+            )
+        return self.llms[features]
+
+    def _tight_bytes(self, features: Features) -> int:
+        """Asked of ranks that are threads, whatever those of the engine are: they start sooner."""
+        threads = replace(self, arguments={**self.arguments, "distributed_executor_backend": "uni"}, llms={})
+        roomy = replace(features, caching=False, tight=False, plans_ahead=None, num_drafts=0)
+        ranks = make_groups(threads.llm(roomy).llm_engine.executor.get_kv_cache_specs())
+        threads.close()
+        blocks = blocks_per_sequence(
+            ranks[0], num_tokens=self.max_model_len, max_step_tokens=features.chunk or self.max_model_len
+        )
+        return (1 + blocks) * max(
+            len(group.layer_names) * group.spec.block_bytes for groups in ranks for group in groups
+        )
+
+    def plain(self, prompt: list[int], params: SamplingParams) -> RequestOutput:
+        key = repr((prompt, params))
+        if key not in self.plain_outputs:
+            (self.plain_outputs[key],) = self.llm(PLAIN).generate([prompt], params, use_tqdm=False)
+        return self.plain_outputs[key]
+
+    def close(self, but: Features | None = None) -> None:
+        """Close all engines, or all `but` one."""
+        for features in [features for features in self.llms if features != but]:
+            self.llms.pop(features).close()
+
+
+def run_example(engines: Engines, features: Features, events: list[Event]) -> None:
+    engine = engines.llm(features).llm_engine
+    engine.core.reset_prefix_cache()
+    params = [make_params(fields, seed=i) for i, (_, fields, _, _) in enumerate(events)]
+    try:
+        outputs = run_schedule(engine, events, params)
+    finally:
+        engine.abort_requests([f"r{i}" for i in range(len(events))])  # of an example that failed
+    for i, output in outputs.items():
+        compare(engines, output, engines.plain(events[i][0], params[i]), params[i])
+
+
+def run_schedule(engine: LLMEngine, events: list[Event], params: list[SamplingParams]) -> dict[int, RequestOutput]:
+    """The requests that were not aborted, by the number of their event."""
+    outputs: dict[str, RequestOutput] = {}
+    aborted: set[int] = set()
+
+    def step() -> None:
+        outputs.update({output.request_id: output for output in engine.step()})
+        engine.core.scheduler.check_integrity()
+
+    for i, (prompt, _, num_steps, aborts) in enumerate(events):
+        engine.add_request(f"r{i}", prompt, params[i])
+        for _ in range(num_steps):
+            step()
+        if aborts and i:
+            engine.abort_requests([f"r{i - 1}"])
+            engine.core.scheduler.check_integrity()
+            aborted.add(i - 1)
+    for _ in range(MAX_STEPS):
+        if not engine.has_unfinished_requests():
+            break
+        step()
+    assert not engine.core.scheduler.has_unfinished_requests()
+    engine.core.scheduler.check_integrity()
+    return {i: outputs[f"r{i}"] for i in range(len(events)) if i not in aborted}
+
+
+def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:
+    fields = {"seed": seed, **fields}
+    if fields.get("temperature") == 0.0:
+        fields["n"] = 1
+    fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
+    return SamplingParams(**fields)
+
+
+def compare(engines: Engines, got: RequestOutput, plain: RequestOutput, params: SamplingParams) -> None:
+    for ours, theirs in zip(got.outputs, plain.outputs, strict=True):
+        engines.num_tokens += len(theirs.token_ids)
+        if ours.token_ids != theirs.token_ids:
+            check_tie(engines, got.prompt_token_ids, ours.token_ids, theirs.token_ids, params, ours.index)
+            continue
+        assert (ours.finish_reason, ours.stop_reason) == (theirs.finish_reason, theirs.stop_reason), (got, plain)
+        assert ours.text == theirs.text
+        assert_close(ours.logprobs, theirs.logprobs)
+    assert got.error == plain.error
+    assert_close(got.prompt_logprobs, plain.prompt_logprobs)
+
+
+def assert_close(ours: list[Any] | None, theirs: list[Any] | None) -> None:
+    assert (ours is None) == (theirs is None)
+    for a, b in zip(ours or [], theirs or [], strict=True):
+        if a is None or b is None:
+            assert a is b
+            continue
+        # the last of the most probable may change places with the next one
+        assert max(abs(a[token].logprob - b[token].logprob) for token in set(a) & set(b)) < 1e-3
+        assert len(set(a) ^ set(b)) <= 2
+
+
+def check_tie(
+    engines: Engines, prompt: list[int], ours: list[int], theirs: list[int], params: SamplingParams, index: int
+) -> None:
+    """The first token that differs must have been a tie in the reference, as near as rounding can tell."""
+    position = next(i for i, (a, b) in enumerate(itertools.zip_longest(ours, theirs)) if a != b)
+    said = f"tokens differ at {position}: {ours} and {theirs}, with {params}"
+    assert position < min(len(ours), len(theirs)), said
+    assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0), said  # those cut at places that rounding moves
+    scores = reference_scores(engines, prompt, theirs[:position], params, index)
+    gap = abs(scores[ours[position]] - scores[theirs[position]])
+    assert gap < MARGIN, f"{said}, by {gap:.2g}"
+    engines.num_ties += 1
+
+
+def reference_scores(
+    engines: Engines, prompt: list[int], emitted: list[int], params: SamplingParams, index: int
+) -> npt.NDArray[np.float64]:
+    """By transformers' logits: the next token of completion `index` is that of the highest score. [vocab_size]"""
+    logits = reference_model(engines.folder)(torch.tensor([prompt + emitted])).logits[0, -1]
+    scores = process_logits(engines, logits.detach().numpy().astype(np.float64), prompt, emitted, params)
+    if params.greedy:
+        return scores
+    seed = derive_seed(derive_seed(params.seed or 0, 0), index)
+    keys = draw_keys(np.array([seed], dtype=np.uint64), np.array([len(prompt) + len(emitted)]))
+    words = noise_words(token_hashes(len(scores), torch.device("cpu")), torch.from_numpy(keys))
+    return scores / params.temperature - log_exponential(words)[0].numpy()
+
+
+def process_logits(
+    engines: Engines, logits: npt.NDArray[np.float64], prompt: list[int], emitted: list[int], params: SamplingParams
+) -> npt.NDArray[np.float64]:
+    """A grammar's mask, allowed tokens, bias and penalties, as the sampler's documentation has them. In place."""
+    is_allowed = np.ones(len(logits), dtype=bool)
+    if params.structured_outputs is not None:
+        tokenizer = engines.llm(PLAIN).llm_engine.tokenizer
+        assert tokenizer is not None and tokenizer.eos_token_id is not None
+        grammar = create_backend("llguidance", tokenizer, len(logits), [tokenizer.eos_token_id])
+        matcher = grammar.compile(GrammarSpec.from_params(params.structured_outputs)).matcher()
+        assert matcher.accept_tokens(emitted) == len(emitted)
+        row = np.zeros(num_mask_words(len(logits)), dtype=np.int32)
+        matcher.fill_mask(row)
+        is_allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[: len(logits)].astype(bool)
+    if params.allowed_token_ids is not None:
+        is_allowed[:] = False
+        is_allowed[list(params.allowed_token_ids)] = True
+    logits[~is_allowed] = -np.inf
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += bias
+    for token in {*prompt, *emitted}:
+        logits[token] *= params.repetition_penalty if logits[token] < 0 else 1 / params.repetition_penalty
+    for token in set(emitted):
+        logits[token] -= params.frequency_penalty * emitted.count(token) + params.presence_penalty
+    return logits

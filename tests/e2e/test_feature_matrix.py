@@ -1,0 +1,228 @@
+"""Every three features together: a generated 3-way covering array, each row token-identical to the plain synchronous run.
+
+A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, n-gram speculation)
+and what its requests ask for (n > 1, sampling, penalties, log-probabilities, a grammar, stop strings, an abort). Two requests
+of a schedule ask for all of it, the others for some. `make test-full` runs many more schedules of each row.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inflight import SamplingParams
+from inflight.sampling_params import StructuredOutputsParams
+from tests.covering_array import Row, covering_array
+from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, reference_scores, run_example
+from tests.fakes_tokenizer import save_folder, trained
+from tests.model_zoo import FAMILY_CONFIGS, write_model
+
+NUM_EXAMPLES = (
+    60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
+)  # the first of hypothesis is always the plainest
+NUM_PROCESS_EXAMPLES = 20 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
+TOKENIZER = "byte_level"
+MAX_MODEL_LEN, MAX_PROMPT, MAX_TOKENS = 128, 80, 24
+NUM_DRAFTS = 3
+# (family, configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch
+MODELS = {"full": ("llama", 0, 16), "windows": ("qwen3", 4, 4)}
+
+GRAMMARS = {
+    "json": StructuredOutputsParams(
+        json={
+            "type": "object",
+            "properties": {"name": {"enum": ["girl", "fox"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        },
+        disable_any_whitespace=True,
+    ),
+    "regex": StructuredOutputsParams(regex=r"(the (quick|lazy) ){1,3}(dog|fox)[0-9]{0,4}"),
+    "choice": StructuredOutputsParams(choice=["yes", "the quick brown fox", "the quick dog", "naïve 東京 🙂"]),
+    "grammar": StructuredOutputsParams(grammar='start: WORD (" and " WORD)~1..4\nWORD: "dog" | "fox" | /[0-9]{1,2}/'),
+    "json_object": StructuredOutputsParams(json_object=True),
+}
+PROMPTS = [
+    '{"name":"girl","age":42} {"name":"fox","age":7} ',
+    "the quick brown fox and the lazy dog and ",
+    "Größe 東京 ",
+    "print(f(41)) ",
+]
+PENALTIES = [{"repetition_penalty": 1.2}, {"frequency_penalty": 0.6}, {"presence_penalty": -0.5}]
+STOPS = [["e"], ["he", "1"], [" an", "}"], ["fo", '":'], ["\n"]]
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "model": tuple(MODELS),
+    "depth": (1, 2),
+    "pp": (1, 2),
+    "tp": (1, 2),
+    "chunk": (False, True),
+    "cache": (False, True),
+    "preempt": (False, True),
+    "abort": (False, True),
+    "n": (False, True),
+    "sampled": (False, True),
+    "penalties": (False, True),
+    "logprobs": (False, True),
+    "grammar": (None, *GRAMMARS),
+    "ngram": (False, True),
+    "stop": (False, True),
+}
+
+
+def is_allowed(cell: Row) -> bool:
+    """n equal completions are refused: the only cell that cannot hold."""
+    return not (cell.get("n") is True and cell.get("sampled") is False)
+
+
+CELLS = covering_array(FACTORS, strength=3, is_allowed=is_allowed)
+# an engine of processes takes seconds to start: one of every layout, with grammars and drafts
+PROCESS_CELLS = [
+    next(cell for cell in CELLS if (cell["tp"], cell["pp"]) == layout and cell["grammar"] and cell["ngram"])
+    for layout in ((2, 1), (1, 2), (2, 2))
+]
+
+
+def name_of(cell: Row) -> str:
+    """What is on, and the values of what is more than on or off."""
+    shown = {name: value for name, value in cell.items() if value}
+    return " ".join(name if value is True else f"{name}={value}" for name, value in shown.items())
+
+
+def features_of(cell: Row) -> Features:
+    return Features(
+        caching=bool(cell["cache"]),
+        chunk=11 if cell["chunk"] else None,
+        tight=bool(cell["preempt"]),
+        max_num_seqs=4,
+        plans_ahead=cell["depth"] == 2,
+        tensor_parallel_size=2 if cell["tp"] == 2 else 1,
+        pipeline_parallel_size=2 if cell["pp"] == 2 else 1,
+        num_drafts=NUM_DRAFTS if cell["ngram"] else 0,
+    )
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """A text again and again, so that n-grams occur and beginnings are shared, and some more tokens."""
+    text = trained(TOKENIZER).encode(draw(st.sampled_from(PROMPTS)), add_special_tokens=False).ids
+    tail = draw(st.lists(st.integers(10, 60), max_size=6))
+    return [*(text * 20)[: draw(st.integers(1, MAX_PROMPT - 6))], *tail]
+
+
+@st.composite
+def requests(draw: st.DrawFn, cell: Row, all_features: bool) -> dict[str, Any]:
+    """Fields of SamplingParams: of all that the cell names, or of some."""
+
+    def has(name: str) -> bool:
+        return bool(cell[name]) and (all_features or draw(st.booleans()))
+
+    fields: dict[str, Any] = {"max_tokens": draw(st.integers(10 if all_features else 1, MAX_TOKENS))}
+    fields["temperature"] = draw(st.sampled_from([0.5, 1.0, 1.5])) if has("sampled") else 0.0
+    if has("n") and fields["temperature"]:
+        fields["n"] = draw(st.integers(2, 3))
+    if has("penalties"):
+        fields |= draw(st.sampled_from(PENALTIES))
+    if has("logprobs"):
+        fields["logprobs"] = draw(st.integers(0, 3))
+        fields["prompt_logprobs"] = draw(st.sampled_from([None, 1]))
+    if has("stop"):
+        fields["stop"] = draw(st.sampled_from(STOPS))
+        fields["include_stop_str_in_output"] = draw(st.booleans())
+    if has("grammar"):
+        fields["structured_outputs"] = GRAMMARS[str(cell["grammar"])]
+    elif has("ngram"):  # few tokens to choose from: what was drawn before comes again
+        fields["allowed_token_ids"] = draw(st.lists(st.integers(10, 90), min_size=2, max_size=4, unique=True))
+    return fields
+
+
+@st.composite
+def schedules(draw: st.DrawFn, cell: Row) -> list[Event]:
+    """The second request, which asks for all, is aborted when the third has arrived, if the cell has aborts."""
+    events: list[Event] = []
+    for i in range(draw(st.integers(3, 6))):
+        aborts = bool(cell["abort"]) and (i == 2 or draw(st.booleans()))
+        events.append((draw(prompts()), draw(requests(cell, i < 2)), draw(st.integers(0, 5)), aborts and i > 1))
+    return events
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engines]]:
+    made = {}
+    for name, (family, index, block_size) in MODELS.items():
+        config = copy.deepcopy(FAMILY_CONFIGS[family][index])
+        config.vocab_size = trained(TOKENIZER).get_vocab_size() + 7  # padded, as checkpoints are
+        config.bos_token_id, config.eos_token_id = 0, 1
+        folder = write_model(config, tmp_path_factory.mktemp("matrix") / name, seed=1)
+        save_folder(folder, TOKENIZER)
+        made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared={})
+    yield made
+    for name, found in made.items():
+        print(f"{name}: {found.num_tokens} tokens, {found.num_ties} ties")
+        found.close()
+
+
+def run_cell(engines: Engines, cell: Row, executor: str, num_examples: int) -> None:
+    engines.arguments = {"distributed_executor_backend": executor}
+
+    @settings(max_examples=num_examples)
+    @given(events=schedules(cell))
+    def check(events: list[Event]) -> None:
+        run_example(engines, features_of(cell), events)
+
+    try:
+        check()
+    finally:
+        engines.close(but=PLAIN)
+
+
+@pytest.mark.parametrize("kind", [None, *GRAMMARS])
+def test_the_plain_run_draws_what_the_reference_draws(engines: dict[str, Engines], kind: str | None) -> None:
+    """So that the plain run is right, and that a tie is found with all that changes logits."""
+    fields: dict[str, Any] = (
+        {"allowed_token_ids": [40, 41, 50]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+    )
+    params = SamplingParams(
+        n=2, temperature=1.2, seed=3, max_tokens=12, repetition_penalty=1.2, frequency_penalty=0.6, presence_penalty=-0.5,
+        logit_bias={40: 1.0, 41: -0.5}, **fields,
+    )  # fmt: skip
+    found, prompt = engines["full"], [40, 50, 60, 40]
+    for completion in found.plain(prompt, params).outputs:
+        for i, token in enumerate(completion.token_ids):
+            scores = reference_scores(found, prompt, completion.token_ids[:i], params, completion.index)
+            assert scores.max() - scores[token] < MARGIN
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> None:
+    """So that the rows compare something: on one engine with all of them, each leaves its trace in the counters."""
+    features = Features(caching=True, chunk=11, tight=True, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS)
+    text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids
+    events: list[Event] = []
+    for i, kind in enumerate((None, "json", "regex", None, "json", "choice", None)):
+        fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "n": 2}
+        fields |= {"allowed_token_ids": [40, 41]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
+        events.append(((text * 4)[: 60 + i], fields, 2, False))
+    try:
+        run_example(engines[model], features, events)
+        stats = engines[model].llm(features).llm_engine.core.scheduler.stats
+    finally:
+        engines[model].close(but=PLAIN)
+    assert min(stats.num_preemptions, stats.num_hit_tokens, stats.num_forced_tokens) > 0
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=name_of)
+def test_tokens_are_those_of_the_plain_run(engines: dict[str, Engines], cell: Row) -> None:
+    run_cell(engines[str(cell["model"])], cell, "uni", NUM_EXAMPLES)
+
+
+@pytest.mark.parametrize("cell", PROCESS_CELLS, ids=name_of)
+def test_tokens_of_ranks_that_are_processes(engines: dict[str, Engines], cell: Row) -> None:
+    run_cell(engines[str(cell["model"])], cell, "mp", NUM_PROCESS_EXAMPLES)
