@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.interface.request import Int32Array
-from inflight.interface.step import SchedulerOutput, TokenDelta
+from inflight.interface.step import SchedulerOutput
 
 NO_STEP = -1
 NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
-DRAWN = -1  # in `token_ids`: drawn on the device, before tokens that a plan has named
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,7 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self.num_known_tokens: Int32Array = np.zeros(
-            max_num_seqs, dtype=np.int32
-        )  # up to the last that a plan has named
+        self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)  # to the last that a plan has named
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
         self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the step that draws for the slot
@@ -75,16 +72,10 @@ class InputBatch:
                 table[slot, : len(block_ids)] = block_ids
         for table, delta in zip(self.block_tables, plan.block_table_deltas, strict=True):
             table[delta.slots, delta.columns] = delta.block_ids
-        if plan.forced_tokens is not None:
-            self._force(plan.forced_tokens)
-
-    def _force(self, delta: TokenDelta) -> None:
-        """Known tokens behind drawn ones, the last of which may be still to be computed."""
-        slots, first = np.unique(delta.slots, return_index=True)
-        for slot, position in zip(slots.tolist(), delta.positions[first].tolist(), strict=True):
-            self.token_ids[slot, self.num_known_tokens[slot] : position] = DRAWN
-        self.token_ids[delta.slots, delta.positions] = delta.token_ids
-        self.num_known_tokens[delta.slots] = delta.positions + 1  # of a slot's entries the last one holds
+        if (forced := plan.forced_tokens) is not None:
+            # they begin with the first token that the row computes: those drawn before them are looked at no more
+            self.token_ids[forced.slots, forced.positions] = forced.token_ids
+            self.num_known_tokens[forced.slots] = forced.positions + 1  # of a slot's entries the last one holds
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The flat inputs of a plan that has been applied, of rows with drafts the upper bounds; called once for each, in step
@@ -96,7 +87,7 @@ class InputBatch:
         positions += (plan.num_computed_tokens - query_start_loc[:-1])[rows]
         slots = plan.slots[rows]
         input_ids = self.token_ids[slots, positions]
-        is_drawn = (positions >= self.num_known_tokens[slots]) | (input_ids == DRAWN)
+        is_drawn = positions >= self.num_known_tokens[slots]
         num_draws = np.ones_like(lengths)
         if len(plan.max_draft_tokens):
             has_drafts = plan.max_draft_tokens >= 0

@@ -236,7 +236,8 @@ class PlanAhead:
         computed = ints([row.job.num_computed for row in rows])
         samples = []
         for job, count, is_new, max_drafts in rows:
-            forced += [(job.slot, position, job.tokens[position]) for position in job.forced]
+            told = range(job.num_computed, len(job.tokens)) if job.forced else ()
+            forced += [(job.slot, position, job.tokens[position]) for position in told]
             job.forced = []
             job.num_computed += count
             samples.append(max_drafts >= 0 or job.num_computed == job.num_planned)

@@ -102,16 +102,16 @@ def test_a_slot_given_to_another_request_has_no_drawn_tokens() -> None:
         assert (inputs.input_ids.tolist(), inputs.drawn_in_step) == (tokens.tolist(), NO_STEP)
 
 
-def test_forced_tokens_are_known_and_the_drawn_one_before_them_is_not() -> None:
+def test_forced_tokens_are_known_with_the_drawn_one_before_them() -> None:
     batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
     first = plan(ints(1), ints(0), ints(2), [True], new_requests=(new(1, ints(1, 2), ints(3)),))
     batch.apply(first)
     batch.step_inputs(first)
-    forced = TokenDelta(slots=ints(1, 1), positions=ints(3, 4), token_ids=ints(8, 9))
+    forced = TokenDelta(slots=ints(1, 1, 1), positions=ints(2, 3, 4), token_ids=ints(7, 8, 9))
     second = plan(ints(1), ints(2), ints(3), [True], step_id=1, forced_tokens=forced)
     batch.apply(second)
     inputs = batch.step_inputs(second)
-    assert (inputs.input_ids.tolist(), inputs.drawn_tokens.tolist()) == ([0, 8, 9], [0])
-    assert (inputs.positions.tolist(), inputs.drawn_in_step) == ([2, 3, 4], 0)
+    assert (inputs.input_ids.tolist(), inputs.drawn_tokens.tolist()) == ([7, 8, 9], [])
+    assert (inputs.positions.tolist(), inputs.drawn_in_step) == ([2, 3, 4], NO_STEP)
     inputs = batch.step_inputs(plan(ints(1), ints(5), ints(1), [True], step_id=2))
     assert (inputs.drawn_tokens.tolist(), inputs.drawn_in_step) == ([0], 1)
