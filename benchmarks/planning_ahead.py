@@ -1,6 +1,6 @@
 """Planning one step ahead on one stage against one step at a time: two engines of one model, in turns.
 
-    python -m benchmarks.planning_ahead [--model qwen3-0.6b] [--rounds 3] [--models FOLDER]
+    python -m benchmarks.planning_ahead [--model qwen3-0.6b] [--batch 1 8 64] [--rounds 7] [--models FOLDER]
 
 Requests of 32 prompt tokens decode at batch 1, 8 and 64. Figures are medians of tokens per second; tokens must be equal.
 """
@@ -23,7 +23,8 @@ OUTPUT_TOKENS = {1: 32, 8: 32, 64: 16}  # by batch
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser, default="qwen3-0.6b")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, nargs="*", choices=OUTPUT_TOKENS, default=list(OUTPUT_TOKENS))
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     engines = {
         depth: LLM(
@@ -38,7 +39,8 @@ def main() -> None:
     }
     rng = random.Random(0)
     rows = []
-    for batch, num_tokens in OUTPUT_TOKENS.items():
+    for batch in options.batch:
+        num_tokens = OUTPUT_TOKENS[batch]
         prompts = [[rng.randrange(3, 1500) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         speeds: dict[int, list[float]] = {1: [], 2: []}
