@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ MAX_CHOICES = 10_000
 MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural tag, or of all choices together
 
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_WHITESPACE_FIELDS = ("disable_any_whitespace", "whitespace_pattern", "separators")
+_SEPARATOR = " {0,64}%s {0,64}"
 _JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # those that admit white space of JSON
 
 
@@ -40,6 +43,8 @@ class StructuredOutputsParams:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
         disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
         whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
+        separators: between items and behind a key, as in `json.dumps`: (", ", ": ") is what most models were trained on.
+            JSON is written with exactly these, and no other white space.
     """
 
     json: Mapping[str, Any] | str | None = None  # Any: JSON
@@ -50,6 +55,7 @@ class StructuredOutputsParams:
     structural_tag: Mapping[str, Any] | str | None = None  # Any: JSON
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    separators: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
@@ -88,14 +94,14 @@ class StructuredOutputsParams:
             raise InvalidRequestError(f"disable_any_whitespace={self.disable_any_whitespace!r} is not True or False")
         if self.whitespace_pattern is not None:
             _check_grammar_text("whitespace_pattern", self.whitespace_pattern)
-            if self.disable_any_whitespace:
-                raise InvalidRequestError(
-                    "whitespace_pattern and disable_any_whitespace contradict each other; use one"
-                )
-        if self.constraint not in _JSON_CONSTRAINTS:
-            for name in ("disable_any_whitespace", "whitespace_pattern"):
-                if getattr(self, name):
-                    raise InvalidRequestError(f"{name} has no meaning for {self.constraint}: it is about JSON")
+        if self.separators is not None:
+            object.__setattr__(self, "separators", _tuple("separators", self.separators))
+            _check_separators(self.separators)
+        given = [name for name in _WHITESPACE_FIELDS if getattr(self, name)]
+        if len(given) > 1:
+            raise InvalidRequestError(f"{' and '.join(given)} contradict each other; use one")
+        if given and self.constraint not in _JSON_CONSTRAINTS:
+            raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is about JSON")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +256,17 @@ def _json_object_text(name: str, value: object) -> str:
         raise InvalidRequestError(f"{name} is not valid JSON: {error}") from error
     _check_grammar_text(name, text)
     return text
+
+
+def _check_separators(values: tuple[object, ...]) -> None:
+    marks = (",", ":")
+    if len(values) != len(marks) or not all(
+        isinstance(value, str) and re.fullmatch(_SEPARATOR % mark, value)
+        for value, mark in zip(values, marks, strict=True)
+    ):
+        raise InvalidRequestError(
+            f"separators={values!r} are not two strings, one with a comma and one with a colon, and blanks around them"
+        )
 
 
 def _refuse_constant(constant: str) -> None:

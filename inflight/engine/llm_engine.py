@@ -28,6 +28,7 @@ from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_output.selector import create_backend
+from inflight.structured_output.tool_calls import with_strict_tools
 from inflight.timeline import Event, chrome_trace
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -200,6 +201,16 @@ class LLMEngine:
             chat_template_kwargs=chat_template_kwargs,
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def with_strict_tools(
+        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> SamplingParams | None:
+        """The parameters of a chat that `render_chat` renders with `tools`: calls of one that is strict satisfy its schema."""
+        if not tools or self._chat_template is None:
+            return params
+        given = params or self.default_params
+        constrained = with_strict_tools(given, tools, self._chat_template)
+        return params if constrained is given else constrained
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """What is still in the rings of steps `first_step` and later: of "engine", and of "rank 0", "rank 1", ...

@@ -62,7 +62,9 @@ class LLM:
             InvalidRequestError: one of the prompts or parameters is wrong; nothing has been started.
             EngineError: the engine failed; all requests of this call are aborted.
         """
-        return self._run(_as_prompts(prompts), sampling_params, use_tqdm, priority, add_special_tokens=True)
+        given = _as_prompts(prompts)
+        params = _one_each("sampling_params", sampling_params, len(given))
+        return self._run(given, params, use_tqdm, priority, add_special_tokens=True)
 
     def chat(
         self,
@@ -79,7 +81,8 @@ class LLM:
 
         Args:
             messages: a conversation `[{"role": "user", "content": "..."}, ...]`, or a list of them.
-            tools: functions the model may call, as JSON schemas.
+            tools: functions the model may call, as JSON schemas. With `"strict": True` on one of them, what the model calls is
+                one of the tools, and the arguments satisfy the `parameters` of a tool that is strict.
             add_generation_prompt: open the assistant's turn.
             continue_final_message: go on with the last message instead.
             chat_template_kwargs: further variables for the template.
@@ -99,7 +102,11 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(prompts, sampling_params, use_tqdm, None, add_special_tokens=False)
+        params = [
+            self.llm_engine.with_strict_tools(each, tools)
+            for each in _one_each("sampling_params", sampling_params, len(prompts))
+        ]
+        return self._run(prompts, params, use_tqdm, None, add_special_tokens=False)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """None with skip_tokenizer_init."""
@@ -151,13 +158,12 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Sequence[SamplingParams | None],
         use_tqdm: bool,
         priority: Sequence[int] | None,
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else priority
         if len(priorities) != len(prompts):
             raise InvalidRequestError(f"{len(priorities)} priorities for {len(prompts)} prompts; give one each")

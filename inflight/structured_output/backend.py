@@ -216,7 +216,8 @@ class GrammarBackend(ABC):
             check_schema(json.loads(spec.text), cls.schema_support)
         elif spec.kind == "structural_tag":
             for i, tag in enumerate(parse_structural_tag(spec.text)):
-                check_schema(tag.schema, cls.schema_support, f"structural_tag: structures[{i}].schema")
+                where = f"structural_tag: structures[{i}].schema, behind {tag.begin!r}"
+                check_schema(tag.schema, cls.schema_support, where)
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
         """All masks of a step. A matcher that fails says so in its `error()`, and harms no other."""

@@ -57,6 +57,11 @@ def check_schema(schema: object, support: SchemaSupport, where: str = "json") ->
     _Walk(schema, support, where).run()
 
 
+def subschemas(schema: object) -> Iterator[tuple[str, Mapping[str, Any]]]:  # Any: JSON
+    """Every subschema that `check_schema` reads and has not refused, but true and false: (JSON pointer, subschema)."""
+    return _Walk(schema, SchemaSupport(frozenset()), "").nodes()
+
+
 def keyword_paths(schema: object, keyword: str) -> list[str]:
     """JSON pointers of every use of `keyword`; an approximation that also sees data under const and enum."""
     found: list[str] = []
@@ -79,6 +84,10 @@ class _Walk:
         self._seen: set[str] = set()  # targets of $ref that were, or will be, walked
 
     def run(self) -> None:
+        for path, node in self.nodes():
+            self._check_keywords(node, path)
+
+    def nodes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:  # Any: JSON
         stack: list[tuple[object, str, int]] = [(self._root, "#", 0)]
         num_nodes = 0
         while stack:
@@ -92,7 +101,7 @@ class _Walk:
                 continue
             if not isinstance(node, Mapping):
                 raise self._refusal(path, f"is {_name(node)}, not a schema (an object, true or false)")
-            self._check_keywords(node, path)
+            yield path, node
             stack += [(child, child_path, depth + 1) for child, child_path in self._children(node, path)]
 
     def _check_keywords(self, node: Mapping[str, Any], path: str) -> None:  # Any: JSON

@@ -158,7 +158,7 @@ class LLGuidanceBackend(GrammarBackend):
             raise InvalidRequestError(f"{spec.kind}: {error}") from error
 
     def _explain(self, spec: GrammarSpec, error: str) -> str:
-        if "coerce_one_of" in error and spec.kind == "json":
+        if "coerce_one_of" in error and spec.kind in ("json", "structural_tag"):
             places = ", ".join(keyword_paths(json.loads(spec.text), "oneOf"))
             return f"a value could match two branches of a oneOf ({places}): tell them apart, or use anyOf"
         return _shorten(error)
@@ -221,7 +221,10 @@ class LLGuidanceMatcher(GrammarMatcher):
 
 
 def _whitespace_options(spec: GrammarSpec) -> JsonCompileOptions:
-    return {"whitespace_pattern": spec.whitespace} if spec.whitespace else {"whitespace_flexible": False}
+    if spec.whitespace:
+        return {"whitespace_pattern": spec.whitespace}
+    item, key = spec.separators
+    return {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
 
 
 def _structural_tag_lark(tags: Sequence[Tag], spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]) -> str:

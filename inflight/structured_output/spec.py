@@ -13,6 +13,7 @@ from inflight.sampling_params import StructuredOutputsParams
 MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bound some models never come to an end
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
 
+_COMPACT = (",", ":")
 _TAG_FIELDS = ("begin", "schema", "end")
 
 
@@ -24,11 +25,13 @@ class GrammarSpec:
         kind: one of `sampling_params.CONSTRAINTS`.
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
         whitespace: a regex of what may stand between JSON tokens; "" is nothing. Of no meaning for other kinds.
+        separators: what stands between the items of JSON, and behind a key. More than "," and ":" without `whitespace` only.
     """
 
     kind: str
     text: str
     whitespace: str = DEFAULT_WHITESPACE
+    separators: tuple[str, str] = _COMPACT
 
     @classmethod
     def from_params(cls, params: StructuredOutputsParams) -> GrammarSpec:
@@ -39,8 +42,9 @@ class GrammarSpec:
             text = "{}"
         else:
             text = getattr(params, kind)
-        whitespace = "" if params.disable_any_whitespace else params.whitespace_pattern or DEFAULT_WHITESPACE
-        return cls(kind, text, whitespace)
+        if params.disable_any_whitespace or params.separators is not None:
+            return cls(kind, text, "", params.separators or _COMPACT)
+        return cls(kind, text, params.whitespace_pattern or DEFAULT_WHITESPACE)
 
     def choices(self) -> list[str]:
         assert self.kind == "choice"

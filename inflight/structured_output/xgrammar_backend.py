@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRow
-from inflight.structured_output.json_schema import SchemaSupport
+from inflight.structured_output.json_schema import SchemaSupport, subschemas
 from inflight.structured_output.spec import DEFAULT_WHITESPACE, MAX_WHITESPACE, GrammarSpec, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -28,6 +28,8 @@ _KEYWORDS = """
     type enum const anyOf $ref properties additionalProperties required items prefixItems minItems maxItems
     minimum maximum exclusiveMinimum exclusiveMaximum
 """
+# Stands in the text of a compiled grammar that admits values of any type: their items. In a user's text quotes are escaped.
+_ANY_ITEMS = '(", " basic_'
 _MAX_ERROR_LENGTH = 500  # characters
 
 
@@ -70,24 +72,16 @@ class XGrammarBackend(GrammarBackend):
         if spec.whitespace not in ("", DEFAULT_WHITESPACE):
             raise InvalidRequestError("whitespace_pattern needs the llguidance backend; xgrammar has no such option")
         compiler = self._compiler
-        max_whitespace = MAX_WHITESPACE if spec.whitespace else None
         match spec.kind:
             case "json" | "json_object":
-                schema = spec.text if spec.kind == "json" else '{"type": "object"}'
-                return compiler.compile_json_schema(
-                    schema,
-                    any_whitespace=bool(spec.whitespace),
-                    separators=(",", ":"),
-                    strict_mode=False,
-                    max_whitespace_cnt=max_whitespace,
-                )
+                return self._compile_schema(spec.text if spec.kind == "json" else '{"type": "object"}', spec)
             case "regex":
                 return compiler.compile_regex(spec.text)
             case "choice":
                 choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in spec.choices())
                 return compiler.compile_grammar(f"root ::= {choices}")
             case "structural_tag":
-                return compiler.compile_structural_tag(self._structural_tag(spec, max_whitespace))
+                return compiler.compile_structural_tag(self._structural_tag(spec))
             case _:
                 if "::=" not in spec.text:
                     raise InvalidRequestError(
@@ -95,7 +89,31 @@ class XGrammarBackend(GrammarBackend):
                     )
                 return compiler.compile_grammar(spec.text)
 
-    def _structural_tag(self, spec: GrammarSpec, max_whitespace: int | None) -> str:
+    def _compile_schema(self, schema: str, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
+        if max(map(len, spec.separators)) > 1 and (path := _find_composite_literal(json.loads(schema))):
+            raise InvalidRequestError(
+                f"{spec.kind}: the const or enum at {path} holds an array or object, that xgrammar writes without white space: "
+                "leave out separators, or use the llguidance backend"
+            )
+        compiled = self._compiler.compile_json_schema(
+            schema,
+            any_whitespace=bool(spec.whitespace),
+            separators=spec.separators,
+            strict_mode=False,
+            max_whitespace_cnt=MAX_WHITESPACE if spec.whitespace else None,
+        )
+        if not spec.whitespace and spec.separators[0] != ", " and _ANY_ITEMS in str(compiled.grammar):
+            raise InvalidRequestError(
+                f"{spec.kind}: with separators={spec.separators} no value may be of any type: "
+                'between items of one xgrammar writes ", "; use separators=(", ", ...), or the llguidance backend'
+            )
+        return compiled
+
+    def _structural_tag(self, spec: GrammarSpec) -> str:
+        if not spec.whitespace:
+            raise InvalidRequestError(
+                "structural_tag: disable_any_whitespace and separators need the llguidance backend; xgrammar has no such option"
+            )
         tags = parse_structural_tag(spec.text)
         for tag in tags:
             for special in self._special_tokens:
@@ -103,7 +121,7 @@ class XGrammarBackend(GrammarBackend):
                     raise InvalidRequestError(
                         f"structural_tag: {special!r} is a special token; in begin and end it needs the llguidance backend"
                     )
-        content = {"type": "json_schema", "any_whitespace": bool(spec.whitespace), "max_whitespace_cnt": max_whitespace}
+        content = {"type": "json_schema", "max_whitespace_cnt": MAX_WHITESPACE}
         return json.dumps(
             {
                 "type": "structural_tag",
@@ -162,6 +180,15 @@ class XGrammarMatcher(GrammarMatcher):
             row[-1] &= self._last_word  # it sets the bits behind the vocabulary
         except RuntimeError as error:
             self._error = _shorten(error)
+
+
+def _find_composite_literal(schema: object) -> str:
+    """Where const or enum hold an array or object with something in it; "" nowhere."""
+    for path, node in subschemas(schema):
+        values = [node["const"]] if "const" in node else node.get("enum", ())
+        if any(isinstance(value, list | Mapping) and value for value in values):
+            return path
+    return ""
 
 
 def _shorten(error: RuntimeError) -> str:

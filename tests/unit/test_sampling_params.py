@@ -184,6 +184,8 @@ TAG = {"type": "structural_tag", "structures": [], "triggers": []}
         {"choice": ["a", " "]},
         {"grammar": "start: /a/"},
         {"structural_tag": TAG, "disable_any_whitespace": True},
+        {"json": {}, "separators": (", ", ": ")},
+        {"json": {}, "separators": [",", " : "]},
     ],
 )
 def test_a_constraint(fields: dict[str, Any]) -> None:
@@ -225,6 +227,14 @@ def test_a_constraint(fields: dict[str, Any]) -> None:
         ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "contradict each other"),
         ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern='' is not a string with something in it"),
         ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace=1 is not True or False"),
+        ({"regex": "a", "separators": (",", ":")}, "separators has no meaning for regex"),
+        ({"json": {}, "separators": (",", ":"), "disable_any_whitespace": True}, "contradict each other"),
+        ({"json": {}, "separators": (",", ":"), "whitespace_pattern": " "}, "contradict each other"),
+        ({"json": {}, "separators": ",:"}, "separators=',:' is not a list"),
+        *[
+            ({"json": {}, "separators": values}, "are not two strings, one with a comma and one with a colon")
+            for values in ((), (",",), (":", ","), ("", ":"), (", a", ":"), (",", 3), (",", ":\n"), (",", ":", " "))
+        ],
     ],
 )
 def test_constraints_that_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -53,6 +53,7 @@ class RequestMaker:
         if params.seed is None and not params.greedy:  # of the row alone: a resumed run draws what the first would have
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
+        params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
         if params.max_tokens is not None or "max_tokens" in own:
             self._engine.add_request(request_id, prompt, params)
             return

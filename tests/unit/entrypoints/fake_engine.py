@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.timeline import Event
 
 Answer = Callable[[str], str]
@@ -86,6 +87,13 @@ class FakeEngine:
             raise InvalidRequestError("messages is no list of dicts")
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return [ord(character) for character in (f"[{len(tools)} tools]" if tools else "") + text]
+
+    def with_strict_tools(
+        self, params: SamplingParams, tools: Sequence[Mapping[str, Any]] | None
+    ) -> SamplingParams | None:
+        if not any(tool.get("strict") for tool in tools or ()):
+            return params
+        return replace(params, structured_outputs=StructuredOutputsParams(json_object=True))
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._unfinished)

@@ -104,6 +104,14 @@ def test_chats_and_tools(tmp_path: Path) -> None:
     assert raw.prompts["3"] == "Hi"
 
 
+def test_strict_tools_constrain_their_own_row(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    rows = [{"messages": messages, "tools": [{"strict": strict}]} for strict in (True, False)]
+    engine = FakeEngine(has_chat_template=True)
+    assert run(engine, write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl").exit_code == 0
+    assert [params.structured_outputs is not None for params in engine.params.values()] == [True, False]
+
+
 BAD_LINES = {
     b"{": "not valid JSON",
     b"[1]": "not a JSON object",

@@ -147,6 +147,11 @@ def is_sum(text: str) -> bool:
 CASES = (
     Case("json", StructuredOutputsParams(json=PERSON), follows(PERSON)),
     Case("json compact", StructuredOutputsParams(json=PERSON, disable_any_whitespace=True), follows(PERSON)),
+    Case(
+        "json with separators",
+        StructuredOutputsParams(json=PERSON, separators=(", ", ": ")),
+        lambda text: follows(PERSON)(text) and text == json.dumps(json.loads(text), ensure_ascii=False),
+    ),
     Case("json recursive", StructuredOutputsParams(json=TREE, disable_any_whitespace=True), follows(TREE)),
     Case("json object", StructuredOutputsParams(json_object=True), lambda text: isinstance(json.loads(text), dict)),
     Case("regex", StructuredOutputsParams(regex=REGEX), lambda text: re.fullmatch(REGEX, text, re.ASCII) is not None),

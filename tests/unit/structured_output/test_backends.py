@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,22 +243,89 @@ def test_what_cannot_be_compiled_is_refused(name: str, params: StructuredOutputs
         backend(name, "embedded").compile(GrammarSpec.from_params(params))
 
 
+def admitted(name: str, texts: list[str], **constraint: Any) -> list[bool]:
+    compiled = backend(name, "embedded").compile(GrammarSpec.from_params(StructuredOutputsParams(**constraint)))
+    found = []
+    for text in texts:
+        token_ids = tokenizer("embedded").encode(text, add_special_tokens=False)
+        matcher = compiled.matcher()
+        found.append(matcher.accept_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
+    return found
+
+
+ONE = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+ONE_IN_A_TAG = {
+    "structures": [{"begin": "[f=", "schema": ONE, "end": "]"}],
+    "triggers": ["[f"],
+    "type": "structural_tag",
+}
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_whitespace(name: str) -> None:
-    ids = tokenizer("embedded")
-    grammar = backend(name, "embedded")
-    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     texts = ['{"a":1}', '{"a": 1}', '{\n    "a": 1\n}', '{"a":' + " " * 65 + "1}"]
+    assert admitted(name, texts, json=ONE) == [True, True, True, False]
+    assert admitted(name, texts, json=ONE, disable_any_whitespace=True) == [True, False, False, False]
+    assert admitted(name, [f"a [f={text}] b" for text in texts], structural_tag=ONE_IN_A_TAG) == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
-    def admitted(**options: bool) -> list[bool]:
-        params = StructuredOutputsParams(json=schema, **options)
-        compiled = grammar.compile(GrammarSpec.from_params(params))
-        found = []
-        for text in texts:
-            token_ids = ids.encode(text, add_special_tokens=False)
-            matcher = compiled.matcher()
-            found.append(matcher.accept_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
-        return found
 
-    assert admitted() == [True, True, True, False]
-    assert admitted(disable_any_whitespace=True) == [True, False, False, False]
+VALUE = {"a": [1, {"größe": 2}, []], "c": {}}
+INTEGERS = {"type": "object", "additionalProperties": {"type": "integer"}}
+TYPED = {
+    "type": "object",
+    "properties": {
+        "a": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "integer"}, INTEGERS, {"type": "array", "items": INTEGERS}]},
+        },
+        "c": INTEGERS,
+    },
+    "required": ["a", "c"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("separators", [(", ", ": "), (", ", ":"), (",", ": "), ("  , ", " : "), (",", ":")])
+def test_separators_are_all_the_white_space(name: str, separators: tuple[str, str]) -> None:
+    good = json.dumps(VALUE, separators=separators, ensure_ascii=False)
+    bad = {json.dumps(VALUE, separators=(a, b), ensure_ascii=False) for a in (",", ", ") for b in (":", ": ")} - {good}
+    bad |= {good.replace("{}", "{ }"), good.replace("[]", "[ ]"), good.replace("[1", "[ 1")}
+    texts = [good, *sorted(bad)]
+    expected = [True] + [False] * len(bad)
+    assert admitted(name, texts, separators=separators, json=TYPED) == expected
+    if name == "xgrammar" and separators[0] != ", ":
+        for constraint in ({"json_object": True}, {"json": {"properties": {"a": True}}}):
+            with pytest.raises(InvalidRequestError, match="no value may be of any type: between items of one xgrammar"):
+                admitted(name, texts, separators=separators, **constraint)
+    else:
+        assert admitted(name, texts, separators=separators, json_object=True) == expected
+    tag = {**ONE_IN_A_TAG, "structures": [{"begin": "[f=", "schema": TYPED, "end": "]"}]}
+    if name == "xgrammar":
+        with pytest.raises(
+            InvalidRequestError, match="disable_any_whitespace and separators need the llguidance backend"
+        ):
+            admitted(name, texts, separators=separators, structural_tag=tag)
+    else:
+        tagged = [f"[f={text}]" for text in texts]
+        assert admitted(name, tagged, separators=separators, structural_tag=tag) == expected
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("schema", [{"const": {"a": [1, 2]}}, {"items": {"enum": [3, {"a": [1, 2]}]}, "type": "array"}])
+def test_separators_hold_in_literals_or_are_refused(name: str, schema: dict[str, Any]) -> None:
+    text = '{"a": [1, 2]}' if "const" in schema else '[3, {"a": [1, 2]}]'
+    compact = text.replace(" ", "")
+    assert admitted(name, [compact, text], json=schema, separators=(",", ":")) == [True, False]
+    if name == "xgrammar":
+        with pytest.raises(InvalidRequestError, match=r"the const or enum at #(/items)? holds an array or object"):
+            admitted(name, [text], json=schema, separators=(", ", ": "))
+    else:
+        assert admitted(name, [text, compact], json=schema, separators=(", ", ": ")) == [True, False]
+    named = {"type": "object", "properties": {"const": TYPED}, "additionalProperties": False}
+    assert admitted(name, ["{}"], json=named, separators=(", ", ": ")) == [True]

@@ -21,12 +21,18 @@ def test_equal_constraints_are_one_key() -> None:
     assert len({spec(choice=["a", "b"]), spec(choice=("a", "b", "a")), spec(choice=iter(["a", "b"]))}) == 1
 
 
+def test_no_white_space_is_a_choice_of_separators() -> None:
+    assert spec(json={}, disable_any_whitespace=True) == spec(json={}, separators=[",", ":"])
+
+
 def test_different_constraints_are_different_keys() -> None:
     schema = {"type": "object"}
     specs = [
         spec(json=schema),
         spec(json=schema, disable_any_whitespace=True),
         spec(json=schema, whitespace_pattern=" ?"),
+        spec(json=schema, separators=(", ", ": ")),
+        spec(json=schema, separators=(",", ": ")),
         spec(json={"properties": {"a": {}, "b": {}}}),
         spec(json={"properties": {"b": {}, "a": {}}}),  # emitted in this order
         spec(json_object=True),

@@ -1,0 +1,97 @@
+"""Strict tools through `LLM.chat` and the embedded model: what it calls validates at any temperature, the rest is as before."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from inflight import LLM, SamplingParams
+from inflight.demo.evaluate import held_out_samples
+from inflight.demo.tasks import Sample, is_correct
+from inflight.errors import InvalidRequestError
+from inflight.sampling_params import StructuredOutputsParams
+
+SAMPLES = [sample for sample in held_out_samples("tools", 24) if sample.tools][:20]
+CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+OWN = {
+    "type": "object",
+    "properties": {"limit": {"type": "integer", "minimum": 3, "maximum": 5}},
+    "required": ["limit"],
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", num_threads=1, kv_cache_memory_bytes=1 << 25) as made:
+        yield made
+
+
+def tools_of(sample: Sample, *, strict: bool) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {**tool["function"], "strict": strict}} for tool in sample.tools]
+
+
+def chat(llm: LLM, sample: Sample, tools: list[dict[str, Any]], params: SamplingParams) -> tuple[str, list[int]]:
+    (output,) = llm.chat(list(sample.messages), params, tools=tools, use_tqdm=False)
+    completion = output.outputs[0]
+    assert completion.finish_reason == "stop", (output.error, completion.text)
+    return completion.text, completion.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_every_call_is_one_of_the_tools_and_satisfies_its_schema(llm: LLM, temperature: float) -> None:
+    num_calls = num_correct = 0
+    for seed, sample in enumerate(SAMPLES):
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=200)
+        text, _ = chat(llm, sample, tools_of(sample, strict=True), params)
+        bodies = CALL.findall(text)
+        assert len(bodies) == text.count("<tool_call>")
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools}
+        for body in map(json.loads, bodies):
+            assert list(body) == ["name", "arguments"]
+            jsonschema.validate(body["arguments"], schemas[body["name"]])
+        num_calls += len(bodies)
+        num_correct += is_correct(sample, text)
+    assert num_calls >= len(SAMPLES) / 3
+    assert num_correct >= len(SAMPLES) / 3
+
+
+def test_the_schema_binds_where_the_model_would_write_something_else(llm: LLM) -> None:
+    sample = next(sample for sample in SAMPLES if "tool_calls" in sample.answer)
+    tools = [{"type": "function", "function": {**tool["function"], "parameters": OWN}} for tool in sample.tools]
+    tools[0]["strict"] = True
+    params = SamplingParams(temperature=0.0, max_tokens=200, logit_bias={3: 100.0})  # it begins with <tool_call>
+    for tool in tools[1:]:
+        tool["strict"] = True
+    (output,) = llm.chat(list(sample.messages), params, tools=tools, use_tqdm=False)
+    found = CALL.match(output.outputs[0].text)
+    assert found
+    jsonschema.validate(json.loads(found[1])["arguments"], OWN)
+
+
+def test_without_strict_nothing_changes(llm: LLM) -> None:
+    for seed, sample in enumerate(SAMPLES[:6]):
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=40)
+        tools = tools_of(sample, strict=False)
+        (output,) = llm.chat(list(sample.messages), params, tools=tools, use_tqdm=False)
+        prompt = {"prompt_token_ids": llm.llm_engine.render_chat(sample.messages, tools=tools)}
+        (bare,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.outputs[0].token_ids == bare.outputs[0].token_ids
+        assert llm.llm_engine.with_strict_tools(None, tools) is None
+
+
+def test_what_is_refused(llm: LLM) -> None:
+    sample = SAMPLES[0]
+    tools = tools_of(sample, strict=True)
+    own = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    with pytest.raises(InvalidRequestError, match="both constrain the text"):
+        llm.chat(list(sample.messages), own, tools=tools, use_tqdm=False)
+    tools[0]["function"]["parameters"] = {"type": "object", "properties": {"a": {"not": {}}}}
+    with pytest.raises(
+        InvalidRequestError, match=rf'"{tools[0]["function"]["name"]}".*#/properties/a/not is not supported'
+    ):
+        llm.chat(list(sample.messages), tools=tools, use_tqdm=False)
