@@ -215,7 +215,7 @@ def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:
     front_us = []
     try:
         load = Load(engine, case)
-        gc.freeze()  # as `LLMEngine.from_args` does
+        gc.freeze()  # as the command line does
         while core.scheduler.num_running < NUM_RUNNING:  # the grammar is being compiled
             load.step()
         for _ in range(WARM_UP_STEPS):

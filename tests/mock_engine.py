@@ -166,7 +166,7 @@ class MockEngine:
             speculative = {"method": "ngram", "num_speculative_tokens": self.num_speculative_tokens}
             config = replace(config, speculative=resolve_speculative(speculative))
         self.grammars = StructuredOutputManager(
-            lambda: ToyBackend(VOCAB_SIZE), VOCAB_SIZE, num_buffers=self.depth + 1, num_threads=1
+            lambda: ToyBackend(VOCAB_SIZE), VOCAB_SIZE, num_buffers=2 * self.depth, num_threads=1
         )
         self.core = EngineCore(config, self.executor, self.grammars)  # type: ignore[arg-type]
         self.scheduler = self.core.scheduler

@@ -9,7 +9,6 @@ log-probabilities are all 0.
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 
 import numpy as np
 
@@ -93,7 +92,7 @@ class MockWorker(WorkerBase):
         num_speculative_tokens: int = 0,
     ) -> None:
         self._num_speculative_tokens = num_speculative_tokens
-        self._masks: dict[int, GrammarOutput] = {}  # by step
+        self._masks: dict[int, tuple[GrammarOutput, np.ndarray]] = {}  # by step
         self._vocab_size = vocab_size
         self._windows = windows
         self._block_size = block_size
@@ -130,8 +129,8 @@ class MockWorker(WorkerBase):
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
         assert step_id not in self._masks, "one for each step"
-        # a copy: the buffer is the manager's
-        self._masks[step_id] = replace(grammar_output, masks=grammar_output.masks.copy())
+        # the buffer is the manager's, and must not be used for another step before this one has been drawn
+        self._masks[step_id] = grammar_output, grammar_output.masks.copy()
 
     def has_masks(self, plan: SchedulerOutput) -> bool:
         return plan.step_id in self._masks
@@ -221,7 +220,8 @@ class MockWorker(WorkerBase):
         """Plan row -> for each of its draws the tokens that are allowed."""
         if not len(plan.grammar_rows):
             return {}
-        given = self._masks.pop(plan.step_id)
+        given, sent = self._masks.pop(plan.step_id)
+        assert np.array_equal(given.masks, sent), "overwritten"
         if not len(given.rows):
             return {}  # the step is void
         assert given.rows.tolist() == plan.grammar_rows.tolist() and len(given.masks) == given.num_masks.sum()

@@ -83,10 +83,14 @@ class EngineCore:
             self.scheduler.wait_for_grammars()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        self.scheduler.abort_requests(request_ids)
+        """End requests at once; nothing of them is returned any more. Ids that are unknown, or have ended, are passed over."""
+        aborted = set(request_ids)
+        self.scheduler.abort_requests(aborted)
+        self._outputs = [output for output in self._outputs if output.request_id not in aborted]
         self._note_idleness()
 
     def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do, or to return."""
         return self.scheduler.has_unfinished_requests() or bool(self._in_flight or self._outputs)
 
     def step(self) -> list[EngineCoreOutput]:
@@ -101,7 +105,7 @@ class EngineCore:
             self._submit_steps()
             if self._in_flight:
                 self._commit_oldest()
-            elif not self._outputs:
+            elif not self._outputs and not self.scheduler.has_failures:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
         outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []
         self._note_idleness()
@@ -159,12 +163,15 @@ class EngineCore:
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Whatever part of a step fails: here is where all of them end."""
+        """Whatever part of a step fails: here is where all of them end. A failure of a step whose requests had all ended before
+        is nobody's: it is logged, and the others are computed again."""
         try:
             yield
         except Exception as error:
+            is_left_over = isinstance(error, EngineError) and self.scheduler.is_oldest_step_dead()
             self._void_steps(error)
-            raise
+            if not is_left_over:
+                raise
 
     def _void_steps(self, error: Exception) -> None:
         """Log what failed, with everything that was known, and drop all steps in flight."""

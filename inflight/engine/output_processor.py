@@ -36,11 +36,10 @@ class RequestOutputKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class ProcessedOutputs:
-    """`requests_to_abort`: ids of children to abort in the core. `errors`: request id -> why its completion failed."""
+    """`requests_to_abort`: ids of children to abort in the core."""
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)
-    errors: dict[str, str] = field(default_factory=dict)
 
 
 class OutputProcessor:
@@ -91,7 +90,7 @@ class OutputProcessor:
             if output.finish_reason is None:
                 result.requests_to_abort.append(output.request_id)
             if completion.finish_reason is FinishReason.ERROR:
-                result.errors[state.request.request_id] = output.error
+                state.error = output.error
         self._emit(changed.values(), result, now)
         return result
 
@@ -140,6 +139,7 @@ class _RequestState:
         self.request = request
         self.completions = completions
         self.num_unfinished = len(completions)
+        self.error = ""  # of the completion that failed last
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
@@ -172,6 +172,7 @@ class _RequestState:
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self._metrics(now),
+            error=self.error,
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:

@@ -133,7 +133,8 @@ class Executor(ABC):
         error is there as soon as the first rank reports one. With `non_block` every error is in the future, also that the
         executor is closed: a plan, once made, has one way to fail. The futures may be waited for in any order.
 
-        A step may take `execute_model_timeout_seconds`, counted from the call or from the end of the step before it.
+        A step may take `execute_model_timeout_seconds`, counted from the call, from the end of the step before it, or from when
+        its masks are sent.
         """
         pending = PendingStep(scheduler_output, self.world_size)
         command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
@@ -156,7 +157,7 @@ class Executor(ABC):
             epoch=epoch, step_id=step_id, grammar_output=replace(grammar_output, masks=grammar_output.masks[:0])
         )
         with self._send_lock:
-            if self._table.is_usable:
+            if self._table.masks_sent(step_id):
                 for rank in range(self.output_rank, self.world_size):
                     self._send(rank, full if rank == self.output_rank else notice)
 

@@ -74,6 +74,7 @@ class PendingStep(Pending):
     def __init__(self, plan: SchedulerOutput, num_ranks: int) -> None:
         super().__init__(num_ranks)
         self.plan = plan
+        self.awaits_masks = len(plan.grammar_rows) > 0  # its time begins when they have been sent
         self.outputs: dict[int, ModelRunnerOutput] = {}
 
     @property

@@ -40,7 +40,7 @@ class ReplyTable:
     Args:
         num_ranks: the world size.
         output_rank: the rank whose tokens count.
-        step_budget: seconds that a step may take, from its submission or from the end of the step before it.
+        step_budget: seconds a step may take, from its submission, the end of the step before it, or when its masks are sent.
         activity: what a rank is doing, for a timeout's message; "" if that is not known. It must not block.
     """
 
@@ -74,12 +74,20 @@ class ReplyTable:
                 assert step_id > self._last_step_id, f"step {step_id} after step {self._last_step_id}: ids must rise"
                 self._last_step_id = step_id
                 self._steps[step_id] = pending
-                if not self._unsettled_steps:
-                    self._set_deadline(pending, self._step_budget)
                 self._unsettled_steps[step_id] = pending
+                self._start_oldest()
                 return True
         pending.fail(refusal)
         return False
+
+    def masks_sent(self, step_id: int) -> bool:
+        """The masks of a step are about to be sent. Whether they may be: not to a table that is closed, or has lost a rank."""
+        with self._changed:
+            pending = self._steps.get(step_id)
+            if pending is not None:
+                pending.awaits_masks = False
+                self._start_oldest()
+            return not self._closed and not self._dead_ranks
 
     def add_call(self, call_id: int, pending: PendingCall) -> bool:
         """As `add_step`. The call's timeout counts from now."""
@@ -209,12 +217,6 @@ class ReplyTable:
         self._steps = {step_id: pending for step_id, pending in self._steps.items() if pending.missing}
         self._calls = {call_id: pending for call_id, pending in self._calls.items() if pending.missing}
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether messages still have somebody to go to."""
-        with self._changed:
-            return not self._closed and not self._dead_ranks
-
     def raise_if_unusable(self, what: str) -> None:
         """
         Raises:
@@ -259,8 +261,14 @@ class ReplyTable:
         if isinstance(pending, PendingStep):
             oldest = next(iter(self._unsettled_steps.values()))
             del self._unsettled_steps[pending.step_id]
-            if oldest is pending and self._unsettled_steps:
-                self._set_deadline(next(iter(self._unsettled_steps.values())), self._step_budget)
+            if oldest is pending:
+                self._start_oldest()
+
+    def _start_oldest(self) -> None:
+        """The time of the oldest step begins, if it has not begun; not while the engine keeps it waiting for masks."""
+        oldest = next(iter(self._unsettled_steps.values()), None)
+        if oldest is not None and not oldest.awaits_masks and oldest.deadline == math.inf:
+            self._set_deadline(oldest, self._step_budget)
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
         """The watcher is not woken by a deadline later than the one it sleeps for: no step costs a thread switch."""

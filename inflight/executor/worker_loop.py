@@ -72,7 +72,7 @@ class WorkerLoop:
         self._inbox = inbox
         self._reply = reply
         self._method = ""  # of the call that runs
-        self._steps: list[int] = []  # under way; `list` operations are atomic
+        self._steps: dict[int, ExecuteModel] = {}  # under way; single operations of a dictionary are atomic
         self._held: deque[WorkerCommand] = deque()  # a call that waits for steps, and what came after it
         self._lock = threading.Lock()
         self._num_unanswered = 0  # steps; guarded by the lock, as is what it means for `_held`
@@ -120,8 +120,7 @@ class WorkerLoop:
             case ExecuteModel():
                 self._run_step(command)
             case ProvideGrammarOutput():
-                if command.step_id in self._steps:  # else it has failed
-                    self._worker.provide_grammar_output(command.step_id, command.grammar_output)
+                self._provide(command)
             case RpcCall():
                 self._method = command.method
                 reply = self._run_call(command)
@@ -133,7 +132,7 @@ class WorkerLoop:
 
     def _run_step(self, command: ExecuteModel) -> None:
         plan = command.scheduler_output
-        self._steps.append(plan.step_id)
+        self._steps[plan.step_id] = command
         with self._lock:
             self._num_unanswered += 1
         try:
@@ -145,6 +144,15 @@ class WorkerLoop:
             result.add_done_callback(partial(self._step_done, command))
         else:
             self._answer_step(command, result)
+
+    def _provide(self, command: ProvideGrammarOutput) -> None:
+        step = self._steps.get(command.step_id)
+        if step is None:
+            return  # it has failed
+        try:
+            self._worker.provide_grammar_output(command.step_id, command.grammar_output)
+        except Exception as error:  # it has no answer of its own: its step fails
+            self._answer_step(step, failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
         """In the thread that has completed the future, or cancelled it at shutdown."""
@@ -158,7 +166,8 @@ class WorkerLoop:
         step_id = command.scheduler_output.step_id
         if isinstance(result, ModelRunnerOutput) and result.step_id != step_id:
             result = failure_of(AssertionError(f"the worker answered step {step_id} with step {result.step_id}"))
-        self._steps.remove(step_id)
+        if self._steps.pop(step_id, None) is None:
+            return  # it has failed already
         self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, result=result))
         if isinstance(result, WorkerFailure):
             self._worker.step_failed()

@@ -48,7 +48,9 @@ class RequestGrammars:
 
     def take_failures(self) -> list[tuple[str, str]]:
         """Let requests go whose grammars have been compiled. Returns those that have none to use, and why."""
-        done = [request_id for request_id, future in self._compiling.items() if future.done()]
+        # each future is asked once: requests that share one, as those of n > 1, go on together
+        finished = {future for future in set(self._compiling.values()) if future.done()}
+        done = [request_id for request_id, future in self._compiling.items() if future in finished]
         for request_id in done:
             del self._compiling[request_id]
         return [

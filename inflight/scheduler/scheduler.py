@@ -19,7 +19,7 @@ only, `update_from_output` the truth. Every rank runs steps in order, and from t
   them, so a row of a request that has ended meanwhile never touches a named block; at commit it is passed over.
 - A preempted request keeps the tokens of its steps in flight, and is admitted again only after they have been committed.
 - A drawn token has a position. One that stands where a token is known already, because a grammar forced it meanwhile, is it.
-- With drafts in flight what is planned are upper bounds, for blocks and budget; at commit those that were not accepted go back.
+- With drafts in flight what is planned are upper bounds, for blocks and budget; at commit the positions not accepted go back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from inflight.config.engine import SchedulerConfig
 from inflight.errors import EngineError
@@ -88,7 +88,7 @@ class Scheduler:
         return self._kv_cache.pool.num_free_blocks
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._failed)
 
     def add_request(self, core: EngineCoreRequest) -> None:
         """Queue a request. Its id is free and its sizes have been checked by the input processor."""
@@ -102,12 +102,17 @@ class Scheduler:
             assert self._grammars is not None, "the input processor lets no such request through"
             self._grammars.add(request)
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
+    def abort_requests(self, request_ids: Collection[str]) -> None:
         """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
                 self._finish(request)
+        self._failed = [output for output in self._failed if output.request_id not in request_ids]
+
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failed)
 
     def take_failures(self) -> list[EngineCoreOutput]:
         """The ends of requests that have failed outside a commit: their grammar could not be compiled, or admits nothing."""
@@ -197,6 +202,9 @@ class Scheduler:
             num_drafts = min(num_drafts, count - 1)
             end = request.num_computed_tokens + count
             while (grown := allocate(request.blocks, end)) is None:
+                if num_drafts > 0:  # nobody is preempted for drafts
+                    count, end, num_drafts = count - num_drafts, end - num_drafts, 0
+                    continue
                 ran_out = True
                 victim = running[-1]
                 if victim is request and request.num_in_flight:
@@ -358,6 +366,11 @@ class Scheduler:
         for request_id, reason in errors.items():
             self._fail(request_id, reason)
         return filled
+
+    def is_oldest_step_dead(self) -> bool:
+        """Whether every request of the oldest step in flight has ended."""
+        requests = self._in_flight[0][1] if self._in_flight else []
+        return bool(requests) and all(request.status is RequestStatus.FINISHED for request in requests)
 
     def void(self) -> list[tuple[int, GrammarOutput]]:
         """Drop all steps in flight: one has failed, and the inputs of the younger ones are not what was planned.

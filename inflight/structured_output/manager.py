@@ -91,7 +91,8 @@ class StructuredOutputManager:
     Args:
         create_backend: called on a compile thread when the first grammar comes; a `ConfigError` of its fails the request.
         vocab_size: of the model, as the backend's.
-        num_buffers: how many `fill`s may be in use at once: the steps in flight, and one.
+        num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight older and younger ones may be filled
+            after it, before it draws: twice d are enough.
         num_threads: that compile.
         max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold; the least recently used go.
     """

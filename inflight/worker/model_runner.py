@@ -299,7 +299,7 @@ class ModelRunner:
         if forward_input.history is not None:
             metadata = forward_input.history.add_to(metadata, known, self._device.torch_device)
         masks = None
-        if grammar_output is not None:
+        if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
             masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
         return self._sampler(forward.logits, metadata, masks)
 

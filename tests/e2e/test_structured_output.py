@@ -6,6 +6,7 @@ satisfies a schema. `make test-full` takes 500 schemas.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -285,3 +286,36 @@ def test_a_grammar_that_comes_to_a_dead_end_fails_alone(guidance: LLM, monkeypat
     assert "admits no token here" in dead.error
     assert len(dead.outputs[0].token_ids) >= 5
     assert {output.outputs[0].text for output in outputs} <= {"yes", "no"}
+
+
+def test_a_failed_commit_leaves_no_rank_waiting_for_masks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in flight are void, and some of them wait for masks. The ranks go on, together."""
+    llm = make(folder, tensor_parallel_size=2, distributed_executor_backend="uni")
+    scheduler = llm.llm_engine.core.scheduler
+    update, num_calls = scheduler.update_from_output, itertools.count()
+
+    def fail_once(*arguments: Any) -> Any:
+        return update(*arguments) if next(num_calls) != 2 else 1 // 0
+
+    monkeypatch.setattr(scheduler, "update_from_output", fail_once)
+    wanted = [params_for(StructuredOutputsParams(regex="[a-z]{20}"), seed=i) for i in range(3)]
+    with pytest.raises(ZeroDivisionError):
+        generate(llm, wanted)
+    assert all(len(output.outputs[0].text) == 20 for output in generate(llm, wanted))
+    llm.close()
+
+
+def test_every_completion_that_fails_says_why(guidance: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where others of the same request go on for longer."""
+    fill_masks, closed = LLGuidanceBackend.fill_masks, []
+
+    def close_one(self: LLGuidanceBackend, jobs: Any, rows: np.ndarray) -> None:
+        fill_masks(self, jobs, rows)
+        if not closed and jobs[0].matcher.num_accepted >= 3:
+            closed.append(True)
+            rows[jobs[0].first_row] = 0
+
+    monkeypatch.setattr(LLGuidanceBackend, "fill_masks", close_one)
+    (output,) = generate(guidance, [params_for(StructuredOutputsParams(regex="[0-9]{30}"), seed=1, n=2)])
+    assert sorted(completion.finish_reason or "" for completion in output.outputs) == ["error", "stop"]
+    assert "admits no token here" in output.error

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from inflight.interface.request import FinishReason
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
-from tests.mock_engine import MAX_MODEL_LEN, MockEngine
+from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
 from tests.toy_grammar import ToyBackend
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
@@ -204,6 +206,61 @@ def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
         calls.append(in_flight)
     assert max(calls) >= 2
     engine.run()
+
+
+def test_a_failure_of_a_step_that_is_left_over_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    """Its requests have ended: the next ones, planned behind it, are computed again, and no caller hears of it."""
+    engine = MockEngine(depth=2)
+    engine.add("a", [1] * 5, 10, stop=frozenset(range(VOCAB_SIZE)))
+    engine.step()
+    assert engine.finished == {"a": FinishReason.STOP}
+    assert len(engine.core._in_flight) == 1
+    engine.executor.failing[1] = True
+    engine.add("b", [2] * 5, 3)
+    engine.run()
+    assert "step 1: 1 requests" in caplog.text
+    assert engine.finished["b"] is FinishReason.LENGTH
+
+
+def test_nothing_of_an_aborted_request_is_returned() -> None:
+    engine = MockEngine(depth=2)
+    engine.add("a", [1] * 5, 10)
+    engine.add("bad", [1] * 5, 10, grammar="bad")
+    engine.step()
+    engine.core.collective_rpc("hold outputs")
+    engine.scheduler.wait_for_grammars()
+    engine.core.abort_requests(["a", "bad"])
+    assert engine.core.step() == []
+    assert not engine.core.has_unfinished_requests()
+    engine.grammars.close()
+
+
+def test_nobody_is_preempted_for_drafts() -> None:
+    counts = []
+    for num_drafts in (0, 4):
+        engine = MockEngine(
+            extra_blocks=0, max_num_seqs=4, max_num_batched_tokens=64, caching=False, num_speculative_tokens=num_drafts
+        )
+        engine.add("a", [1] * 4, 50)
+        engine.add("b", [2] * 4, 6)
+        while "b" not in engine.finished:
+            engine.step()
+        counts.append(engine.scheduler.stats.num_preemptions)
+        engine.run()
+    assert counts == [0, 0]
+
+
+def test_requests_that_share_a_grammar_go_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be ready between two looks at it."""
+    engine = MockEngine()
+    for child in range(3):
+        engine.add(f"c{child}", [1] * 9, 4, grammar="3", leader="c0" if child else None)
+    looks = itertools.count()
+    monkeypatch.setattr(Future, "done", lambda self: next(looks) > 0)
+    assert engine.scheduler.schedule() is None
+    assert engine.scheduler.schedule() is not None
+    monkeypatch.undo()
+    engine.grammars.close()
 
 
 def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

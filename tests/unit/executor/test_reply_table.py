@@ -6,7 +6,9 @@ import logging
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from inflight.errors import EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
@@ -151,6 +153,24 @@ def test_a_short_deadline_overtakes_a_long_one(table: ReplyTable) -> None:
     assert isinstance(call.future.exception(timeout=5), StepTimeoutError)
     call = add_call(table, 1, timeout=0.02)
     assert isinstance(call.future.exception(timeout=5), StepTimeoutError)
+
+
+def test_the_time_of_a_step_that_waits_for_masks_begins_when_they_are_sent() -> None:
+    """Until then it is the engine that keeps the ranks waiting."""
+    table = make_table(budget=0.05)
+    masked = replace(plan(0, ("a",)), grammar_rows=np.array([0], dtype=np.int32))
+    steps = [PendingStep(masked, NUM_RANKS), PendingStep(replace(masked, step_id=1), NUM_RANKS)]
+    for step in steps:
+        table.add_step(step)
+    assert table.masks_sent(1)
+    with pytest.raises(TimeoutError):
+        steps[0].future.result(timeout=0.3)
+    assert table.masks_sent(0)
+    for step_id, step in enumerate(steps):
+        with pytest.raises(StepTimeoutError, match=f"step {step_id} .*had no reply within 0.05 s"):
+            step.future.result(timeout=5)
+    table.close()
+    assert not table.masks_sent(0)
 
 
 def test_a_budget_may_be_infinite() -> None:

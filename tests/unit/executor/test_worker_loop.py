@@ -196,6 +196,22 @@ def test_masks_of_a_step_that_has_failed_go_nowhere() -> None:
     assert staged.masks == [7]
 
 
+def test_masks_that_cannot_be_taken_fail_their_step() -> None:
+    class Broken(Staged):
+        def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
+            raise RuntimeError("no room")
+
+    staged = Broken()
+    WorkerLoop(staged, 3, Script(step(7), step(8), masks(7), masks(7)), staged.replies.append).run()
+    staged.end(7)  # too late: it has been answered
+    staged.end(8)
+    failed, ended = staged.replies
+    assert isinstance(failed, StepReply) and isinstance(ended, StepReply)
+    assert isinstance(failed.result, WorkerFailure) and failed.result.message == "no room"
+    assert (failed.step_id, ended.step_id) == (7, 8)
+    assert isinstance(ended.result, ModelRunnerOutput)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("bad luck"), SystemExit("no way out"), None])
 def test_a_step_that_fails_later_is_answered_and_then_the_worker_is_told(error: BaseException | None) -> None:
     staged = Staged()
