@@ -181,13 +181,7 @@ class GrammarBackend(ABC):
     schema_support: SchemaSupport
 
     @abstractmethod
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
-    ) -> None:
-        """
-        Args:
-            num_threads: that fill masks, where the library can.
-        """
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         assert eos_token_ids, "a grammar ends by an EOS token"
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)

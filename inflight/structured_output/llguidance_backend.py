@@ -75,7 +75,7 @@ class _SpecialToken:
 
 
 class LLGuidanceBackend(GrammarBackend):
-    """The default backend. `num_threads` fill the masks of a step, without the interpreter lock.
+    """The default backend. It fills the masks of a step without the interpreter lock.
 
     Raises:
         ConfigError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
@@ -83,10 +83,8 @@ class LLGuidanceBackend(GrammarBackend):
 
     schema_support = SchemaSupport(frozenset(_KEYWORDS.split()), frozenset(_FORMATS.split()))
 
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
-    ) -> None:
-        super().__init__(tokenizer, vocab_size, eos_token_ids, num_threads)
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        super().__init__(tokenizer, vocab_size, eos_token_ids)
         try:
             self._tokenizer = LLTokenizer(tokenizer.to_json(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except ValueError as error:
@@ -96,7 +94,7 @@ class LLGuidanceBackend(GrammarBackend):
             for token_id in range(self._tokenizer.vocab_size)
             if self._tokenizer.is_special_token(token_id) and (piece := tokenizer.id_to_piece(token_id))
         }
-        self._executor = LLExecutor(num_threads)
+        self._executor = LLExecutor(1)
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
         single: list[tuple[LLMatcher, int]] = []

@@ -8,7 +8,7 @@ A request's life, all on the engine's thread but for the compiling:
 4. `drop` when it ends, however it ends.
 
 Matchers follow the committed tokens, and drafts are tried and taken back within one call. So a step that is voided, and a
-request that is preempted and resumed with all its tokens, need no call at all. `sync` sets a request to tokens from elsewhere.
+request that is preempted and resumed with all its tokens, need no call at all.
 
 An error is one request's: `fill` and `advance` name it, its rows forbid nothing, and the caller ends it. No other is touched.
 """
@@ -51,8 +51,7 @@ class FilledMasks:
     `masks` lies in one of the manager's buffers: it is overwritten by the `num_buffers`-th `fill` after this one.
     """
 
-    masks: MaskRows  # [num_rows_total, num_words] of int32; request i of the call has rows [row_starts[i], row_starts[i + 1])
-    row_starts: tuple[int, ...]  # [num_requests + 1]
+    masks: MaskRows  # [num_rows_total, num_words] of int32; the rows of each request in turn, as the call named them
     errors: Mapping[str, str]  # request id -> why it has to end; its rows forbid nothing
 
 
@@ -152,9 +151,6 @@ class StructuredOutputManager:
             return str(error)
         return f"the grammar could not be compiled: {type(error).__name__}: {error}"
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
-
     def advance(self, request_id: str, token_ids: Sequence[int]) -> tuple[int, str]:
         """Commit emitted tokens, drafts that were accepted too.
 
@@ -173,33 +169,6 @@ class StructuredOutputManager:
     def has_ended(self, request_id: str) -> bool:
         """Whether the last token that a READY request emitted was an EOS that its grammar admits: its text is complete."""
         return self._grammar(self._entries[request_id]).matcher.is_terminated()
-
-    def sync(self, request_id: str, emitted_token_ids: Sequence[int]) -> str:
-        """Make a READY request stand behind exactly these tokens, from wherever it stood: the common prefix is kept.
-
-        Returns:
-            "" or why the grammar does not admit them.
-        """
-        grammar = self._grammar(self._entries[request_id])
-        num_common = 0
-        for kept, emitted in zip(grammar.token_ids, emitted_token_ids, strict=False):
-            if kept != emitted:
-                break
-            num_common += 1
-        grammar.rollback_to(num_common)
-        return self.advance(request_id, emitted_token_ids[num_common:])[1]
-
-    def rollback(self, request_id: str, num_tokens: int) -> None:
-        """Forget a READY request's emitted tokens but the first `num_tokens`."""
-        self._grammar(self._entries[request_id]).rollback_to(num_tokens)
-
-    def validate_drafts(self, request_id: str, draft_token_ids: Sequence[int]) -> int:
-        """How many drafts a READY request could emit next; the rest need not be tried. Nothing changes."""
-        grammar = self._grammar(self._entries[request_id])
-        num_before = len(grammar.token_ids)
-        num_accepted = grammar.advance(draft_token_ids)
-        grammar.rollback_to(num_before)
-        return num_accepted
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
         """The next tokens of a READY request, as long as its grammar admits exactly one at each position; at most `limit`.
@@ -243,7 +212,7 @@ class StructuredOutputManager:
                 job_requests.append(request_id)
         if jobs:
             self._cache.backend().fill_masks(jobs, masks)
-        return FilledMasks(masks, tuple(row_starts), self._find_errors(jobs, job_requests, masks))
+        return FilledMasks(masks, self._find_errors(jobs, job_requests, masks))
 
     def drop(self, request_id: str) -> None:
         """Forget a request, whatever its status; one that is not known is none."""

@@ -30,10 +30,8 @@ def backend_class(name: str) -> type[GrammarBackend]:
         return XGrammarBackend
 
 
-def create_backend(
-    name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
-) -> GrammarBackend:
-    """One of `BACKENDS`; takes up to a second for a large vocabulary. `num_threads` is for filling masks, where it can.
+def create_backend(name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarBackend:
+    """One of `BACKENDS`; takes up to a second for a large vocabulary.
 
     Raises:
         ConfigError: as `backend_class`; there is no EOS token, or the tokenizer is of another kind.
@@ -42,7 +40,7 @@ def create_backend(
     if not eos_token_ids:
         raise ConfigError("structured outputs need a model with an EOS token: a grammar ends by one")
     with _needing_packages(name):
-        return cls(tokenizer, vocab_size, eos_token_ids, num_threads)
+        return cls(tokenizer, vocab_size, eos_token_ids)
 
 
 @contextmanager

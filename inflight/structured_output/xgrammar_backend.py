@@ -45,12 +45,10 @@ class XGrammarBackend(GrammarBackend):
         exclusive={keyword: frozenset(_KEYWORDS.split()) - {keyword} for keyword in ("anyOf", "$ref", "enum", "const")},
     )
 
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 1
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         import xgrammar
 
-        super().__init__(tokenizer, vocab_size, eos_token_ids, num_threads)
+        super().__init__(tokenizer, vocab_size, eos_token_ids)
         vocabulary = tokenizer.vocabulary_bytes()
         self._special_tokens = [vocabulary[token_id].decode() for token_id in tokenizer.all_special_ids]
         for token_id in tokenizer.all_special_ids:

@@ -195,22 +195,6 @@ def test_whitespace_pattern() -> None:
         matcher_for(json={"type": "array"}, whitespace_pattern="(")
 
 
-def test_the_same_masks_on_several_threads() -> None:
-    several = create_backend("llguidance", TOKENIZER, GRAMMAR.vocab_size, sorted(GRAMMAR.eos_token_ids), num_threads=3)
-    spec = GrammarSpec.from_params(StructuredOutputsParams(regex="[a-f]{2,9}"))
-    rows = []
-    for grammar in (GRAMMAR, several):
-        compiled = grammar.compile(spec)
-        jobs = []
-        for i in range(40):
-            jobs.append(MaskJob(compiled.matcher(), 3 * i, encode("abcdef"[i % 6]) * 2))
-        masks = np.zeros((120, num_mask_words(grammar.vocab_size)), dtype=np.int32)
-        grammar.fill_masks(jobs, masks)
-        rows.append(masks)
-    np.testing.assert_array_equal(rows[0], rows[1])
-    assert rows[0].any()
-
-
 def test_a_tokenizer_without_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot use this model's tokenizer"):
         create_backend("llguidance", Tokenizer(trained("word_piece")), 400, [0])
