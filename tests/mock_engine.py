@@ -7,7 +7,7 @@ as it comes: a token that differs from `mock_generate`, comes twice or too late 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,8 +46,8 @@ class LateFuture(Future[ModelRunnerOutput]):
 class LateExecutor:
     """What `EngineCore` asks of an executor, in its own thread. Steps run in the order in which they were submitted."""
 
-    def __init__(self, worker: MockWorker) -> None:
-        self.worker = worker
+    def __init__(self, worker: MockWorker, on_plan: Callable[[SchedulerOutput], None]) -> None:
+        self.worker, self.on_plan = worker, on_plan
         self.plans: list[SchedulerOutput] = []  # all submitted
         self.failing: dict[int, bool] = {}  # step id -> whether it runs to its end and only its answer is lost
         self._queue: deque[tuple[SchedulerOutput, LateFuture]] = deque()
@@ -67,6 +67,7 @@ class LateExecutor:
 
     def execute_model(self, plan: SchedulerOutput, non_block: bool) -> LateFuture:
         assert non_block
+        self.on_plan(plan)
         self.plans.append(plan)
         future = LateFuture(self)
         self._queue.append((plan, future))
@@ -140,7 +141,7 @@ class MockEngine:
             windows=list(self.windows),
             num_speculative_tokens=self.num_speculative_tokens,
         )
-        self.executor = LateExecutor(self.worker)
+        self.executor = LateExecutor(self.worker, self._check_plan)
         groups = make_groups([self.worker.get_kv_cache_specs()])[0]
         least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
         block_bytes = max(len(group.layer_names) * group.spec.block_bytes for group in groups)
@@ -216,14 +217,10 @@ class MockEngine:
         Raises:
             StepError: the step was to fail.
         """
-        in_flight, num_plans = self.core._in_flight, len(self.executor.plans)
-        oldest = in_flight[0][0].step_id if in_flight else self.executor.next_step_id
         try:
             outputs = self.core.step()
         finally:
             self.scheduler.check_integrity()
-            for plan in self.executor.plans[num_plans:]:
-                self._check_plan(plan, oldest)
         for output in outputs:
             wanted, got = self.wanted[output.request_id], self.outputs[output.request_id]
             assert output.request_id not in self.finished
@@ -258,7 +255,9 @@ class MockEngine:
         assert self.pool.num_free_blocks == self.pool.num_blocks - 1
         assert not self.grammars._entries
 
-    def _check_plan(self, plan: SchedulerOutput, oldest_in_flight: int) -> None:
+    def _check_plan(self, plan: SchedulerOutput) -> None:
+        in_flight = self.core._in_flight
+        oldest_in_flight = in_flight[0][0].step_id if in_flight else plan.step_id
         assert 0 < plan.num_tokens <= self.max_num_batched_tokens
         assert set(Counter(plan.request_ids).values()) == {1}
         for data in plan.new_requests:  # none is resumed before its steps in flight have been committed

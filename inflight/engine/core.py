@@ -1,6 +1,7 @@
 """`EngineCore`: one scheduler, one executor, and the loop between them.
 
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
+              ->  plan and submit again
 
 Everything that a step computes goes plan -> `Executor.execute_model(non_block=True)` -> commit, in step order. Depth 1 is
 synchronous; with 2 the next step is planned, and in the workers' hands, before the result of this one is known; a pipeline
@@ -105,6 +106,8 @@ class EngineCore:
             self._submit_steps()
             if self._in_flight:
                 self._commit_oldest()
+                if self._depth > 1:  # before the caller takes its time with the outputs; with 1 he is to see them first
+                    self._submit_steps()
             elif not self._outputs and not self.scheduler.has_failures:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
         outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []

@@ -151,10 +151,9 @@ def test_a_stop_seen_late_leaves_no_trace() -> None:
     engine.step()
     assert (engine.finished, engine.outputs["a"]) == ({"a": FinishReason.STOP}, tokens[:2])
     # two steps of it are in flight, and all it had is free: the next plan gives its slot and blocks to another
-    assert [plan.request_ids for plan in engine.executor.plans] == [("a",)] * 4
-    assert engine.pool.num_free_blocks == engine.pool.num_blocks - 1
+    assert [plan.request_ids for plan in engine.executor.plans] == [*[("a",)] * 4, ("b",)]
+    assert engine.pool.num_free_blocks == engine.pool.num_blocks - 1 - 30 // engine.block_size - 1
     assert engine.step() == []
-    assert engine.executor.plans[-1].request_ids == ("b",)
     engine.run()
 
 
@@ -182,7 +181,7 @@ def test_a_preempted_request_resumes_after_its_steps_in_flight() -> None:
         engine.step()
         assert engine.scheduler.num_waiting == 1
     engine.step()
-    assert [len(data.token_ids) for data in engine.executor.plans[-1].new_requests] == [14]
+    assert [len(data.token_ids) for data in engine.executor.plans[-1].new_requests] == [15]
     engine.run()
 
 
@@ -198,7 +197,7 @@ def test_blocks_get_their_names_at_commit() -> None:
     engine = MockEngine(depth=3, max_num_batched_tokens=16)
     engine.add("a", [1] * 60, 4)
     engine.step()
-    assert len(engine.executor.plans) == 3 and len(engine.pool._index) == 16 // engine.block_size
+    assert len(engine.executor.plans) == 4 and len(engine.pool._index) == 16 // engine.block_size
     engine.run()
 
 
@@ -216,7 +215,7 @@ def test_a_staggered_request_waits_and_steps_are_balanced() -> None:
     engine.run()
     plans = [plan for plan in engine.executor.plans[num_plans:] if "long" in plan.request_ids]
     # its 60 tokens fill the budget of 64 that two steps of decodes leave, one right after the other; then it is staggered
-    assert [plan.step_id - num_plans for plan in plans] == [0, 3]
+    assert [plan.step_id - num_plans for plan in plans] == [0, 5]
 
 
 def test_a_single_request_is_not_kept_waiting_by_the_stagger() -> None:
