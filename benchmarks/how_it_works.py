@@ -65,7 +65,7 @@ def one_stage(depth: int, num_grammars: int, num_steps: int) -> Events:
             engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
         for _ in range(num_steps):
             engine.step()
-        return {"engine": engine.core.timeline.events()[-200:], **rank_events(engine.executor)}
+        return engine.timeline_events()
     finally:
         engine.close()
 
