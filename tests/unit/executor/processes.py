@@ -50,7 +50,11 @@ def children(pid: int) -> list[int]:
     """All processes below `pid`."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
+        try:
+            ids = (task / "children").read_text().split()
+        except FileNotFoundError:  # a thread that has ended meanwhile
+            continue
+        for child in ids:
             found += [int(child), *children(int(child))]
     return found
 
