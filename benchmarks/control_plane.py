@@ -44,9 +44,10 @@ def measure(engine: LLMEngine, num_running: int, num_steps: int) -> dict[str, li
         engine.step()
         assert scheduler.num_running == num_running, "a request ended or was preempted: this is no steady state"
     last_step = first_step + num_steps
-    events = engine.core.timeline.events() + engine.executor.collective_rpc("timeline_events", unique_reply_rank=0)
+    timelines = engine.timeline_events(first_step)
+    events = timelines["engine"] + timelines["rank 0"]
     engine.abort_requests(request_ids)
-    return by_phase([event for event in events if first_step <= event.step_id < last_step])
+    return by_phase([event for event in events if event.step_id < last_step])
 
 
 def by_phase(events: list[Event]) -> dict[str, list[float]]:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.delayed_channel import DelayedChannel
-from inflight.attention.backend import AttentionBackend
+from benchmarks.stand_in_model import StandInModel, StandInWorker
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.partition import PipelineStage
 from inflight.config.resolve import Machine, resolve
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -34,12 +33,8 @@ from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.interface.worker import Rendezvous
-from inflight.layers.attention import Attention
-from inflight.layers.weights import Loadable
-from inflight.models.causal_lm import CausalLM
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
-from inflight.worker.worker import Worker
 
 STAGE_SECONDS = 0.020  # a forward pass of any number of tokens
 LINK_SECONDS = 0.010  # a step's activations from one stage to the next; its tokens from the last stage to the first
@@ -59,34 +54,11 @@ class Layout:
     backend: str = "uni"  # "uni" | "mp"
 
 
-class FixedStage(CausalLM):
+class FixedStage(StandInModel):
     """Hands the input ids on in the first column of the residual, and makes the next token the most probable one."""
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
-        stage: PipelineStage,
-    ) -> None:
-        super().__init__(architecture, dtype=dtype, device=device, backend=backend, tp=tp, stage=stage)
-        self._stage = stage
+    def _set_up(self, architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device) -> None:
         self._template = IntermediateTensors.template(architecture.hidden_size, dtype, device)
-        self._layers = {
-            f"layers.{index}": Attention(
-                f"layers.{index}",
-                num_heads=architecture.num_heads,
-                num_kv_heads=architecture.num_kv_heads,
-                head_dim=architecture.head_dim,
-                scale=1.0,
-                sliding_window=None,
-                backend=backend,
-            )
-            for index in range(stage.start, stage.stop)
-        }
 
     def forward(
         self,
@@ -110,12 +82,6 @@ class FixedStage(CausalLM):
         following = (hidden[:, 0].long() + 1) % VOCAB_SIZE
         return torch.nn.functional.one_hot(following, VOCAB_SIZE).float()
 
-    def attention_layers(self) -> dict[str, Attention]:
-        return self._layers
-
-    def load_units(self) -> list[tuple[str, Loadable]]:
-        return []
-
 
 class DelayedWorld(World):
     """A world whose channels take their time at the sending end, as a wire that is busy."""
@@ -135,20 +101,10 @@ class DelayedWorld(World):
         self._world.close(reason)
 
 
-class FixedStageWorker(Worker):
+class FixedStageWorker(StandInWorker):
     """The real worker with another model, in a world that delays."""
 
-    def _load_stage(self, backend: AttentionBackend) -> CausalLM:
-        config = self._config.model
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        return FixedStage(
-            config.architecture,
-            dtype=dtype,
-            device=self._device.torch_device,
-            backend=backend,
-            tp=self._tp,
-            stage=self._stage,
-        )
+    model_class = FixedStage
 
     def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
         return DelayedWorld(super()._join(rendezvous))

@@ -14,16 +14,10 @@ import time
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
+from benchmarks.stand_in_model import StandInModel, StandInWorker
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
-from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.attention import Attention
-from inflight.layers.weights import Loadable
-from inflight.models.causal_lm import CausalLM
-from inflight.worker.worker import Worker
 
 FORWARD_SECONDS = 0.005
 SPIN_SECONDS = 0.0001  # the end of a forward: a sleeper wakes this much too late
@@ -32,37 +26,15 @@ WORKER_CLASS = "benchmarks.mock_device:MockDeviceWorker"
 _PR_SET_TIMERSLACK = 29
 
 
-class MockModel(CausalLM):
+class MockModel(StandInModel):
     """Hands the input ids on as hidden states, and looks their logits up."""
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
-        stage: PipelineStage,
-    ) -> None:
-        super().__init__(architecture, dtype=dtype, device=device, backend=backend, tp=tp, stage=stage)
+    def _set_up(self, architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
         self._table = torch.randn(NUM_TABLE_ROWS, architecture.vocab_size, generator=generator)
         self._logits = self._table[:0]  # memory of its own, used again: fresh pages cost more than the copy
         self._ends_at = 0.0
         self._precise_threads = threading.local()
-        self._layers = {
-            f"layers.{index}": Attention(
-                f"layers.{index}",
-                num_heads=architecture.num_heads,
-                num_kv_heads=architecture.num_kv_heads,
-                head_dim=architecture.head_dim,
-                scale=1.0,
-                sliding_window=None,
-                backend=backend,
-            )
-            for index in range(stage.start, stage.stop)
-        }
 
     def forward(
         self,
@@ -85,12 +57,6 @@ class MockModel(CausalLM):
         self._sleep_until_the_end()
         return logits
 
-    def attention_layers(self) -> dict[str, Attention]:
-        return self._layers
-
-    def load_units(self) -> list[tuple[str, Loadable]]:
-        return []
-
     def _sleep_until_the_end(self) -> None:
         if not getattr(self._precise_threads, "is_this_one", False):
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # nanoseconds; 50,000 by default
@@ -102,19 +68,10 @@ class MockModel(CausalLM):
             time.sleep(0)  # lets other threads run, as a device does
 
 
-class MockDeviceWorker(Worker):
+class MockDeviceWorker(StandInWorker):
     """The real worker with `MockModel`."""
 
-    def _load_stage(self, backend: AttentionBackend) -> CausalLM:
-        config = self._config.model
-        return MockModel(
-            config.architecture,
-            dtype=getattr(torch, config.dtype),
-            device=self._device.torch_device,
-            backend=backend,
-            tp=self._tp,
-            stage=self._stage,
-        )
+    model_class = MockModel
 
     def pid(self) -> int:
         return os.getpid()
