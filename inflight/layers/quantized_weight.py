@@ -1,0 +1,70 @@
+"""`QuantizedWeight`: a weight of 4 or 8 bits in the one plain form that every checkpoint format is read into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP_SIZE_MULTIPLE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedWeight:
+    """weight[n, k] = scales[n, k // group_size] * values[n, k] - offsets[n, k // group_size].
+
+    Two kinds, which have kernels of their own:
+
+    - one group per row, symmetric: `values` int8 in [-127, 127], `offsets` None, bits 8;
+    - groups: `values` uint8 in [0, 2**bits), `offsets` there, bits 4 or 8, group_size a multiple of 32 that divides
+      in_features. (A format with an integer zero point z has offsets = scales * z.)
+
+    Attributes:
+        values: [out_features, in_features], one byte each, contiguous.
+        scales, offsets: float32 [out_features, in_features // group_size].
+        bits: 4 or 8.
+    """
+
+    values: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+    bits: int
+
+    def __post_init__(self) -> None:
+        assert self.values.dim() == 2 and self.scales.shape[0] == self.values.shape[0], self.values.shape
+        assert self.values.dtype == (torch.int8 if self.offsets is None else torch.uint8), self.values.dtype
+        if self.offsets is None:
+            assert self.scales.shape[1] == 1 and self.bits == 8, (self.scales.shape, self.bits)
+        else:
+            assert self.offsets.shape == self.scales.shape and self.values.shape[1] % self.scales.shape[1] == 0
+            assert self.group_size % GROUP_SIZE_MULTIPLE == 0 and self.bits in (4, 8), (self.group_size, self.bits)
+
+    @property
+    def group_size(self) -> int:
+        """in_features, if a row is one group."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def format(self) -> tuple[int, int, bool]:
+        """Weights of equal format can be rows of one: (bits, group size, symmetric)."""
+        return self.bits, self.group_size, self.offsets is None
+
+    def dequantize(self) -> Tensor:
+        """float32 [out_features, in_features]."""
+        grouped = self.values.view(len(self.values), self.scales.shape[1], -1).float() * self.scales[..., None]
+        if self.offsets is not None:
+            grouped -= self.offsets[..., None]
+        return grouped.view(self.values.shape)
+
+
+def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight:
+    """Weights of equal format, one below the other."""
+    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
+    assert len({weight.format for weight in weights}) == 1, "weights of several formats"
+    return QuantizedWeight(
+        values=torch.cat([weight.values for weight in weights]),
+        scales=torch.cat([weight.scales for weight in weights]),
+        offsets=torch.cat(offsets) if offsets else None,
+        bits=weights[0].bits,
+    )
