@@ -1,7 +1,8 @@
 """Paged attention by the C++ kernel: straight on the arena, nothing is gathered, no mask is made.
 
 A block of a layer has a cell per key head, then a cell per value head; the layout within a cell is the kernel's
-(kernels/cpu/attention.cpp).
+(kernels/cpu/attention_cells.h). The cache is in the type of the model or in int8: then keys and values are quantised as they
+are written, each token and head by itself, and attention sees only what was written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 
 HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the lanes of the widest vector
+MAX_INT8_HEAD_DIM = 512  # sums of so many products of int8 and int16 fit 32 bits
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # `DType` of kernels.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +40,15 @@ class CpuPagedBackend(AttentionBackend):
         self._kernels = kernels
 
     @staticmethod
-    def supports(head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
-        return head_dim % HEAD_DIM_MULTIPLE == 0 and block_size % BLOCK_SIZE_MULTIPLE == 0 and dtype in DTYPES
+    def supports(head_dim: int, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> bool:
+        fits = head_dim % HEAD_DIM_MULTIPLE == 0 and block_size % BLOCK_SIZE_MULTIPLE == 0 and dtype in DTYPES
+        return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
-        """`[num_blocks, 2 * num_kv_heads, block_size * head_dim]`: cells, keys first."""
+        """`[num_blocks, 2 * num_kv_heads, elements of a cell]`: cells, keys first; in int8 with the bytes of their scales."""
         start = layer_index * spec.block_bytes
         layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
-        return layer.view(len(arena), 2 * spec.num_kv_heads, spec.block_size * spec.head_dim)
+        return layer.view(len(arena), 2 * spec.num_kv_heads, -1)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         arrays = tuple(
@@ -75,9 +79,11 @@ class CpuPagedBackend(AttentionBackend):
         num_tokens, num_heads, head_dim = query.shape
         assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
         for rows in (query, key, value):
-            assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == kv_cache.dtype, (rows.stride(), rows.dtype)
+            assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
+        assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
-        layout = HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, DTYPES[query.dtype], block_stride)
+        dtypes = DTYPES[query.dtype], CACHE_DTYPES[kv_cache.dtype]
+        layout = HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)
         output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         self._kernels.inflight_paged_attention(
             query.data_ptr(),

@@ -28,7 +28,10 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`."""
+    """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`.
+
+    `dtype` is the model's, or "int8".
+    """
 
     block_size: int
     dtype: str

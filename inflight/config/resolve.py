@@ -57,7 +57,8 @@ def resolve(
         )
     load_format = "safetensors" if args.load_format == "auto" else args.load_format
     parallel = _resolve_parallel(args, architecture)
-    fingerprint = _fingerprint(folder, architecture, dtype, load_format, args.seed)
+    kv_cache_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, args.seed)
     return EngineConfig(
         model=ModelConfig(
             folder=folder,
@@ -71,7 +72,7 @@ def resolve(
         ),
         cache=CacheConfig(
             block_size=args.block_size or DEFAULT_BLOCK_SIZE,
-            dtype=dtype,
+            dtype=kv_cache_dtype,
             enable_prefix_caching=args.enable_prefix_caching,
             memory_bytes=args.kv_cache_memory_bytes,
             memory_utilization=args.gpu_memory_utilization or DEFAULT_CPU_MEMORY_UTILIZATION,
@@ -179,6 +180,9 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
     return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
 
 
-def _fingerprint(folder: Path, architecture: ModelArchitecture, dtype: str, load_format: str, seed: int) -> str:
-    text = repr((str(folder.resolve()), architecture, dtype, load_format, seed if load_format == "dummy" else 0))
+def _fingerprint(
+    folder: Path, architecture: ModelArchitecture, dtype: str, kv_cache_dtype: str, load_format: str, seed: int
+) -> str:
+    drawn_from = seed if load_format == "dummy" else 0
+    text = repr((str(folder.resolve()), architecture, dtype, kv_cache_dtype, load_format, drawn_from))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -12,7 +12,7 @@ import torch
 
 T = TypeVar("T")
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 

@@ -25,11 +25,12 @@ class KVCacheSpec:
     head_dim: int
     dtype: str
     itemsize: int  # bytes of one element
+    scale_bytes: int = 0  # beside a head's elements of one token, where they are integers
     sliding_window: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * self.itemsize
+        return 2 * self.num_kv_heads * (self.head_dim * self.itemsize + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:

@@ -36,12 +36,14 @@ class Attention(nn.Module):
         self.group_index = 0
 
     def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        """`dtype` is the cache's. Integers have a float32 scale per head and token."""
         return KVCacheSpec(
             block_size=block_size,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=str(dtype).removeprefix("torch."),
             itemsize=dtype.itemsize,
+            scale_bytes=0 if dtype.is_floating_point else torch.float32.itemsize,
             sliding_window=self.sliding_window,
         )
 

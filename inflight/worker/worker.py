@@ -105,8 +105,9 @@ class Worker(WorkerBase):
             return
         model_config = self._config.model
         dtype: torch.dtype = getattr(torch, model_config.dtype)
-        head_dim, block_size = model_config.architecture.head_dim, self._config.cache.block_size
-        backend = get_backend(self._device.kind, head_dim, block_size, dtype)
+        head_dim, cache = model_config.architecture.head_dim, self._config.cache
+        kv_cache_dtype: torch.dtype = getattr(torch, cache.dtype)
+        backend = get_backend(self._device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype)
         self._runner = ModelRunner(
             self._config,
             self._load_stage(backend),

@@ -127,7 +127,7 @@ def test_float32_logits_in_chunks_over_the_paged_cache(
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
     folder = folders[family, index]
     head_dim = parse_architecture(json.loads((folder / "config.json").read_text())).head_dim
-    backend = get_backend("cpu", head_dim, BLOCK_SIZE, torch.float32)
+    backend = get_backend("cpu", head_dim, BLOCK_SIZE, torch.float32, torch.float32)
     with torch.inference_mode():
         truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0]
         ours = run_in_chunks(load(folder, "float32", backend), backend, prompt(), (23, 1, 1, 2, 30, 4))

@@ -87,9 +87,7 @@ class EngineOptions:
     generation_config: Annotated[
         str, _model("Take sampling defaults from the model's generation_config.json.", metavar="auto|none")
     ] = "auto"
-    dtype: Annotated[str, _model("Of weights, activations and KV cache.", metavar="auto|bfloat16|float16|float32")] = (
-        "auto"
-    )
+    dtype: Annotated[str, _model("Of weights and activations.", metavar="auto|bfloat16|float16|float32")] = "auto"
     load_format: Annotated[
         str, _model("dummy draws random weights from the config alone.", metavar="auto|safetensors|dummy")
     ] = "auto"
@@ -103,6 +101,9 @@ class EngineOptions:
     max_num_seqs: Annotated[int | None, _engine("Most sequences in one step.", metavar="N")] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Most tokens in one step.", metavar="N")] = None
     block_size: Annotated[int | None, _engine("Tokens per KV block.", metavar="N")] = None
+    kv_cache_dtype: Annotated[
+        str, _engine("auto is the dtype of the model; int8 halves the KV cache.", metavar="auto|int8")
+    ] = "auto"
     kv_cache_memory_bytes: Annotated[
         int | None,
         _engine("Size of the KV cache: 2G, 512M, ... Default: from what is free.", parser=parse_bytes, metavar="BYTES"),

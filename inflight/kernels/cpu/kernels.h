@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 
 struct AttentionStep {  // the rows of a step, as in attention/metadata.py
     int32_t num_rows;
@@ -23,7 +23,8 @@ struct HeadLayout {
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;              // a multiple of 16
-    int32_t dtype;
+    int32_t dtype;                 // of queries, keys and values
+    int32_t cache_dtype;           // the same, or kInt8: head_dim is at most 512
     int64_t block_stride;          // bytes from one block of the arena to the next
 };
 

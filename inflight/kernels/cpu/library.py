@@ -55,6 +55,7 @@ class HeadLayout(ctypes.Structure):
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
         ("dtype", c_int32),
+        ("cache_dtype", c_int32),
         ("block_stride", c_int64),
     )
 

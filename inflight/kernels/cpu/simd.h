@@ -134,6 +134,28 @@ static inline VecF round_to_integer(VecF v) {
 }
 static inline VecF times_power_of_2(VecF v, VecF exponent) { return _mm512_scalef_ps(v, exponent); }
 
+static inline VecU no_units() { return _mm512_setzero_si512(); }
+// Units of two int16 from units of two int8.
+static inline VecU widen_int8(const uint16_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// Of each unit of two int16, the sum of their products, added to an int32.
+static inline VecU dot_int16(VecU sums, VecU a, VecU b) { return _mm512_dpwssd_epi32(sums, a, b); }
+static inline VecF to_floats(VecU integers) { return _mm512_cvtepi32_ps(integers); }
+// Rounded to nearest, saturated.
+static inline void store_int16(int16_t* p, VecF v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
+}
+static inline void store_int8(int8_t* p, VecF v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+// x as `power`, an integer, and a rest in [-0.5, 0.5]; AVX2 takes x below -126 for -126.
+static inline VecF split_power(VecF x, VecF& power) {
+    const VecF rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    power = sub(x, rest);
+    return rest;
+}
+
 #else  // AVX2
 
 constexpr int kLanes = 8;
@@ -236,6 +258,29 @@ static inline VecF times_power_of_2(VecF v, VecF exponent) {
     return _mm256_mul_ps(v, _mm256_castsi256_ps(bits));
 }
 
+static inline VecU no_units() { return _mm256_setzero_si256(); }
+static inline VecU widen_int8(const uint16_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+static inline VecU dot_int16(VecU sums, VecU a, VecU b) { return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b)); }
+static inline VecF to_floats(VecU integers) { return _mm256_cvtepi32_ps(integers); }
+
+static inline __m128i to_int16(VecF v) {
+    const __m256i integers = _mm256_cvtps_epi32(v);
+    return _mm_packs_epi32(_mm256_castsi256_si128(integers), _mm256_extracti128_si256(integers, 1));
+}
+static inline void store_int16(int16_t* p, VecF v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_int16(v)); }
+static inline void store_int8(int8_t* p, VecF v) {
+    const __m128i words = to_int16(v);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+static inline VecF split_power(VecF x, VecF& power) {
+    const VecF clamped = max(splat(-126.0f), x);
+    power = round_to_integer(clamped);
+    return sub(clamped, power);
+}
+
 #endif
 
 // e^x to about 1 unit in the last place; below -87.3 it is at most 2^-126, above 88.3 it is about 2^127. NaN stays NaN.
@@ -253,4 +298,21 @@ static inline VecF exponential(VecF x) {
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, mul(r, r), add(r, splat(1.0f)));
     return times_power_of_2(p, n);
+}
+
+// 2^x for x <= 127, to about 2 units in the last place; 2^0 is 1. Below -126 it is at most 2^-126; NaN stays NaN.
+static inline VecF power_of_2(VecF x) {
+    VecF power;
+    const VecF r = split_power(x, power);
+    VecF p = fma(splat(1.32647e-3f), r, splat(9.67151e-3f));
+    p = fma(p, r, splat(5.550734e-2f));
+    p = fma(p, r, splat(2.4022242e-1f));
+    p = fma(p, r, splat(6.9314698e-1f));
+    return times_power_of_2(fma(p, r, splat(1.0f)), power);
+}
+
+static inline float power_of_2(float x) {
+    alignas(64) float lanes[kLanes];
+    store(lanes, power_of_2(splat(x)));
+    return lanes[0];
 }

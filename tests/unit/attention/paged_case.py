@@ -33,15 +33,18 @@ class Case:
     steps: tuple[tuple[int, ...], ...]
     seed: int
     dtype: torch.dtype = torch.float32
+    kv_cache_dtype: torch.dtype | None = None  # None: `dtype`
 
     @property
     def spec(self) -> KVCacheSpec:
+        dtype = self.kv_cache_dtype or self.dtype
         return KVCacheSpec(
             block_size=self.block_size,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            dtype=str(self.dtype).removeprefix("torch."),
-            itemsize=self.dtype.itemsize,
+            dtype=str(dtype).removeprefix("torch."),
+            itemsize=dtype.itemsize,
+            scale_bytes=0 if dtype.is_floating_point else 4,
             sliding_window=self.window,
         )
 
@@ -72,6 +75,7 @@ class World:
 
     def __init__(self, case: Case, backend: AttentionBackend) -> None:
         self.case, self.backend = case, backend
+        self.sees_what_was_written = True  # else the truth is of the keys and values before they were quantised
         self.random = np.random.default_rng(case.seed)
         self.generator = torch.Generator().manual_seed(case.seed)
         totals = np.sum(case.steps, axis=0)
@@ -139,6 +143,8 @@ class World:
     def _truth(self, query: torch.Tensor, inputs: AttentionInputs, layer: int) -> torch.Tensor:
         """Each sequence is one long block of the reference's caches."""
         caches = torch.stack([self.sequences[row][layer] for row in self.rows], dim=1)
+        if self.case.kv_cache_dtype == torch.int8 and self.sees_what_was_written:
+            caches = reference.quantised(caches.float()).double()  # in float32 as the kernel: halves are the same ones
         return reference.paged_attention(
             query,
             *caches,

@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
+from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.unit.attention.paged_case import Case, World, cases
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
+# what the arithmetic adds; an int8 cache takes queries and weights to 16 bits
+TOLERANCES = {
+    (torch.float32, None): 1e-5,
+    (torch.bfloat16, None): 4e-2,
+    (torch.float32, torch.int8): 5e-4,
+    (torch.bfloat16, torch.int8): 4e-2,
+}
+DTYPES = pytest.mark.parametrize(("dtype", "kv_cache_dtype"), TOLERANCES)
 
 
 @pytest.fixture(params=INSTRUCTION_SETS_HERE)
@@ -28,7 +36,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 def world(case: Case) -> World:
-    backend = get_backend("cpu", case.head_dim, case.block_size, case.dtype)
+    backend = get_backend("cpu", case.head_dim, case.block_size, case.dtype, case.kv_cache_dtype or case.dtype)
     assert isinstance(backend, CpuPagedBackend)
     return World(case, backend)
 
@@ -40,13 +48,14 @@ def kernel_cases(draw: st.DrawFn) -> Case:
         head_dim=draw(st.sampled_from([16, 48, 64, 80, 128])),
         block_size=draw(st.sampled_from([16, 32, 48, 256])),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        kv_cache_dtype=draw(st.sampled_from([None, torch.int8])),
     )
 
 
 @hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(case=kernel_cases())
 def test_equals_the_reference(instruction_set: str, case: Case) -> None:
-    assert world(case).run() < TOLERANCES[case.dtype]
+    assert world(case).run() < TOLERANCES[case.dtype, case.kv_cache_dtype]
 
 
 LONG = Case(
@@ -64,27 +73,65 @@ LONG = Case(
 
 @pytest.mark.parametrize("num_threads", [1, 8])
 @pytest.mark.parametrize("window", [None, 130, 1500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@DTYPES
 def test_contexts_of_several_splits(
-    instruction_set: str, dtype: torch.dtype, window: int | None, num_threads: int
+    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, window: int | None, num_threads: int
 ) -> None:
     """With eight threads the few long rows are shared, and merged."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        assert world(dataclasses.replace(LONG, dtype=dtype, window=window)).run() < TOLERANCES[dtype]
+        case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=window)
+        assert world(case).run() < TOLERANCES[dtype, kv_cache_dtype]
     finally:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
+    """Standard normal keys and values of 32 dimensions move by at most about 3 / 254 each."""
+    case = dataclasses.replace(LONG, kv_cache_dtype=torch.int8)
+    near = world(case)
+    near.sees_what_was_written = False
+    assert TOLERANCES[torch.float32, torch.int8] < near.run() < 3e-2
+
+
+@pytest.mark.parametrize("per_head", [1, 2, 8])
+@DTYPES
+def test_many_short_rows_and_heads_at_once(
+    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, per_head: int
+) -> None:
+    """Tiles of several heads; threads that take their next tile early."""
+    case = Case(
+        num_kv_heads=5,
+        per_head=per_head,
+        head_dim=64,
+        block_size=32,
+        window=None,
+        num_layers=2,
+        padding=64,
+        steps=((200,) * 12, (1,) * 12, (2, 1, 3) * 4),
+        seed=3,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    assert world(case).run() < TOLERANCES[dtype, kv_cache_dtype]
+
+
+def test_rows_of_zeros_in_int8(instruction_set: str) -> None:
+    zeros = world(dataclasses.replace(LONG, steps=((20, 3), (1, 1)), kv_cache_dtype=torch.int8))
+    for sequence in zeros.sequences:
+        sequence[:, :, 1::2] = 0
+    assert zeros.run() < TOLERANCES[torch.float32, torch.int8]
+
+
+@DTYPES
 @pytest.mark.parametrize("window", [None, 200])
 def test_a_row_is_the_same_bit_for_bit_in_any_company(
-    instruction_set: str, dtype: torch.dtype, window: int | None
+    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, window: int | None
 ) -> None:
     """Whole, in chunks, beside others, on one thread or eight."""
     total = 1300
-    case = dataclasses.replace(LONG, dtype=dtype, window=window, steps=((total,),))
+    case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=window, steps=((total,),))
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(total, 6, 32, generator=generator).to(dtype)
     keys, values = torch.randn(2, total, 2, 32, generator=generator).to(dtype)
@@ -123,13 +170,25 @@ def test_a_row_is_the_same_bit_for_bit_in_any_company(
 
 def test_what_it_does_not_support_goes_to_torch() -> None:
     for head_dim, block_size, dtype in ((24, 16, torch.float32), (64, 8, torch.float32), (64, 16, torch.float16)):
-        assert isinstance(get_backend("cpu", head_dim, block_size, dtype), TorchSdpaBackend)
+        assert isinstance(get_backend("cpu", head_dim, block_size, dtype, dtype), TorchSdpaBackend)
+
+
+@pytest.mark.parametrize(("head_dim", "block_size"), [(24, 16), (64, 8), (528, 16)])
+def test_int8_that_the_kernel_does_not_serve_is_refused(head_dim: int, block_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype='int8' needs.*here {head_dim}.*here {block_size}"):
+        get_backend("cpu", head_dim, block_size, torch.float32, torch.int8)
+
+
+def test_int8_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels"):
+        get_backend("cpu", 64, 16, torch.bfloat16, torch.int8)
 
 
 def test_the_view_aliases_its_layer_alone() -> None:
     spec = KVCacheSpec(block_size=16, num_kv_heads=2, head_dim=16, dtype="float32", itemsize=4)
     arena = torch.zeros(3, 2 * spec.block_bytes + 12, dtype=torch.uint8)
-    view = get_backend("cpu", 16, 16, torch.float32).kv_cache_view(arena, spec, 1)
+    view = get_backend("cpu", 16, 16, torch.float32, torch.float32).kv_cache_view(arena, spec, 1)
     assert view.dtype == torch.float32
     assert view[0].numel() * 4 == spec.block_bytes
     view.fill_(-1.0)

@@ -176,11 +176,12 @@ def test_the_fingerprint_tells_models_apart() -> None:
     prints = {
         resolved().model.fingerprint,
         resolved(dtype="float32").model.fingerprint,
+        resolved(kv_cache_dtype="int8").model.fingerprint,
         resolved(load_format="dummy").model.fingerprint,
         resolved(load_format="dummy", seed=1).model.fingerprint,
         resolved(replace(ARCHITECTURE, num_layers=3, sliding_windows=(None,) * 3)).model.fingerprint,
     }
-    assert len(prints) == 5
+    assert len(prints) == 6
     assert resolved(seed=1, max_num_seqs=3).model.fingerprint == resolved().model.fingerprint
 
 
@@ -191,3 +192,11 @@ def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= detect_machine("cpu").num_cores < 100000
     monkeypatch.setenv("OMP_NUM_THREADS", "garbage")
     assert detect_machine("cpu").num_cores >= 1
+
+
+def test_the_kv_cache_has_the_dtype_of_the_model_or_its_own() -> None:
+    config = resolved(kv_cache_dtype="int8")
+    assert (config.model.dtype, config.cache.dtype) == ("bfloat16", "int8")
+    assert resolved(dtype="float32").cache.dtype == "float32"
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is not one of auto, int8"):
+        resolved(kv_cache_dtype="fp8")

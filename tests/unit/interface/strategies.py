@@ -123,6 +123,7 @@ specs = st.builds(
     head_dim=ids,
     dtype=texts,
     itemsize=ids,
+    scale_bytes=ids,
     sliding_window=st.none() | ids,
 )
 kv_configs = st.builds(

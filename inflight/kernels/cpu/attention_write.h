@@ -1,0 +1,100 @@
+// Writing keys and values of a step into their groups of the cache (attention_cells.h).
+#pragma once
+
+#include "attention_cells.h"
+
+template <typename T>
+struct StepTensors {  // strides in elements, from one token to the next
+    const T* query;
+    int64_t query_stride;
+    const T* key;
+    int64_t key_stride;
+    const T* value;
+    int64_t value_stride;
+    T* out;
+};
+
+// Integers that are x but for a factor, which is returned: the largest becomes the largest of the type. `size`: a multiple of
+// 16. A row is quantised by itself, so it does not matter what else is in the step.
+template <typename T, typename Integer>
+inline float quantise(const T* x, Integer* integers, int size) {
+    constexpr float kTop = sizeof(Integer) == 1 ? 127.0f : 32767.0f;
+    VecF most = zero();
+    for (int i = 0; i < size; i += kLanes) {
+        const VecF values = load(x + i);
+        most = max(most, max(values, sub(zero(), values)));
+    }
+    const float top = largest(most);
+    const bool is_zero = !(top > 1e-30f);
+    const VecF inverse = splat(is_zero ? 0.0f : kTop / top);
+    for (int i = 0; i < size; i += kLanes) {
+        const VecF values = mul(load(x + i), inverse);
+        if constexpr (sizeof(Integer) == 1)
+            store_int8(integers + i, values);
+        else
+            store_int16(integers + i, values);
+    }
+    return is_zero ? 0.0f : top / kTop;
+}
+
+// Writes `count` tokens that begin at the `first`-th of a group.
+template <typename T, typename Cells>
+struct GroupWriter {
+    int head_dim, first, count;
+
+    void write(
+        char* key_group, const T* key, int64_t key_stride, char* value_group, const T* value, int64_t value_stride) const {
+        using Unit = typename Cells::Unit;
+        Unit* keys = reinterpret_cast<Unit*>(key_group) + first;
+        Unit* values = reinterpret_cast<Unit*>(value_group);
+        if constexpr (Cells::kScaled) {
+            for (int i = 0; i < count; i++) {
+                alignas(64) int8_t row[kMostHeadDim];
+                Cells::scales(key_group, head_dim)[first + i] = quantise(key + i * key_stride, row, head_dim);
+                write_key(keys + i, reinterpret_cast<const Unit*>(row));
+                Cells::scales(value_group, head_dim)[first + i] = quantise(value + i * value_stride, row, head_dim);
+                write_value(values + (first + i) / 2 * head_dim, row, (first + i) % 2);
+            }
+        } else {
+            for (int i = 0; i < count; i++)
+                write_key(keys + i, reinterpret_cast<const Unit*>(key + i * key_stride));
+            write_values(values, value, value_stride);
+        }
+    }
+
+  private:
+    template <typename Unit>
+    void write_key(Unit* to, const Unit* from) const {
+        for (int unit = 0; unit < head_dim / Cells::kPerUnit; unit++) to[unit * kGroupKeys] = from[unit];
+    }
+
+    void write_value(uint16_t* to, const int8_t* from, int half) const {
+        for (int d = 0; d < head_dim; d++) {
+            const uint16_t byte = static_cast<uint8_t>(from[d]);
+            to[d] = half == 0 ? byte : static_cast<uint16_t>((to[d] & 0xff) | (byte << 8));
+        }
+    }
+
+    void write_values(uint32_t* values, const T* from, int64_t stride) const {
+        if constexpr (Cells::kPerUnit == 1) {
+            for (int i = 0; i < count; i++)
+                std::memcpy(values + (first + i) * head_dim, from + i * stride, head_dim * sizeof(T));
+        } else {
+            for (int i = 0; i < count;) {
+                uint32_t* to = values + (first + i) / 2 * head_dim;
+                const T* a = from + i * stride;
+                if ((first + i) % 2 == 1) {
+                    for (int d = 0; d < head_dim; d += kLanes)
+                        store_units(to + d, replace_second(load_units(to + d), a + d));
+                    i++;
+                    continue;
+                }
+                const bool is_pair = i + 1 < count;  // else the next one's place, in the same unit, is zero until it comes
+                const T* b = from + (i + 1) * stride;
+                alignas(64) static const T nothing[kLanes] = {};
+                for (int d = 0; d < head_dim; d += kLanes) store_units(to + d, pair_up(a + d, is_pair ? b + d : nothing));
+                i += 2;
+            }
+        }
+    }
+};
