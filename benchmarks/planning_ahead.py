@@ -9,15 +9,30 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
+from collections.abc import Sequence
+from functools import partial
 
+from benchmarks.in_turns import compare_in_turns
 from benchmarks.models import add_model_arguments, model_folder
-from benchmarks.report import emit, print_table
+from benchmarks.report import print_table
 from inflight import LLM, SamplingParams
 
 PROMPT_TOKENS = 32
 OUTPUT_TOKENS = {1: 32, 8: 32, 64: 16}  # by batch
+
+
+def measure(
+    engine: LLM, prompts: list[Sequence[int]], num_tokens: int, drawn: set[tuple[tuple[int, ...], ...]]
+) -> float:
+    """Tokens per second; what is drawn is added to `drawn`."""
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    start = time.perf_counter()
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    speed = len(prompts) * num_tokens / (time.perf_counter() - start)
+    drawn.add(tuple(tuple(output.outputs[0].token_ids) for output in outputs))
+    assert len(drawn) == 1, "planning ahead changed a token"
+    return speed
 
 
 def main() -> None:
@@ -26,8 +41,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", choices=OUTPUT_TOKENS, default=list(OUTPUT_TOKENS))
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    engines = {
-        depth: LLM(
+    engines = [
+        LLM(
             str(model_folder(options.model, options.models)),
             async_scheduling=depth == 2,
             enable_prefix_caching=False,
@@ -36,27 +51,15 @@ def main() -> None:
             skip_tokenizer_init=True,
         )
         for depth in (1, 2)
-    }
+    ]
     rng = random.Random(0)
     rows = []
     for batch in options.batch:
-        num_tokens = OUTPUT_TOKENS[batch]
-        prompts = [[rng.randrange(3, 1500) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        speeds: dict[int, list[float]] = {1: [], 2: []}
-        for index in range(options.rounds + 1):  # the first is a warm-up
-            tokens = []
-            for depth in (1, 2) if index % 2 else (2, 1):
-                start = time.perf_counter()
-                outputs = engines[depth].generate(prompts, params, use_tqdm=False)
-                if index:
-                    speeds[depth].append(batch * num_tokens / (time.perf_counter() - start))
-                tokens.append([output.outputs[0].token_ids for output in outputs])
-            assert tokens[0] == tokens[1], "planning ahead changed a token"
-        one, two = (statistics.median(speeds[depth]) for depth in (1, 2))
-        emit(benchmark="planning_ahead", batch=batch, depth_1=round(one, 1), depth_2=round(two, 1))
-        rows.append([str(batch), f"{one:.1f}", f"{two:.1f}", f"{two / one:.2f}"])
-    for engine in engines.values():
+        prompts: list[Sequence[int]] = [[rng.randrange(3, 1500) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+        drawn: set[tuple[tuple[int, ...], ...]] = set()
+        sides = [partial(measure, engine, prompts, OUTPUT_TOKENS[batch], drawn) for engine in engines]
+        rows.append(compare_in_turns("planning_ahead", str(batch), sides[0], sides[1], options.rounds))
+    for engine in engines:
         engine.close()
     print_table(["batch", "depth 1, tokens/s", "depth 2", "ratio"], rows)
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from inflight.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct
 
@@ -29,10 +30,10 @@ def held_out_samples(kind: str, count: int) -> list[Sample]:
     return list(samples.values())
 
 
-def with_engine(model: Path) -> Generate:
+def with_engine(model: Path, **engine_args: Any) -> Generate:  # Any: as `LLM` takes them
     from inflight import LLM, SamplingParams  # not needed for --with transformers
 
-    llm = LLM(model=str(model))
+    llm = LLM(model=str(model), **engine_args)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 
     def generate(samples: Sequence[Sample]) -> list[str]:
@@ -78,17 +79,20 @@ def with_transformers(model: Path) -> Generate:
     return generate
 
 
-BACKENDS = {"inflight": with_engine, "transformers": with_transformers}
+BACKENDS: dict[str, Callable[..., Generate]] = {"inflight": with_engine, "transformers": with_transformers}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Greedy accuracy of the embedded model on held-out prompts.")
     parser.add_argument("--model", type=Path, default=SHIPPED_MODEL)
     parser.add_argument("--with", dest="backend", choices=sorted(BACKENDS), default="inflight")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help='JSON, as {"quantization": "int8"}')
     parser.add_argument("--count", type=int, default=200, help="held-out prompts of each kind")
     parser.add_argument("--show-errors", type=int, default=0, help="wrong answers to print for each kind")
     options = parser.parse_args()
-    generate = BACKENDS[options.backend](options.model)
+    if options.engine_args and options.backend != "inflight":
+        parser.error("--engine-args are the engine's; transformers takes none")
+    generate = BACKENDS[options.backend](options.model, **options.engine_args)
     accuracies = {}
     print(f"{'kind':<12} {'correct':>9} {'accuracy':>9}")
     for kind in (*KINDS, MULTI_TURN):

@@ -1,0 +1,1 @@
+"""Inflight beside other engines, in turns: `python -m benchmarks.compare`."""

@@ -1,0 +1,67 @@
+"""A Llama or Qwen3 folder -> GGUF; it runs in the environment of llama.cpp.
+
+    python -m benchmarks.compare.convert_gguf FOLDER TYPE FILE
+
+TYPE is bf16, q8_0 or q4_0, of all matrices; norms stay float32. The file has no tokenizer: it is asked for token ids only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FILE_TYPES = {"bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0", "q4_0": "MOSTLY_Q4_0"}
+
+
+def interleave_halves(weight: Any, num_heads: int) -> Any:  # Any: numpy arrays [num_heads * head_dim, ...]
+    """Rows of a query or key projection of Llama: llama.cpp rotates neighbours where Hugging Face rotates the two halves."""
+    return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def convert(folder: Path, quantization: str, path: Path) -> None:
+    import gguf
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architecture = config["model_type"]
+    head_counts = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(head_counts["q_proj"])
+    writer.add_head_count_kv(head_counts["k_proj"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base((config.get("rope_parameters") or config)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[quantization]])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    matrix_type = gguf.GGMLQuantizationType[quantization.upper()]
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            array = tensor.float().numpy()
+            target = names.get_name(name, try_suffixes=(".weight",))
+            if target is None:
+                raise SystemExit(f"GGUF has no name for {name}")
+            projection = name.split(".")[-2]
+            if architecture == "llama" and projection in head_counts:
+                array = interleave_halves(array, head_counts[projection])
+            if array.ndim == 1:
+                writer.add_tensor(target, array)
+            else:
+                writer.add_tensor(target, gguf.quants.quantize(array, matrix_type), raw_dtype=matrix_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
