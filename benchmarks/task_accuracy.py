@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from benchmarks.formats import FORMATS
 from benchmarks.report import emit, print_table, verdict
-from inflight.demo.evaluate import SHIPPED_MODEL, held_out_samples, with_engine
+from inflight import LLM
+from inflight.demo.evaluate import SHIPPED_MODEL, answers_of, held_out_samples
 from inflight.demo.tasks import KINDS, MULTI_TURN, is_correct
 
 BASE = "bf16"
+KV_BYTES = 256 << 20
 Answers = dict[str, list[bool]]  # kind -> whether each of its samples was answered right
 
 
@@ -38,25 +40,28 @@ class Loss:
         return f"{self.points:+.2f} +- {self.error:.2f}"
 
 
-def answers_of(name: str, count: int) -> Answers:
-    generate = with_engine(SHIPPED_MODEL, dtype="bfloat16", **FORMATS[name].engine_args)
+def is_right(name: str, count: int) -> Answers:
+    """`count` prompts of each kind, answered by an engine in format `name`."""
+    arguments = {"dtype": "bfloat16", "kv_cache_memory_bytes": KV_BYTES, **FORMATS[name].engine_args}
     found = {}
-    for kind in (*KINDS, MULTI_TURN):
-        samples = held_out_samples(kind, count)
-        found[kind] = [is_correct(sample, text) for sample, text in zip(samples, generate(samples), strict=True)]
+    with LLM(str(SHIPPED_MODEL), **arguments) as llm:
+        for kind in (*KINDS, MULTI_TURN):
+            samples = held_out_samples(kind, count)
+            texts = answers_of(llm, samples)
+            found[kind] = [is_correct(sample, text) for sample, text in zip(samples, texts, strict=True)]
     return found
 
 
 def print_task_accuracy(names: Sequence[str], count: int) -> bool:
     """`count` prompts of each kind. Whether every format keeps to its bar."""
-    base = answers_of(BASE, count)
+    base = is_right(BASE, count)
     everything = [answer for answers in base.values() for answer in answers]
     rows = [[BASE, *(percent(answers) for answers in base.values()), percent(everything), "", ""]]
     is_met = True
     for name in names:
         if name == BASE:
             continue
-        found = answers_of(name, count)
+        found = is_right(name, count)
         answers = [answer for each in found.values() for answer in each]
         loss, bar = Loss.of(everything, answers), FORMATS[name].max_points_lost
         is_met &= loss.points <= bar

@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inflight.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct
+
+if TYPE_CHECKING:
+    from inflight import LLM
 
 SHIPPED_MODEL = Path(__file__).parent / "model"
 MAX_TOKENS = 512
@@ -31,26 +35,25 @@ def held_out_samples(kind: str, count: int) -> list[Sample]:
 
 
 def with_engine(model: Path, **engine_args: Any) -> Generate:  # Any: as `LLM` takes them
-    from inflight import LLM, SamplingParams  # not needed for --with transformers
+    from inflight import LLM  # not needed for --with transformers
 
-    llm = LLM(model=str(model), **engine_args)
+    return partial(answers_of, LLM(model=str(model), **engine_args))
+
+
+def answers_of(llm: LLM, samples: Sequence[Sample]) -> list[str]:
+    from inflight import SamplingParams  # as above
+
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-
-    def generate(samples: Sequence[Sample]) -> list[str]:
-        texts: dict[int, str] = {}
-        by_tools: dict[str, list[int]] = {}  # one batch for all samples that offer the same tools
-        for index, sample in enumerate(samples):
-            by_tools.setdefault(json.dumps(sample.tools), []).append(index)
-        for indices in by_tools.values():
-            conversations = [list(samples[index].messages) for index in indices]
-            tools = list(samples[indices[0]].tools) or None
-            for index, output in zip(
-                indices, llm.chat(conversations, params, tools=tools, use_tqdm=False), strict=True
-            ):
-                texts[index] = output.outputs[0].text
-        return [texts[index] for index in range(len(samples))]
-
-    return generate
+    texts: dict[int, str] = {}
+    by_tools: dict[str, list[int]] = {}  # one batch for all samples that offer the same tools
+    for index, sample in enumerate(samples):
+        by_tools.setdefault(json.dumps(sample.tools), []).append(index)
+    for indices in by_tools.values():
+        conversations = [list(samples[index].messages) for index in indices]
+        tools = list(samples[indices[0]].tools) or None
+        for index, output in zip(indices, llm.chat(conversations, params, tools=tools, use_tqdm=False), strict=True):
+            texts[index] = output.outputs[0].text
+    return [texts[index] for index in range(len(samples))]
 
 
 def with_transformers(model: Path) -> Generate:
