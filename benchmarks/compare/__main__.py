@@ -90,11 +90,11 @@ class Comparison:
         return speeds
 
     def _start(self, engine: Engine) -> EngineProcess:
-        folder = engine.convert(self.folder)
-        read_into_page_cache(self.folder)
+        model = engine.convert(self.folder)
+        read_into_page_cache(model)
         engine_args = json.loads(self._args.engine_args) if engine.name == OURS else {}
         settings = Settings(
-            folder=str(folder.resolve()),
+            folder=str(model.resolve()),
             weight_format=engine.weight_format,
             engine_args=engine_args,
             **self._settings,
