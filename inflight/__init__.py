@@ -1,11 +1,13 @@
 """Inflight: a small, asynchronous LLM inference and serving engine.
 
-The public API is imported lazily (PEP 562): `import inflight` loads neither torch nor any other heavy package.
+The public API is imported lazily (PEP 562): `import inflight` loads neither torch nor any other heavy package. It sets one
+environment variable, GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set: see docs/cpu-kernels.md.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
+
+# How long (2000: 50 us) an idle compute thread watches for the next parallel region before it sleeps. libgomp's own 300,000 are
+# 8 ms, in which a core is taken from whoever has work. It reads this when it is loaded, which torch does.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _HOME = {
     "LLM": "inflight.entrypoints.llm",

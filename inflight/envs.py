@@ -101,6 +101,11 @@ def cpu_kernels() -> str:
     return os.environ.get("INFLIGHT_CPU_KERNELS", "auto")
 
 
+def cpu_threads_bind() -> str:
+    """`INFLIGHT_CPU_THREADS_BIND`: `cpu_threads_bind` of engines that are given none; "auto" by default."""
+    return os.environ.get("INFLIGHT_CPU_THREADS_BIND") or "auto"
+
+
 def require_kernels() -> bool:
     """`INFLIGHT_REQUIRE_KERNELS=1`: it is an error if the C++ kernels cannot be used (or, in an install, not be built)."""
     return os.environ.get("INFLIGHT_REQUIRE_KERNELS") == "1"

@@ -111,10 +111,12 @@ class StructuredOutputsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU."""
+    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU, and `threads_bind` says which cores its
+    threads are bound to, see `cpu_binding`."""
 
     kind: str
     num_threads: int
+    threads_bind: str
 
 
 @dataclass(frozen=True, kw_only=True)

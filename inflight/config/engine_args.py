@@ -80,6 +80,8 @@ class EngineArgs:
         master_addr: the address of node 0 that the other nodes connect to.
         master_port: its port.
         num_threads: compute threads of a rank on a CPU; None splits the cores among the ranks of a node.
+        cpu_threads_bind: the cores of these threads, one each: "0-3,8", with "|" between the lists of several ranks of a node;
+            "off" lets the kernel place them, "auto" binds them if they fill the cores. None is INFLIGHT_CPU_THREADS_BIND.
     """
 
     model: str | None = None
@@ -117,6 +119,7 @@ class EngineArgs:
     master_port: int = 29501
     device: str = "auto"
     num_threads: int | None = None
+    cpu_threads_bind: str | None = None
 
     @classmethod
     def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below
@@ -148,10 +151,9 @@ class EngineArgs:
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization={share!r} is not in (0, 1]")
-        if not isinstance(self.pipeline_layer_partition, str | None):
-            raise ConfigError(
-                f"pipeline_layer_partition={self.pipeline_layer_partition!r} is not a text like '8,8,6,6'"
-            )
+        for name, example in (("pipeline_layer_partition", "8,8,6,6"), ("cpu_threads_bind", "0-3,8")):
+            if not isinstance(getattr(self, name), str | None):
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not a text like {example!r}")
         if not isinstance(self.reasoning_end, str):
             raise ConfigError(f"reasoning_end={self.reasoning_end!r} is not a text like '</think>'")
         if self.node_rank != 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
+from inflight.config.cpu_binding import AUTO, OFF, cores_of_rank, parse_core_lists
 from inflight.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -37,6 +38,8 @@ class Machine:
     device: str
     num_cores: int
     dtypes: tuple[str, ...]  # those its arithmetic supports
+    usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
+    threads_bind: str = AUTO  # what the environment says, see `cpu_binding`
 
 
 def resolve(
@@ -79,10 +82,7 @@ def resolve(
         ),
         scheduler=_resolve_scheduler(args, max_model_len),
         parallel=parallel,
-        device=DeviceConfig(
-            kind=machine.device,
-            num_threads=args.num_threads or max(1, machine.num_cores // parallel.num_local_ranks),
-        ),
+        device=_resolve_device(args, parallel.num_local_ranks, machine),
         structured_outputs=StructuredOutputsConfig(
             backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end
         ),
@@ -165,6 +165,23 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         master_addr=args.master_addr,
         master_port=args.master_port,
     )
+
+
+def _resolve_device(args: EngineArgs, num_local_ranks: int, machine: Machine) -> DeviceConfig:
+    threads_bind = args.cpu_threads_bind or machine.threads_bind
+    num_threads = args.num_threads or max(1, machine.num_cores // num_local_ranks)
+    if threads_bind not in (AUTO, OFF):
+        lists = parse_core_lists(threads_bind, num_local_ranks)
+        num_threads = args.num_threads or len(lists[0])
+        for rank in range(num_local_ranks):  # of this node; a rank of another one finds out for itself
+            cores_of_rank(
+                threads_bind,
+                usable=machine.usable_cores,
+                num_threads=num_threads,
+                local_rank=rank,
+                num_local_ranks=num_local_ranks,
+            )
+    return DeviceConfig(kind=machine.device, num_threads=num_threads, threads_bind=threads_bind)
 
 
 def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:

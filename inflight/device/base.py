@@ -20,8 +20,8 @@ ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 class Device(ABC):
     """One rank's device. The worker owns it and closes it.
 
-    Work reaches the device in two ways that must not run at once: a caller either runs it on its own thread, or hands
-    it to `submit` and touches what it works on again when the future is done.
+    Work reaches the device through `submit`, loading and profiling too: on a CPU only the thread that runs stages has a thread
+    pool. The caller touches what a stage works on again when its future is done.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Device(ABC):
 
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        """Run `work` here and now; the bytes in use at its highest point, above those in use before it."""
+        """Run `work` here and now, in a stage; the bytes in use at its highest point, above those in use before it."""
 
     @abstractmethod
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Device(ABC):
 
     @abstractmethod
     def set_num_threads(self, num_threads: int) -> None:
-        """The size of the compute thread pool, for the calling thread and for submitted stages that follow."""
+        """The size of the pool that stages compute with, from the next one on. The calling thread is left as it is."""
 
     @abstractmethod
     def synchronize(self) -> None:

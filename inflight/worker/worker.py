@@ -1,6 +1,7 @@
 """`Worker`: one rank. It owns the device, the model, the runner and the connections to other ranks.
 
-The executor calls it from one thread. A step is prepared there and then handed to the device's compute thread:
+The executor calls it from one thread. Whatever computes, loading too, runs in the device's compute thread. A step is prepared in
+the calling thread, and then handed over:
 
     calling thread   | prepare N | prepare N+1 |              | prepare N+2 |
     compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
@@ -12,18 +13,20 @@ is `StageOrder`'s to say. What is drawn goes to the drain thread, which copies i
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch.profiler import record_function
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
+from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import pipeline_stage
 from inflight.device.selector import get_device
@@ -31,9 +34,12 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import LoneWorld, World
+from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.cpu.threads import bind_threads
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event, Timeline
@@ -42,6 +48,8 @@ from inflight.worker.model_runner import ModelRunner
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
 from inflight.worker.stage_order import StagedStep, StageOrder
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -71,7 +79,7 @@ class Worker(WorkerBase):
         self.rank = rank
         self._timeline = Timeline()
         self._device = get_device(config.device.kind)
-        self._device.set_num_threads(config.device.num_threads)
+        self._start_threads()
         self._free_bytes_before_loading = self._device.available_memory_bytes()
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: ModelRunner | None = None
@@ -99,10 +107,12 @@ class Worker(WorkerBase):
         assert self._runner is not None, "load_model comes first"
         return self._runner
 
-    @torch.inference_mode()
     def load_model(self) -> None:
-        if self._runner is not None:
-            return
+        if self._runner is None:
+            self._device.submit(self._load_model).result()
+
+    @torch.inference_mode()
+    def _load_model(self) -> None:
         model_config = self._config.model
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         head_dim, cache = model_config.architecture.head_dim, self._config.cache
@@ -123,28 +133,31 @@ class Worker(WorkerBase):
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return self.runner.kv_cache_specs()
 
-    @torch.inference_mode()
     def determine_available_memory(self) -> int:
         """The share of the memory free at the start that the engine may use, less the weights and a step's peak.
 
         Ranks on a CPU share its memory: what is free, and what the weights of all have taken, is divided among them.
         """
         if self._available_bytes is None:
-            budget = int(self._free_bytes_before_loading * self._config.cache.memory_utilization)
-            weights = self._free_bytes_before_loading - self._device.available_memory_bytes()
-            with self._leaving_on_error():
-                peak = self._device.measure_peak_bytes(self.runner.profile_run)
-            self._available_bytes = (budget - max(0, weights)) // self._config.parallel.num_local_ranks - peak
+            self._available_bytes = self._compute(self._measure_available_memory)
         return self._available_bytes
 
     @torch.inference_mode()
+    def _measure_available_memory(self) -> int:
+        budget = int(self._free_bytes_before_loading * self._config.cache.memory_utilization)
+        weights = self._free_bytes_before_loading - self._device.available_memory_bytes()
+        peak = self._device.measure_peak_bytes(self.runner.profile_run)
+        return (budget - max(0, weights)) // self._config.parallel.num_local_ranks - peak
+
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        if kv_cache_config == self._kv_cache_config:
-            return
-        with self._leaving_on_error():
-            self.runner.initialize(kv_cache_config)
-            self._kv_cache_config = kv_cache_config
-            self.runner.dummy_run(1)  # warm up: the first call of each kernel is slow
+        if kv_cache_config != self._kv_cache_config:
+            self._compute(partial(self._initialize, kv_cache_config))
+
+    @torch.inference_mode()
+    def _initialize(self, kv_cache_config: KVCacheConfig) -> None:
+        self.runner.initialize(kv_cache_config)
+        self._kv_cache_config = kv_cache_config
+        self.runner.dummy_run(1)  # warm up: the first call of each kernel is slow
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -198,10 +211,8 @@ class Worker(WorkerBase):
             finish = partial(_raise, error)
         self._device.drain(partial(_settle, step.future, finish))
 
-    @torch.inference_mode()
     def execute_dummy_batch(self) -> None:
-        with self._leaving_on_error():
-            self.runner.dummy_run(1)
+        self._compute(partial(torch.inference_mode()(self.runner.dummy_run), 1))
 
     def step_failed(self) -> None:
         self._world.close("a step failed on it")
@@ -231,6 +242,24 @@ class Worker(WorkerBase):
         self._profiler.close()
         self._runner = None
 
+    def _start_threads(self) -> None:
+        device, parallel = self._config.device, self._config.parallel
+        self._device.set_num_threads(device.num_threads)
+        cores = cores_of_rank(
+            device.threads_bind,
+            usable=sorted(os.sched_getaffinity(0)),
+            num_threads=device.num_threads,
+            local_rank=self.rank % parallel.num_local_ranks,
+            num_local_ranks=parallel.num_local_ranks,
+        )
+        kernels = load_kernels()
+        if cores is not None and kernels is not None:
+            self._device.submit(partial(bind_threads, kernels, cores)).result()
+        elif cores is not None and device.threads_bind != AUTO:
+            raise ConfigError(
+                f"cpu_threads_bind={device.threads_bind!r} needs the C++ kernels, which are not here; set it to 'off'"
+            )
+
     def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
         layout = self._config.parallel.layout
         if isinstance(rendezvous, ThreadWorlds):
@@ -246,11 +275,10 @@ class Worker(WorkerBase):
             self._config.model, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
         )
 
-    @contextmanager
-    def _leaving_on_error(self) -> Iterator[None]:
-        """Peers must not wait in a collective for a rank that has failed before it."""
+    def _compute(self, stage: Callable[[], T]) -> T:
+        """Run `stage` in the compute thread, to its end. Peers must not wait in a collective for a rank that fails before it."""
         try:
-            yield
+            return self._device.submit(stage).result()
         except BaseException:
             self._world.close("it failed")
             raise

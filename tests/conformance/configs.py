@@ -65,7 +65,7 @@ def engine_config(
             pipeline_layer_partition=(1,) * pipeline_parallel_size,
             distributed_executor_backend=backend,
         ),
-        device=DeviceConfig(kind="cpu", num_threads=1),
+        device=DeviceConfig(kind="cpu", num_threads=1, threads_bind="off"),
         structured_outputs=StructuredOutputsConfig(backend="llguidance", reasoning_end=""),
         speculative=None,
         execute_model_timeout_seconds=budget,

@@ -133,6 +133,10 @@ class EngineOptions:
         int | None,
         _engine("Compute threads of a rank on a CPU. Default: the cores, split among the ranks.", metavar="N"),
     ] = None
+    cpu_threads_bind: Annotated[
+        str | None,
+        _engine("Cores of these threads: 0-3,8. Default: INFLIGHT_CPU_THREADS_BIND, or auto.", metavar="auto|off|CORES"),
+    ] = None
     tensor_parallel_size: TensorParallelSize = 1
     pipeline_parallel_size: PipelineParallelSize = 1
     pipeline_layer_partition: Annotated[

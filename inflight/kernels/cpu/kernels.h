@@ -34,6 +34,10 @@ extern "C" {
 
 INFLIGHT_EXPORT const char* inflight_source_hash();
 
+// Binds thread i of the caller's pool, which is made as large as that, to cores[i]; the caller is thread 0. Returns 0, or the errno
+// of what failed; threads may then be bound or not.
+INFLIGHT_EXPORT int32_t inflight_bind_threads(const int32_t* cores, int32_t num_threads);
+
 // out = x / sqrt(mean(x^2) + eps) * weight, in float until the end. With `delta`, x += delta comes first, rounded to x's type.
 INFLIGHT_EXPORT void inflight_rms_norm(
     void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight, void* out, int64_t num_rows,

@@ -62,6 +62,7 @@ class HeadLayout(ctypes.Structure):
 
 _ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
 _SIGNATURES = {
+    "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_silu_and_mul": [*_ROWS, c_void_p, c_int64, c_int64, c_int32],
@@ -130,7 +131,7 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
     _check_sources(library, path)
     for function, argument_types in _SIGNATURES.items():
         getattr(library, function).argtypes = argument_types
-        getattr(library, function).restype = None
+        getattr(library, function).restype = c_int32 if function == "inflight_bind_threads" else None
     return library
 
 

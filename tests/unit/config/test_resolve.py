@@ -156,6 +156,19 @@ def test_the_ranks_of_a_node_share_its_cores() -> None:
     assert resolved(tensor_parallel_size=2, num_threads=5).device.num_threads == 5
 
 
+def test_bound_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "MACHINE", replace(MACHINE, usable_cores=(0, 1, 4, 5), threads_bind="1,4"))
+    assert (resolved().device.threads_bind, resolved().device.num_threads) == ("1,4", 2)
+    given = resolved(cpu_threads_bind="0,1|4-5", tensor_parallel_size=2).device
+    assert (given.threads_bind, given.num_threads) == ("0,1|4-5", 2)
+    assert resolved(cpu_threads_bind="off").device.num_threads == 6
+    for bad, message in (("0-2", "core 2, where"), ("nobind", "neither"), (3, "not a text")):
+        with pytest.raises(ConfigError, match=message):
+            resolved(cpu_threads_bind=bad)
+    with pytest.raises(ConfigError, match="make them equal"):
+        resolved(num_threads=3)
+
+
 def test_ranks_are_split_evenly_over_nodes() -> None:
     assert [list(ranks_of_node(6, 3, node)) for node in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert resolved(tensor_parallel_size=2, nnodes=2, master_port=5).parallel.nnodes == 2

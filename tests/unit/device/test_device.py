@@ -108,15 +108,16 @@ def test_stages_have_a_thread_of_their_own(cpu: CpuDevice) -> None:
     assert threading.get_ident() not in names
 
 
-def test_threads_are_set_for_callers_and_stages(cpu: CpuDevice) -> None:
+def test_only_stages_have_a_pool(cpu: CpuDevice) -> None:
     before = torch.get_num_threads()
     try:
-        for num_threads in (2, 1):
+        for num_threads in (2, 1, 3):
             cpu.set_num_threads(num_threads)
-            assert torch.get_num_threads() == num_threads
             assert cpu.submit(torch.get_num_threads).result() == num_threads
+            assert cpu.drain(torch.get_num_threads).result() == 1
+            assert torch.get_num_threads() == before, "the calling thread's is its own"
     finally:
-        cpu.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def test_an_arena_takes_memory_when_touched_and_gives_it_back(cpu: CpuDevice) -> None:

@@ -1,0 +1,84 @@
+"""Which cores the compute threads of a rank are bound to: what `cpu_threads_bind` means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from inflight.errors import ConfigError
+
+AUTO, OFF = "auto", "off"
+_MAX_CORE = 2**15
+
+
+def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
+    """ "0-3,8|4-7,9": the cores of each of `num_ranks` ranks of a node. A single list is split among them, in order.
+
+    Raises:
+        ConfigError: it is no such text, names a core twice, or does not give every rank as many.
+    """
+    lists = [_parse_cores(setting, text) for text in setting.split("|")]
+    if len(lists) == 1 and len(lists[0]) % num_ranks == 0:
+        size = len(lists[0]) // num_ranks
+        lists = [lists[0][rank * size : (rank + 1) * size] for rank in range(num_ranks)]
+    if len(lists) != num_ranks or len({len(cores) for cores in lists}) > 1:
+        raise ConfigError(
+            f"cpu_threads_bind={setting!r} does not give each of the {num_ranks} ranks of a node equally many cores; "
+            "separate their lists by '|', or leave it to 'auto'"
+        )
+    cores = [core for found in lists for core in found]
+    if len(set(cores)) < len(cores):
+        raise ConfigError(f"cpu_threads_bind={setting!r} names a core twice: each compute thread has one of its own")
+    return lists
+
+
+def cores_of_rank(
+    setting: str, *, usable: Sequence[int], num_threads: int, local_rank: int, num_local_ranks: int
+) -> tuple[int, ...] | None:
+    """The core of each of the rank's `num_threads` threads; None where the kernel is to place them.
+
+    "auto" binds if the ranks of the node fill the cores that they may use; with fewer threads than that, others are meant to run
+    beside them, and the kernel knows better where there is room.
+
+    Args:
+        setting: "auto", "off" or what `parse_core_lists` takes.
+        usable: the cores that this process may run on, ascending.
+
+    Raises:
+        ConfigError: a core is not usable, or there are not as many as threads.
+    """
+    if setting == OFF:
+        return None
+    if setting == AUTO:
+        if len(usable) == 1 or len(usable) // num_local_ranks != num_threads:
+            return None
+        return tuple(usable[local_rank * num_threads : (local_rank + 1) * num_threads])
+    cores = parse_core_lists(setting, num_local_ranks)[local_rank]
+    if len(cores) != num_threads:
+        raise ConfigError(
+            f"cpu_threads_bind={setting!r} has {len(cores)} cores for the num_threads={num_threads} of a rank; "
+            "leave num_threads out, or make them equal"
+        )
+    if missing := [core for core in cores if core not in usable]:
+        raise ConfigError(
+            f"cpu_threads_bind={setting!r} names {_list(missing)}, where this process may not run; it may on {_list(usable)}"
+        )
+    return cores
+
+
+def _parse_cores(setting: str, text: str) -> tuple[int, ...]:
+    cores: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", item.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not first <= last < _MAX_CORE:
+            raise ConfigError(
+                f"cpu_threads_bind={setting!r} is neither 'auto' nor 'off' nor a list of cores like '0-3,8', "
+                "with '|' between the lists of several ranks"
+            )
+        cores += range(first, last + 1)
+    return tuple(cores)
+
+
+def _list(cores: Sequence[int]) -> str:
+    return f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}"

@@ -1,0 +1,90 @@
+"""Compute threads: one pool, each thread on its core, none of them busy while there is nothing to compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.model_zoo import FAMILY_CONFIGS, write_model
+
+needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
+needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only")
+
+PROGRAM = """
+import json, os, sys, threading, time
+from inflight import LLM, SamplingParams
+
+folder, cores, arguments = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+os.sched_setaffinity(0, cores)  # as taskset does
+import torch  # what it starts itself is there before
+
+def tasks():
+    return {int(task) for task in os.listdir("/proc/self/task")}
+
+before = tasks()
+with LLM(folder, skip_tokenizer_init=True, max_model_len=512, kv_cache_memory_bytes=1 << 24, **arguments) as llm:
+    params = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=2, temperature=0.7)
+    llm.generate([[5] * 300, [7] * 40], params, use_tqdm=False)
+    time.sleep(0.05)
+    start = time.process_time()
+    time.sleep(1.0)
+    of_python = {thread.native_id for thread in threading.enumerate()} - before
+    pool = tasks() - before - of_python
+    print(json.dumps({
+        "idle": time.process_time() - start,
+        "pool": sorted(sorted(os.sched_getaffinity(task)) for task in pool),
+        "python": sorted(sorted(os.sched_getaffinity(task)) for task in of_python),
+        "main": sorted(os.sched_getaffinity(0)),
+    }))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(FAMILY_CONFIGS["llama"][0], tmp_path_factory.mktemp("threads") / "model", seed=0)
+
+
+def run(folder: Path, cores: list[int], **arguments: object) -> dict[str, list[list[int]]]:
+    """What the threads of a process with an engine look like after it has served, and become idle."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "INFLIGHT_CPU"))}
+    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(cores), json.dumps(arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[list[int]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@needs_kernels
+@needs_two_cores
+def test_one_pool_bound_and_idle(folder: Path) -> None:
+    first, second = cores = sorted(os.sched_getaffinity(0))[:2]
+    found = run(folder, cores)
+    assert found["pool"] == [[second]], "one thread beside the compute thread, on its core"
+    assert found["python"] == [cores] * len(found["python"]) and found["main"] == cores
+    assert found["idle"] < 0.02, "CPU seconds in a second"  # type: ignore[operator]
+
+
+@pytest.mark.full
+@needs_kernels
+@needs_two_cores
+def test_the_cores_are_chosen(folder: Path) -> None:
+    first, second = cores = sorted(os.sched_getaffinity(0))[:2]
+    assert run(folder, cores, cpu_threads_bind="off")["pool"] == [cores]
+    assert run(folder, cores, cpu_threads_bind=f"{second},{first}")["pool"] == [[first]]
+    ranks = run(folder, cores, tensor_parallel_size=2, distributed_executor_backend="uni")
+    assert ranks["pool"] == [] and ranks["python"].count([first]) == ranks["python"].count([second]) == 1
+    with pytest.raises(AssertionError, match=f"ConfigError: .* names core {max(cores) + 1}, where this process may not run"):
+        run(folder, cores, cpu_threads_bind=f"{first},{max(cores) + 1}")
+
+
+@pytest.mark.full
+def test_a_mask_of_one_core_has_no_pool(folder: Path) -> None:
+    found = run(folder, [max(os.sched_getaffinity(0))])
+    assert found["pool"] == []
+    assert found["idle"] < 0.02  # type: ignore[operator]
