@@ -135,7 +135,9 @@ class EngineOptions:
     ] = None
     cpu_threads_bind: Annotated[
         str | None,
-        _engine("Cores of these threads: 0-3,8. Default: INFLIGHT_CPU_THREADS_BIND, or auto.", metavar="auto|off|CORES"),
+        _engine(
+            "Cores of these threads: 0-3,8. Default: INFLIGHT_CPU_THREADS_BIND, or auto.", metavar="auto|off|CORES"
+        ),
     ] = None
     tensor_parallel_size: TensorParallelSize = 1
     pipeline_parallel_size: PipelineParallelSize = 1

@@ -10,9 +10,7 @@ from inflight.errors import ConfigError
 
 def cores(setting: str, usable: list[int], num_threads: int, num_local_ranks: int = 1) -> list[tuple[int, ...] | None]:
     return [
-        cores_of_rank(
-            setting, usable=usable, num_threads=num_threads, local_rank=rank, num_local_ranks=num_local_ranks
-        )
+        cores_of_rank(setting, usable=usable, num_threads=num_threads, local_rank=rank, num_local_ranks=num_local_ranks)
         for rank in range(num_local_ranks)
     ]
 

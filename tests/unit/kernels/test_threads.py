@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, cores: list[int], **arguments: object) -> dict[str, list[list[int]]]:
     """What the threads of a process with an engine look like after it has served, and become idle."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "INFLIGHT_CPU"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "INFLIGHT_CPU"))
+    }
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(cores), json.dumps(arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -79,7 +81,9 @@ def test_the_cores_are_chosen(folder: Path) -> None:
     assert run(folder, cores, cpu_threads_bind=f"{second},{first}")["pool"] == [[first]]
     ranks = run(folder, cores, tensor_parallel_size=2, distributed_executor_backend="uni")
     assert ranks["pool"] == [] and ranks["python"].count([first]) == ranks["python"].count([second]) == 1
-    with pytest.raises(AssertionError, match=f"ConfigError: .* names core {max(cores) + 1}, where this process may not run"):
+    with pytest.raises(
+        AssertionError, match=f"ConfigError: .* names core {max(cores) + 1}, where this process may not run"
+    ):
         run(folder, cores, cpu_threads_bind=f"{first},{max(cores) + 1}")
 
 
