@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded model, a folder, or a snapshot of a Hugging Face hub repository."""
+"""Where a model's files are: the embedded model, a folder, a GGUF file, or a snapshot of a Hugging Face hub repository."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from inflight.errors import ConfigError, ModelNotFoundError
 
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
+GGUF_SUFFIX = ".gguf"
 # What a model folder is read for. Never pickled weights (*.bin, *.pt), never code (*.py).
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _WEIGHTS_PATTERNS = ["*.safetensors"]
@@ -18,6 +19,7 @@ _WEIGHTS_PATTERNS = ["*.safetensors"]
 def resolve_model_folder(model: str | None, revision: str | None = None) -> Path:
     """The folder that holds the model: the embedded one for None, an existing folder, or a hub id's snapshot.
 
+    A model that is one GGUF file is that file: named itself, or the only one in a folder without safetensors.
     The hub's cache, token and offline mode are set by its own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
 
     Raises:
@@ -25,8 +27,18 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
     """
     if model is None:
         folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
+    elif (file := Path(model).expanduser()).suffix == GGUF_SUFFIX and file.is_file():
+        return file
     else:
         folder, what = _resolve(model, revision, _TOKENIZER_PATTERNS + _WEIGHTS_PATTERNS), f"model={model!r}"
+    gguf_files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
+    if gguf_files and not any(folder.glob("*.safetensors")):
+        if len(gguf_files) > 1:
+            names = ", ".join(file.name for file in gguf_files)
+            raise ModelNotFoundError(
+                f"{what} holds several GGUF files ({names}); name the one to serve (a model split over several is not read)"
+            )
+        return gguf_files[0]
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{what} is not a model folder: it holds no config.json (looked in {folder})")
     return folder
@@ -42,7 +54,7 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ModelNotFoundError(f"{name!r} is a file; give the folder that holds it")
+        raise ModelNotFoundError(f"{name!r} is a file; give the folder that holds it, or a *.gguf file")
     if not _is_hub_id(name):
         raise ModelNotFoundError(
             f"there is no folder {name!r}; give an existing one, a hub id like 'org/name', or leave model out for the "

@@ -31,7 +31,8 @@ class ModelArchitecture:
     """A decoder-only transformer.
 
     `name` is the class name in config.json's "architectures", the key of `models.registry`. `sliding_windows` holds one
-    entry per layer: the number of tokens a query may see including itself, or None for all of them.
+    entry per layer: the number of tokens a query may see including itself, or None for all of them. `weight_format` is how
+    linear weights are stored, one of `weight_format.py`'s names.
     """
 
     name: str
@@ -53,5 +54,6 @@ class ModelArchitecture:
     qk_norm: bool = False
     hidden_act: str = "silu"
     dtype: str = "float32"
+    weight_format: str = "plain"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

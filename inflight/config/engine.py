@@ -11,7 +11,7 @@ from inflight.config.ranks import RankLayout
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The model: its folder, network, numeric type and the longest sequence served.
+    """The model: its folder (or GGUF file), network, numeric type and the longest sequence served.
 
     `fingerprint` goes into every prefix-cache key, so that keys of two models can never meet.
     """
@@ -21,7 +21,7 @@ class ModelConfig:
     architecture: ModelArchitecture
     dtype: str
     max_model_len: int
-    load_format: str  # "safetensors" | "dummy"
+    load_format: str  # "safetensors" | "gguf" | "dummy"
     seed: int
     fingerprint: str
 

@@ -12,7 +12,7 @@ from inflight.errors import ConfigError
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "kv_cache_dtype": ("auto", "int8"),
-    "load_format": ("auto", "safetensors", "dummy"),
+    "load_format": ("auto", "safetensors", "gguf", "dummy"),
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
@@ -42,7 +42,7 @@ class EngineArgs:
     """Arguments of `LLM`. None and "auto" leave the choice to `resolve.py`.
 
     Attributes:
-        model: a folder in the Hugging Face layout, a hub id, or None for the embedded model.
+        model: a folder in the Hugging Face layout, a GGUF file, a hub id, or None for the embedded model.
         tokenizer: a folder or hub id to take the tokenizer from; None is the model's own.
         revision: branch, tag or commit of a hub id.
         dtype: of weights, activations and, unless `kv_cache_dtype` says otherwise, the KV cache.
@@ -57,7 +57,8 @@ class EngineArgs:
         kv_cache_memory_bytes: size of the KV cache; None measures what is free.
         gpu_memory_utilization: share of the device's memory (on a CPU: of the RAM that is free) the engine may use.
         seed: of dummy weights, and of requests that bring none.
-        load_format: "auto" and "safetensors" read weights, "dummy" draws them from the config alone.
+        load_format: "auto" reads the weights that are there ("safetensors" and "gguf" say which these have to be), "dummy"
+            draws them from the config alone.
         skip_tokenizer_init: serve token ids only; no tokenizer is needed.
         chat_template: a Jinja template, or a file that holds one, instead of the tokenizer's.
         generation_config: "auto" takes sampling defaults from generation_config.json, "none" does not.

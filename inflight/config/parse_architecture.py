@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_rope import parse_rope
+from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -47,7 +48,6 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "num_local_experts": (0,),
     "is_encoder_decoder": (False,),
     "quantization": (),
-    "quantization_config": (),
     "compression_config": (),
 }
 _ACTIVATIONS = ("silu", "swish")  # two names of one function
@@ -88,6 +88,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         qk_norm=name == "Qwen3ForCausalLM",
         hidden_act="silu",
         dtype=_dtype(fields),
+        weight_format=parse_weight_format(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
     )

@@ -22,6 +22,7 @@ from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.speculative import resolve_speculative
 from inflight.errors import ConfigError
+from inflight.hub import GGUF_SUFFIX
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
@@ -58,7 +59,7 @@ def resolve(
             f"max_model_len={max_model_len} is more than the model's own limit of "
             f"{architecture.max_position_embeddings} positions; lower it"
         )
-    load_format = "safetensors" if args.load_format == "auto" else args.load_format
+    load_format = _resolve_load_format(args.load_format, folder)
     parallel = _resolve_parallel(args, architecture)
     kv_cache_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, args.seed)
@@ -195,6 +196,13 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
         return checkpoint
     # float16 weights on a device without float16 arithmetic: bfloat16 has the range, float32 would double the bytes
     return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
+
+
+def _resolve_load_format(wanted: str, folder: Path) -> str:
+    stored = "gguf" if folder.suffix == GGUF_SUFFIX and folder.is_file() else "safetensors"
+    if wanted not in ("auto", "dummy", stored):
+        raise ConfigError(f"load_format={wanted!r}, but {folder} holds {stored}; leave load_format out")
+    return stored if wanted == "auto" else wanted
 
 
 def _fingerprint(

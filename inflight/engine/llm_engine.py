@@ -13,6 +13,8 @@ from typing import Any
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.gguf_config import read_model_config
+from inflight.config.gguf_file import read_gguf
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
@@ -22,7 +24,7 @@ from inflight.engine.output_processor import OutputProcessor, RequestOutputKind
 from inflight.engine.step_figures import ENGINE, StepFigures, step_figures
 from inflight.errors import EngineClosedError, InvalidRequestError
 from inflight.executor.executor import Executor
-from inflight.hub import read_config, read_generation_config, resolve_model_folder, resolve_tokenizer_folder
+from inflight.hub import read_generation_config, resolve_model_folder, resolve_tokenizer_folder
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.manager import StructuredOutputManager
@@ -30,6 +32,7 @@ from inflight.structured_output.selector import create_backend
 from inflight.structured_output.tool_calls import with_strict_tools
 from inflight.timeline import Event, chrome_trace
 from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ class LLMEngine:
         config = resolve(
             args,
             folder=folder,
-            architecture=parse_architecture(read_config(folder)),
+            architecture=parse_architecture(read_model_config(folder)),
             machine=detect_machine(args.device),
             timeout_seconds=envs.execute_model_timeout_seconds(),
         )
@@ -252,4 +255,8 @@ def _read_tokenizer(args: EngineArgs, folder: Path) -> tuple[Tokenizer | None, C
     if args.skip_tokenizer_init:
         return None, None
     source = folder if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
+    if source.is_file() and not (source.parent / "tokenizer.json").is_file():
+        file = read_gguf(source)
+        return gguf_tokenizer(file), gguf_chat_template(file, args.chat_template)
+    source = source.parent if source.is_file() else source
     return Tokenizer.from_folder(source), ChatTemplate.from_folder(source, args.chat_template)

@@ -8,11 +8,13 @@ Loading a layer has three steps, and whoever loads keeps their order:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from inflight.layers.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,9 @@ class WeightSlot:
 
     `destination` is a view of the layer's (perhaps fused) weight with the shape of the part held; its dtype is the
     engine's. `is_scale` marks norm weights, which dummy weights set to one.
+
+    `accept_quantized` takes the part held of a tensor that is stored quantized, in place of `destination`. A slot without
+    it (an embedding) gets the dequantized values in `destination`.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +33,7 @@ class WeightSlot:
     dim: int = 0
     start: int = 0
     is_scale: bool = False
+    accept_quantized: Callable[[QuantizedWeight], None] | None = None
 
     @property
     def size(self) -> int:

@@ -1,29 +1,21 @@
-"""`Checkpoint`: the safetensors files of a folder as one table of tensors. It reads headers only, and keeps no file open."""
+"""`Checkpoint`: the safetensors files of a folder as one source of weights. Nothing is open but within `open`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from inflight.errors import CheckpointError
+from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Where a tensor is and what its header says. `dtype` is the format's name: "BF16", "F32", "I8", ..."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @contextmanager
@@ -42,8 +34,8 @@ def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
         ) from error
 
 
-class Checkpoint:
-    """The tensors of a model folder.
+class Checkpoint(WeightSource):
+    """The tensors of a model folder, as they are stored.
 
     Files are, in this order: `model.safetensors`; those that `model.safetensors.index.json` names; every `*.safetensors`.
 
@@ -64,7 +56,8 @@ class Checkpoint:
             files = sorted(folder.glob("*.safetensors"))
             if not files:
                 raise CheckpointError(
-                    f"{folder} has no *.safetensors; other formats are not read: save the weights as safetensors"
+                    f"{folder} has no *.safetensors, and no GGUF file; other formats are not read: save the weights as "
+                    "safetensors"
                 )
         for file in files:
             self._add_file(file)
@@ -72,6 +65,20 @@ class Checkpoint:
             stored = self.tensors.get(name)
             if stored is None or stored.file.name != file_name:
                 raise CheckpointError(f"{folder / INDEX_FILE} says that {name} is in {file_name}, but it is not there")
+
+    @contextmanager
+    def open(self) -> Iterator[ReadPart]:
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}  # Any: safetensors has no types
+
+            def read(name: str, held: Held) -> Tensor:
+                file = self.tensors[name].file
+                if file not in opened:
+                    opened[file] = stack.enter_context(open_file(file))
+                part: Tensor = opened[file].get_slice(name)[held]
+                return part
+
+            yield read
 
     def _add_file(self, file: Path) -> None:
         if not file.is_file():

@@ -2,11 +2,14 @@
 
 At most one block is held twice: its tensors are copied from the mapped file into the (fused, sharded) weights, the
 mapping is closed, and the block brings its weights into their final form, which drops the plain ones.
+
+A tensor that is stored quantized is given to the layer as it is, if the layer takes it; else its floats are copied.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,16 +20,24 @@ from torch import Tensor
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
+from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError
+from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot
-from inflight.model_loader.checkpoint import Checkpoint, StoredTensor, open_file
+from inflight.model_loader.checkpoint import Checkpoint
+from inflight.model_loader.gguf_source import GgufSource
+from inflight.model_loader.packed_checkpoint import PackedCheckpoint
+from inflight.model_loader.weight_source import ReadPart, StoredTensor, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.registry import get_model_class
+
+logger = logging.getLogger(__name__)
 
 DUMMY_STANDARD_DEVIATION = 0.02
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _MAX_NAMES_SHOWN = 8
+_DEQUANTIZED_AT_ONCE = 2**24  # weights: 64 MB of floats
 
 
 def load_model(
@@ -43,7 +54,7 @@ def load_model(
 
     Raises:
         UnsupportedModelError: no such family.
-        CheckpointError: tensors are missing, extra, misshapen or not floats, or a file is missing or corrupt.
+        CheckpointError: tensors are missing, extra, misshapen or in a form that is not read, or a file is missing or corrupt.
     """
     architecture = model_config.architecture
     whole = PipelineStage(0, architecture.num_layers, architecture.num_layers)
@@ -56,45 +67,84 @@ def load_model(
         tp=tp,
     )
     model = make(device=device, stage=stage)
+    not_kept: list[str] = []
     if model_config.load_format == "dummy":
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
     else:
-        checkpoint = Checkpoint(model_config.folder)
+        source = _open_source(model_config)
         # tensors of the meta device have shapes and no memory
         described = model if stage == whole else make(device=torch.device("meta"), stage=whole)
-        _check_against(checkpoint, described, architecture.tie_word_embeddings)
-        fill = partial(_fill_from_checkpoint, checkpoint=checkpoint)
+        _check_against(source, described, architecture.tie_word_embeddings)
+        fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
         fill(unit, prefix)
         unit.finish_loading()
+    if not_kept:
+        logger.warning(
+            "%d quantized weights are held as %s, for no kernel computes with their groups (act-order, Q6_K, or a size that is "
+            "no multiple of 32): %s",
+            len(not_kept),
+            model_config.dtype,
+            _list(not_kept),
+        )
     return model
 
 
-def _fill_from_checkpoint(unit: Loadable, prefix: str, *, checkpoint: Checkpoint) -> None:
-    slots = dict(unit.weight_slots(prefix))
-    for file in sorted({checkpoint.tensors[name].file for name in slots}):
-        with open_file(file) as opened:
-            for name, slot in slots.items():
-                if checkpoint.tensors[name].file == file:
-                    rows = slice(slot.start, slot.start + slot.size)
-                    held = (slice(None),) * slot.dim + (rows,)
-                    slot.destination.copy_(opened.get_slice(name)[held])
+def _open_source(model_config: ModelConfig) -> WeightSource:
+    weight_format = model_config.architecture.weight_format
+    if model_config.load_format == "gguf":
+        return GgufSource(model_config.folder, model_config.architecture.head_dim)
+    checkpoint = Checkpoint(model_config.folder)
+    return checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
 
 
-def _check_against(checkpoint: Checkpoint, model: CausalLM, is_tied: bool) -> None:
+def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:
+    """`not_kept`: gets the names of quantized weights that come as floats, though the layer would take them as they are."""
+    with source.open() as read:
+        for name, slot in unit.weight_slots(prefix):
+            if slot.size == 0:
+                continue  # a rank behind the end of the vocabulary
+            held = [slice(0, size) for size in slot.shape]
+            held[slot.dim] = slice(slot.start, slot.start + slot.size)
+            if not source.tensors[name].is_quantized:
+                slot.destination.copy_(_floats(read(name, tuple(held))))
+            elif slot.accept_quantized is None:
+                _dequantize(slot, name, held, read)
+            elif isinstance(part := read(name, tuple(held)), QuantizedWeight):
+                slot.accept_quantized(part)
+            else:
+                not_kept.append(name)
+                slot.destination.copy_(part)
+
+
+def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
+    """Some rows at a time: of an embedding of 150,000 rows the floats alone would be more than the model."""
+    num_rows, num_columns = slot.destination.shape
+    step = max(1, _DEQUANTIZED_AT_ONCE // num_columns)
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        rows = slice(held[0].start + first, held[0].start + last)
+        slot.destination[first:last].copy_(_floats(read(name, (rows, held[1]))))
+
+
+def _floats(part: Tensor | QuantizedWeight) -> Tensor:
+    return part.dequantize() if isinstance(part, QuantizedWeight) else part
+
+
+def _check_against(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
     """Everything that headers can tell, before the first weight is read."""
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
-    missing = [name for name in slots if name not in checkpoint.tensors]
+    missing = [name for name in slots if name not in source.tensors]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_list(missing)}")
-    extra = [name for name in checkpoint.tensors if name not in slots and not _is_harmless(name, is_tied)]
+    extra = [name for name in source.tensors if name not in slots and not _is_harmless(name, is_tied)]
     if extra:
         raise CheckpointError(
             f"the checkpoint has weights that config.json does not account for: {_list(extra)} (in "
-            f"{checkpoint.tensors[extra[0]].file}); leaving them out would change the result"
+            f"{source.tensors[extra[0]].file}); leaving them out would change the result"
         )
     for name, slot in slots.items():
-        _check_tensor(name, slot, checkpoint.tensors[name])
+        _check_tensor(name, slot, source.tensors[name])
 
 
 def _check_tensor(name: str, slot: WeightSlot, stored: StoredTensor) -> None:
@@ -102,7 +152,7 @@ def _check_tensor(name: str, slot: WeightSlot, stored: StoredTensor) -> None:
         raise CheckpointError(
             f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
         )
-    if stored.dtype not in _FLOAT_DTYPES:
+    if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
         raise CheckpointError(
             f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
         )

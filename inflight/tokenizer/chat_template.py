@@ -56,7 +56,7 @@ class ChatTemplate:
         A folder without any is no error: base models have none, and `render` says so.
         """
         config = read_tokenizer_config(folder)
-        sources = {"default": _read_given(given)} if given is not None else _find_sources(folder, config)
+        sources = {"default": read_given(given)} if given is not None else _find_sources(folder, config)
         return cls(sources, read_special_tokens(config))
 
     def render(
@@ -118,7 +118,7 @@ class ChatTemplate:
         return "default"
 
 
-def _read_given(given: str) -> str:
+def read_given(given: str) -> str:
     """Text if it holds Jinja or several lines, else the path of a file."""
     if "{" in given or "\n" in given:
         return given

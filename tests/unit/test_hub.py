@@ -61,10 +61,31 @@ def test_a_tokenizer_needs_no_config(tmp_path: Path) -> None:
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"is a file.*\*\.gguf"):
+        hub.resolve_model_folder(str(path), None)
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"")
-    with pytest.raises(ModelNotFoundError, match="is a file"):
-        hub.resolve_model_folder(str(path), None)
+    assert hub.resolve_model_folder(str(path)) == path
+    assert hub.resolve_model_folder(str(tmp_path)) == path
+
+
+def test_a_folder_of_safetensors_is_one_whatever_else_it_holds(tmp_path: Path) -> None:
+    folder = _model(tmp_path / "m")
+    for name in ("model.gguf", "other.gguf", "model.safetensors"):
+        (folder / name).write_bytes(b"")
+    assert hub.resolve_model_folder(str(folder)) == folder
+
+
+def test_several_gguf_files_are_not_guessed_between(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"several GGUF files \(a\.gguf, b\.gguf\); name the one"):
+        hub.resolve_model_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize(

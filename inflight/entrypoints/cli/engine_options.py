@@ -73,7 +73,7 @@ class EngineOptions:
     model: Annotated[
         str | None,
         _model(
-            "Folder in the Hugging Face layout, or hub id. Without it: the small embedded model.",
+            "Folder in the Hugging Face layout, GGUF file, or hub id. Without it: the small embedded model.",
             "--model",
             "-m",
             metavar="TEXT",
@@ -89,7 +89,7 @@ class EngineOptions:
     ] = "auto"
     dtype: Annotated[str, _model("Of weights and activations.", metavar="auto|bfloat16|float16|float32")] = "auto"
     load_format: Annotated[
-        str, _model("dummy draws random weights from the config alone.", metavar="auto|safetensors|dummy")
+        str, _model("dummy draws random weights from the config alone.", metavar="auto|safetensors|gguf|dummy")
     ] = "auto"
     skip_tokenizer_init: Annotated[
         bool, _model("Serve token ids only; no tokenizer is read.", "--skip-tokenizer-init")

@@ -67,9 +67,10 @@ def start_for(context: typer.Context, engine: EngineOptions, workloads: list[Wor
 
 def _max_token_id(engine: EngineOptions) -> int:
     """The shared one, unless the model's vocabulary is smaller."""
-    from inflight.hub import read_config, resolve_model_folder  # not for `--help`
+    from inflight.config.gguf_config import read_model_config  # not for `--help`
+    from inflight.hub import resolve_model_folder
 
-    vocab_size = read_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")
+    vocab_size = read_model_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")
     if not isinstance(vocab_size, int):
         raise ConfigError(f"config.json: vocab_size={vocab_size!r} is not an integer")
     return min(MAX_TOKEN_ID, vocab_size)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inflight.config.architecture import ModelArchitecture, RopeConfig
-from inflight.config.engine import EngineConfig
+from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import detect_machine
 from inflight.config.nodes import ranks_of_node
@@ -196,6 +196,24 @@ def test_the_fingerprint_tells_models_apart() -> None:
     }
     assert len(prints) == 6
     assert resolved(seed=1, max_num_seqs=3).model.fingerprint == resolved().model.fingerprint
+
+
+def test_a_gguf_file_is_its_own_model(tmp_path: Path) -> None:
+    def of(name: str, load_format: str = "auto") -> ModelConfig:
+        path = tmp_path / name
+        path.write_bytes(b"")
+        args = EngineArgs(load_format=load_format)
+        return resolve(args, folder=path, architecture=ARCHITECTURE, machine=MACHINE, timeout_seconds=60.0).model
+
+    assert of("a.gguf").load_format == of("a.gguf", "gguf").load_format == "gguf"
+    assert of("a.gguf", "dummy").load_format == "dummy"
+    assert of("a.gguf").fingerprint == of("a.gguf").fingerprint != of("b.gguf").fingerprint
+    with pytest.raises(
+        ConfigError, match=r"load_format='safetensors', but .*a\.gguf holds gguf; leave load_format out"
+    ):
+        of("a.gguf", "safetensors")
+    with pytest.raises(ConfigError, match=r"load_format='gguf', but model holds safetensors"):
+        resolved(load_format="gguf")
 
 
 def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:

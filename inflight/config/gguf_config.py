@@ -1,0 +1,193 @@
+"""A GGUF file's metadata -> what config.json would say of the same model.
+
+Keys and tensor names are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
+from inflight.errors import UnsupportedModelError
+from inflight.hub import read_config
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+# Keys below the architecture's name -> config.json's
+_FIELDS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+}
+# Those that are read below, or say nothing that the tensors do not.
+_OTHER_FIELDS = (
+    "vocab_size",
+    "attention.value_length",
+    "attention.layer_norm_epsilon",
+    "attention.causal",
+    "expert_count",
+    "expert_used_count",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scale_linear",
+    "tensor_data_layout",
+)
+ROPE_FACTORS = "rope_freqs.weight"
+# Llama 3.1 and later. The file holds what follows from them, a divisor per pair, and not them.
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_FACTOR_TOLERANCE = 1e-4
+
+
+def read_model_config(path: Path) -> dict[str, object]:
+    """config.json of a model folder, or its equivalent of a GGUF file.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, or the file holds another kind of model.
+    """
+    return gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
+
+
+def gguf_config(file: GgufFile) -> dict[str, object]:
+    """What `parse_architecture` takes.
+
+    Raises:
+        UnsupportedModelError: an architecture or a field that is not served.
+    """
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file.path}: general.architecture={architecture!r} is not supported; supported are {', '.join(_ARCHITECTURES)}"
+        )
+    prefix = f"{architecture}."
+    given = {key.removeprefix(prefix): _plain(file, key) for key in file.metadata if key.startswith(prefix)}
+    _refuse_unserved_fields(file, prefix, given)
+    config = {name: given[key] for key, name in _FIELDS.items() if key in given}
+    config |= {
+        "architectures": [_ARCHITECTURES[architecture]],
+        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        "dtype": _dtype(file),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _eos_token_ids(file),
+    }
+    _check_head_dim(file, prefix, given, config)
+    config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
+    return config
+
+
+def _plain(file: GgufFile, key: str) -> object:
+    """A value as JSON has it; an array of equal numbers (one a layer) is that number."""
+    value = file.metadata[key]
+    if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
+        return value[0].item()
+    if isinstance(value, np.ndarray | GgufStrings):
+        raise UnsupportedModelError(f"{file.path}: {key} is an array of different values, which is not supported")
+    return value
+
+
+def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, object]) -> None:
+    for key, value in given.items():
+        neutral = key in _FIELDS or key in _OTHER_FIELDS
+        if key == "attention.sliding_window":  # one that no sequence outgrows is none
+            context = given.get("context_length")
+            neutral = isinstance(value, int) and isinstance(context, int) and (value == 0 or value >= context)
+        elif key in ("expert_count", "expert_used_count"):
+            neutral = value == 0
+        elif key == "attention.causal":
+            neutral = value is True
+        if not neutral:
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}{key}={value!r} is not supported; it could change the result"
+            )
+
+
+def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
+    """A size of heads is written where it is not hidden_size / heads; then it has to be the same of all of a head."""
+    if "head_dim" not in config:
+        size, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}embedding_length={size!r} and {prefix}attention.head_count={heads!r} give no head size"
+            )
+        config["head_dim"] = size // heads
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if given.get(key, config["head_dim"]) != config["head_dim"]:
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}{key}={given[key]!r} is not supported; it has to be the head size, {config['head_dim']}"
+            )
+
+
+def _dtype(file: GgufFile) -> str:
+    """That of the first projection. Quantized models were bfloat16 before, and are computed in it."""
+    tensor = file.tensors.get("blk.0.attn_q.weight")
+    return {"F32": "float32", "F16": "float16"}.get(tensor.type.name if tensor else "", "bfloat16")
+
+
+def _eos_token_ids(file: GgufFile) -> list[object]:
+    """The end of a text, and of a turn where that is another token."""
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = [file.metadata.get(f"tokenizer.ggml.{name}") for name in names]
+    return list(dict.fromkeys(each for each in ids if isinstance(each, int)))
+
+
+def _rope_scaling(
+    file: GgufFile, prefix: str, given: Mapping[str, object], config: Mapping[str, object]
+) -> dict[str, object] | None:
+    kind = given.get("rope.scaling.type", "none")
+    factor = given.get("rope.scaling.factor")
+    if "rope.scale_linear" in given:  # as files said it before there were types
+        kind, factor = "linear", given["rope.scale_linear"]
+    if ROPE_FACTORS in file.tensors:
+        if kind != "none":
+            raise UnsupportedModelError(
+                f"{file.path}: {prefix}rope.scaling.type={kind!r} beside {ROPE_FACTORS} is not supported"
+            )
+        return _llama3_rope(file, config)
+    if kind == "none" or (kind == "linear" and factor == 1):
+        return None
+    if kind == "yarn":
+        original = given.get("rope.scaling.original_context_length")
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    return {"rope_type": kind, "factor": factor}
+
+
+def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, object] | None:
+    """The scaling whose divisors the file holds, if it is Llama 3's."""
+    tensor = file.tensors[ROPE_FACTORS]
+    theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
+    assert isinstance(head_dim, int)
+    if (
+        tensor.type.name == "F32"
+        and tensor.shape == (head_dim // 2,)
+        and isinstance(theta, float)
+        and 1 < theta < math.inf
+    ):
+        divisors = file.map_tensor(ROPE_FACTORS)[0].view("<f4").astype(np.float64)
+        if (divisors == 1).all():
+            return None
+        factor = float(divisors.max())
+        wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+        low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
+        kept = np.clip((_LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
+        is_scaled = 1 < factor < math.inf
+        if is_scaled and np.allclose(divisors * ((1 - kept) / factor + kept), 1, rtol=0, atol=_FACTOR_TOLERANCE):
+            return {"rope_type": "llama3", "factor": factor, **_LLAMA3_ROPE}
+    raise UnsupportedModelError(
+        f"{file.path}: {ROPE_FACTORS} is not the scaling of Llama 3 (frequency factors 1 and 4, 8192 original positions), the "
+        "only one that is read from a GGUF file"
+    )

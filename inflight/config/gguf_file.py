@@ -1,0 +1,294 @@
+"""`read_gguf`: the header of a GGUF file: its metadata, and where its tensors are. It reads no tensor.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian:
+
+    "GGUF" version | number of tensors | number of pairs
+    pair           : key, type, value                           (as many)
+    tensor         : name, dimensions (innermost first), type, offset into the data (as many)
+    padding to the alignment | data
+
+Nothing in a file is believed: a count, length or offset is compared with the bytes that are there before it is used, so a
+header that lies costs no more time and memory than its bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from inflight.errors import CheckpointError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+_DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 2**16
+_MAX_SIZE = 2**48  # of a dimension; the sizes themselves are compared with the file's
+
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True)
+class GgufType:
+    """A tensor type: `block_bytes` hold `block_size` neighbouring weights of a row."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+
+
+# Those that are read, by their number in the format.
+GGUF_TYPES = {
+    number: GgufType(*entry)
+    for number, entry in {
+        0: ("F32", 1, 4),
+        1: ("F16", 1, 2),
+        2: ("Q4_0", 32, 18),
+        3: ("Q4_1", 32, 20),
+        6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24),
+        8: ("Q8_0", 32, 34),
+        12: ("Q4_K", 256, 144),
+        13: ("Q5_K", 256, 176),
+        14: ("Q6_K", 256, 210),
+        30: ("BF16", 1, 2),
+    }.items()
+}
+# Those that are refused by name.
+_OTHER_TYPES = {
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufStrings:
+    """An array of strings, which is only decoded when it is wanted: `[start, stop)` are its bytes in the file."""
+
+    start: int
+    stop: int
+    count: int
+
+
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+GgufValue = int | float | bool | str | np.ndarray | GgufStrings  # arrays have one dimension
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """`shape` as torch has it, outermost first; `start` is counted from the beginning of the file."""
+
+    shape: tuple[int, ...]
+    type: GgufType
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) // self.type.block_size * self.type.block_bytes
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What a header says. No file is kept open."""
+
+    path: Path
+    metadata: Mapping[str, GgufValue]
+    tensors: Mapping[str, GgufTensor]
+
+    def read_strings(self, array: GgufStrings) -> list[str]:
+        """The strings of one of `metadata`'s arrays."""
+        return _Cursor(self.path, _map(self.path), array.start, array.stop).strings(array.count)
+
+    def map_tensor(self, name: str, row: int = 0, num_rows: int | None = None) -> Bytes:
+        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], mapped: the pages go with the last view of it.
+
+        A vector is one row. Writing to it does not change the file.
+        """
+        tensor = self.tensors[name]
+        row_bytes = tensor.shape[-1] // tensor.type.block_size * tensor.type.block_bytes
+        total = tensor.num_bytes // row_bytes
+        num_rows = total - row if num_rows is None else num_rows
+        assert 0 <= row < row + num_rows <= total, (name, row, num_rows)
+        try:
+            return np.memmap(self.path, np.uint8, "c", tensor.start + row * row_bytes, (num_rows, row_bytes))
+        except (OSError, ValueError) as error:  # it became shorter since its header was read
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """
+    Raises:
+        CheckpointError: the file cannot be read, is no GGUF file, or one that lies or has tensors of types that are not read.
+    """
+    data = _map(path)
+    cursor = _Cursor(path, data, 0, len(data))
+    if bytes(cursor.take(4)) != _MAGIC:
+        raise CheckpointError(f"{path} is no GGUF file: it does not begin with GGUF; download it again")
+    version = cursor.integer("<I")
+    if version not in _VERSIONS:
+        raise CheckpointError(
+            f"{path}: GGUF version {version} (or a big-endian file) is not read, versions 2 and 3 are: convert the model again"
+        )
+    num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # one dimension
+    num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)
+    metadata: dict[str, GgufValue] = {}
+    for _ in range(num_pairs):
+        key = cursor.string()
+        if key in metadata:
+            raise cursor.corrupt(f"the key {key!r} is there twice")
+        metadata[key] = cursor.value(cursor.integer("<I"))
+    headers: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for _ in range(num_tensors):
+        name = cursor.string()
+        if name in headers:
+            raise cursor.corrupt(f"the tensor {name!r} is there twice")
+        headers[name] = cursor.shape(name), cursor.integer("<I"), cursor.integer("<Q")
+    alignment = _alignment(cursor, metadata)
+    data_start = -(-cursor.position // alignment) * alignment
+    tensors = {name: _tensor(cursor, name, *header, data_start, alignment) for name, header in headers.items()}
+    _check_extents(cursor, tensors)
+    return GgufFile(path, metadata, tensors)
+
+
+def _map(path: Path) -> memoryview:
+    try:
+        if not path.stat().st_size:
+            return memoryview(b"")
+        return np.memmap(path, np.uint8, "r").data
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+class _Cursor:
+    """Reads forward through `[position, stop)` of the file, and never behind it."""
+
+    def __init__(self, path: Path, data: memoryview, position: int, stop: int) -> None:
+        self.path = path
+        self.position = position
+        self._data = data
+        self._stop = stop
+
+    def corrupt(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: truncated or corrupt as GGUF ({what}); download it again")
+
+    def take(self, size: int) -> memoryview:
+        start = self.position
+        if size > self._stop - start:
+            raise self.corrupt(f"{size} bytes are wanted at {start}, and {self._stop - start} are left")
+        self.position = start + size
+        return self._data[start : start + size]
+
+    def integer(self, kind: str) -> int:
+        return int(struct.unpack(kind, self.take(struct.calcsize(kind)))[0])
+
+    def count(self, kind: str, what: str, least_bytes: int) -> int:
+        """A number of things that each take `least_bytes` or more of what is left."""
+        count = self.integer(kind)
+        if count > (self._stop - self.position) // least_bytes:
+            raise self.corrupt(f"{count} {what} cannot be in the {self._stop - self.position} bytes that are left")
+        return count
+
+    def string(self) -> str:
+        text = bytes(self.take(self.integer("<Q")))
+        try:
+            return text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.corrupt(f"a string that is not UTF-8 before {self.position}") from error
+
+    def strings(self, count: int) -> list[str]:
+        return [self.string() for _ in range(count)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        num_dimensions = self.integer("<I")
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise self.corrupt(f"{name!r} has {num_dimensions} dimensions")
+        shape = tuple(self.integer("<Q") for _ in range(num_dimensions))
+        if not all(1 <= size <= _MAX_SIZE for size in shape):
+            raise self.corrupt(f"{name!r} has the shape {list(shape)}")
+        return shape[::-1]
+
+    def value(self, kind: int) -> GgufValue:
+        if kind == _BOOL:
+            return self._boolean()
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(self.integer("<I"))
+        return self._number(kind)
+
+    def _boolean(self) -> bool:
+        value = self.take(1)[0]
+        if value > 1:
+            raise self.corrupt(f"a truth value of {value} before {self.position}")
+        return bool(value)
+
+    def _number(self, kind: int) -> int | float:
+        if kind not in _NUMBERS:
+            raise self.corrupt(f"a value of the unknown type {kind} before {self.position}")
+        value: int | float = struct.unpack(_NUMBERS[kind], self.take(struct.calcsize(_NUMBERS[kind])))[0]
+        return value
+
+    def _array(self, kind: int) -> np.ndarray | GgufStrings:
+        if kind == _STRING:
+            count = self.count("<Q", "strings", least_bytes=8)
+            start = self.position
+            self._skip_strings(count)
+            return GgufStrings(start, self.position, count)
+        number = np.dtype("?" if kind == _BOOL else _NUMBERS.get(kind, "V0"))
+        if not number.itemsize:  # an array of arrays, too: no model has one
+            raise self.corrupt(f"an array of the unknown type {kind} before {self.position}")
+        count = self.count("<Q", "numbers", least_bytes=number.itemsize)
+        return np.frombuffer(self.take(count * number.itemsize), number).copy()
+
+    def _skip_strings(self, count: int) -> None:
+        """A vocabulary and its merges are 300,000 strings, so this loop is spelled out."""
+        data, position, stop = self._data, self.position, self._stop
+        unpack_from = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if stop - position < 8:
+                raise self.corrupt(f"strings go on behind {stop}")
+            position += 8 + unpack_from(data, position)[0]
+        if position > stop:
+            raise self.corrupt(f"strings go on behind {stop}")
+        self.position = position
+
+
+def _alignment(cursor: _Cursor, metadata: Mapping[str, GgufValue]) -> int:
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    is_power = isinstance(alignment, int) and 8 <= alignment <= _MAX_ALIGNMENT and alignment & (alignment - 1) == 0
+    if not is_power:
+        raise cursor.corrupt(f"general.alignment={alignment!r} is no power of two from 8 to {_MAX_ALIGNMENT}")
+    assert isinstance(alignment, int)
+    return alignment
+
+
+def _tensor(
+    cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int, data_start: int, alignment: int
+) -> GgufTensor:
+    if kind not in GGUF_TYPES:
+        raise CheckpointError(
+            f"{cursor.path}: {name} is stored as {_OTHER_TYPES.get(kind, f'type {kind}')}, which is not read; read are "
+            f"{', '.join(each.name for each in GGUF_TYPES.values())}: use a file made with Q4_K_M, Q4_0 or Q8_0"
+        )
+    if shape[-1] % GGUF_TYPES[kind].block_size:
+        raise cursor.corrupt(f"{name!r} has rows of {shape[-1]}, no multiple of {GGUF_TYPES[kind].block_size}")
+    if offset % alignment:
+        raise cursor.corrupt(f"{name!r} is at {offset}, which is not aligned to {alignment}")
+    return GgufTensor(shape, GGUF_TYPES[kind], data_start + offset)
+
+
+def _check_extents(cursor: _Cursor, tensors: Mapping[str, GgufTensor]) -> None:
+    size = cursor.path.stat().st_size
+    stop = 0
+    for name, tensor in sorted(tensors.items(), key=lambda entry: entry[1].start):
+        if tensor.start < stop:
+            raise cursor.corrupt(f"{name!r} overlaps the tensor before it")
+        stop = tensor.start + tensor.num_bytes
+        if stop > size:
+            raise cursor.corrupt(f"{name!r} ends at {stop}, and the file at {size}")

@@ -1,0 +1,94 @@
+"""config.json's `quantization_config` -> the name of the layout in which linear weights are stored.
+
+Only what makes a checkpoint unreadable, or would be computed differently, is looked at. Bits, group sizes and which modules
+are quantized are read off each module's tensors, which cannot disagree with themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from inflight.config.json_fields import JsonFields
+from inflight.errors import UnsupportedModelError
+
+Value = TypeVar("Value", str, int, bool)
+
+PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq", "compressed-tensors"
+
+_BITS = (4, 8)
+_READ = (
+    "read are gptq (4 and 8 bits), awq (4 bits, version gemm), compressed-tensors (pack-quantized and int-quantized, 4 and 8 "
+    "bits) and GGUF files; use one of these, or the plain checkpoint that it was made from"
+)
+_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+
+
+def parse_weight_format(config: JsonFields) -> str:
+    """One of the names above.
+
+    Raises:
+        UnsupportedModelError: a method, or a variant of one, that is not read.
+    """
+    if not config.has("quantization_config"):
+        return PLAIN
+    fields = config.mapping("quantization_config")
+    method = fields.text("quant_method").lower()
+    if method == "gptq":
+        return _gptq(fields)
+    if method == "awq":
+        _check(fields, "bits", (4,))
+        name = "version" if fields.has("version") else "format"
+        _check(fields, name, ("gemm",), default="gemm")
+        return AWQ
+    if method == "compressed-tensors":
+        _check_compressed_tensors(fields)
+        return COMPRESSED_TENSORS
+    raise UnsupportedModelError(f"{fields.where}: quant_method={method!r} is not supported; {_READ}")
+
+
+def _gptq(fields: JsonFields) -> str:
+    _check(fields, "bits", _BITS)
+    if fields.boolean("is_marlin_format", False):
+        raise UnsupportedModelError(f"{fields.where}: is_marlin_format=True is not supported; {_READ}")
+    name = "checkpoint_format" if fields.has("checkpoint_format") else "format"
+    return _check(fields, name, (GPTQ, GPTQ_V2), default=GPTQ)
+
+
+def _check_compressed_tensors(fields: JsonFields) -> None:
+    _check(fields, "format", _COMPRESSED_FORMATS)
+    _check(fields, "quantization_status", ("compressed",), default="compressed")
+    _check(fields.mapping("sparsity_config"), "format", ("dense",), default="dense")
+    for name in ("kv_cache_scheme", "transform_config"):
+        if fields.values.get(name):
+            raise UnsupportedModelError(
+                f"{fields.where}: {name}={fields.values[name]!r} is not supported; it would change the result"
+            )
+    groups = fields.mapping("config_groups")
+    if not groups.values:
+        raise UnsupportedModelError(f"{fields.where}: config_groups is missing; it says how weights are quantized")
+    for name in groups.values:
+        group = groups.mapping(name)
+        _check(group, "format", _COMPRESSED_FORMATS[:-1], default=_COMPRESSED_FORMATS[0])
+        _check_scheme(group.mapping("weights"), strategies=("group", "channel", "tensor"), bits=_BITS, dynamic=False)
+        # W8A8 and W4A8: activations are in the engine's dtype or rounded per token as they come, never by stored scales
+        if group.has("input_activations"):
+            _check_scheme(group.mapping("input_activations"), strategies=("token",), bits=(8,), dynamic=True)
+        if group.has("output_activations"):
+            raise UnsupportedModelError(f"{group.where}: output_activations is not supported; {_READ}")
+
+
+def _check_scheme(fields: JsonFields, *, strategies: tuple[str, ...], bits: tuple[int, ...], dynamic: bool) -> None:
+    _check(fields, "type", ("int",))
+    _check(fields, "num_bits", bits)
+    _check(fields, "strategy", strategies)
+    _check(fields, "dynamic", (dynamic,), default=False)
+
+
+def _check(fields: JsonFields, name: str, allowed: tuple[Value, ...], *, default: Value | None = None) -> Value:
+    """The field's value, of which case does not count."""
+    value = fields.values.get(name)
+    value = default if value is None else value.lower() if isinstance(value, str) else value
+    for known in allowed:
+        if value == known and type(value) is type(known):
+            return known
+    raise UnsupportedModelError(f"{fields.where}: {name}={fields.values.get(name)!r} is not supported; {_READ}")

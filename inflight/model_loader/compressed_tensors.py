@@ -1,0 +1,112 @@
+"""The layouts of compressed-tensors with integers of 4 and 8 bits, as llm-compressor writes them.
+
+weight_packed      int32 [out_features, in_features * bits / 32, rounded up]     "pack-quantized", stored + 2**(bits-1)
+weight             int8  [out_features, in_features]                             "int-quantized"
+weight_shape       int   [2]                                                     of a packed weight
+weight_scale       float [out_features, num_groups], [out_features] or [1]
+weight_zero_point  int8 as weight_scale; packed: int32 [out_features * bits / 32, rounded up, num_groups]
+weight_g_idx       int32 [in_features]                                           each input's group ("actorder": "group")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.model_loader.packed_layout import (
+    ALL,
+    FLOATS,
+    PackedLayout,
+    ReadTensor,
+    check,
+    check_group_index,
+)
+from inflight.model_loader.packing import make_weight, unpack_words
+from inflight.model_loader.weight_source import StoredTensor
+
+
+class CompressedTensors(PackedLayout):
+    marker = "weight_scale"
+    required = ("weight_scale",)
+    suffixes = ("weight_scale", "weight_packed", "weight", "weight_shape", "weight_zero_point", "weight_g_idx")
+
+    def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:
+        if ("weight" in parts) == ("weight_packed" in parts) or ("weight_packed" in parts) != ("weight_shape" in parts):
+            raise ValueError("it should have either weight, or weight_packed and weight_shape")
+        if "weight_shape" in parts:
+            check(parts, "weight_shape", ("I64", "I32"), (2,))
+            out_features, in_features = (int(size) for size in read("weight_shape", (ALL,)))
+        else:
+            out_features, in_features = (*parts["weight"].shape, 0, 0)[:2]
+        if out_features < 1 or in_features < 1:
+            raise ValueError("the weight should have two dimensions, and something in them")
+        bits = _bits(parts, in_features)
+        check(parts, "weight_packed", ("I32",), (out_features, -(-in_features * bits // 32)))
+        check(parts, "weight", ("I8",), (out_features, in_features))
+        num_groups = (*parts["weight_scale"].shape, 1)[1] if len(parts["weight_scale"].shape) == 2 else 1
+        if parts["weight_scale"].shape not in ((out_features, num_groups), (out_features,), (1,)):
+            raise ValueError(f"weight_scale should have a row for each of {out_features} output features")
+        check(parts, "weight_scale", FLOATS, parts["weight_scale"].shape)
+        if _has_packed_zero_points(parts):
+            check(parts, "weight_zero_point", ("I32",), (-(-out_features * bits // 32), num_groups))
+        else:
+            check(parts, "weight_zero_point", ("I8",), parts["weight_scale"].shape)
+        check(parts, "weight_g_idx", ("I32", "I64"), (in_features,))
+        if num_groups < 1 or in_features % num_groups:
+            raise ValueError(f"{in_features} input features are not divided by {num_groups} groups")
+        return out_features, in_features
+
+    def read(
+        self, parts: Mapping[str, StoredTensor], shape: tuple[int, int], read: ReadTensor, start: int, stop: int
+    ) -> QuantizedWeight | Tensor:
+        num_rows, num_columns = shape
+        bits = _bits(parts, num_columns)
+        rows = slice(start, stop)
+        if "weight_packed" in parts:
+            values = unpack_words(read("weight_packed", (rows, ALL)), bits)[:, :num_columns].contiguous()
+        else:
+            values = _to_unsigned(read("weight", (rows, ALL)))
+        scales = _read_column(parts, read, "weight_scale", num_rows)[rows].to(torch.float32)
+        if "weight_zero_point" not in parts:
+            zero_points = torch.full_like(scales, 2 ** (bits - 1))
+        elif _has_packed_zero_points(parts):
+            words = read("weight_zero_point", (ALL, ALL))
+            zero_points = unpack_words(words.t(), bits).t()[rows].to(torch.float32)
+        else:
+            stored = _read_column(parts, read, "weight_zero_point", num_rows)[rows]
+            zero_points = stored.to(torch.float32) + 2 ** (bits - 1)
+        group_index = read("weight_g_idx", (ALL,)) if "weight_g_idx" in parts else None
+        if group_index is not None and bool((group_index == -1).all()):  # declared, and not used
+            group_index = None
+        if group_index is not None:
+            group_index = check_group_index(group_index, scales.shape[1])
+        return make_weight(values, scales, zero_points, bits, group_index)
+
+
+def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
+    """Integers in bytes of their own count as 8 bits, however few they use."""
+    if "weight" in parts:
+        return 8
+    num_words = parts["weight_packed"].shape[-1]
+    for bits in (4, 8):
+        if num_words == -(-in_features * bits // 32):
+            return bits
+    raise ValueError(f"{in_features} input features in {num_words} words are not of 4 or 8 bits, which are read")
+
+
+def _has_packed_zero_points(parts: Mapping[str, StoredTensor]) -> bool:
+    return "weight_packed" in parts and parts.get("weight_zero_point", parts["weight_scale"]).dtype == "I32"
+
+
+def _to_unsigned(values: Tensor) -> Tensor:
+    """int8 -> uint8, 128 more."""
+    return values.view(torch.uint8) ^ 128
+
+
+def _read_column(parts: Mapping[str, StoredTensor], read: ReadTensor, suffix: str, num_rows: int) -> Tensor:
+    """A tensor of scales or zero points: [num_rows, num_groups], whether it has one entry for all, a row, or a group."""
+    tensor = read(suffix, (ALL,) * len(parts[suffix].shape))
+    return tensor.reshape(len(tensor), -1).expand(num_rows, -1)

@@ -1,0 +1,142 @@
+"""The block types of GGUF, unpacked: `weight = scale * value - offset` in groups of 32 that lie one behind the other.
+
+Source: the structs block_q4_0 ... block_q6_K of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and what
+`dequantize_row_*` makes of them in ggml-quants.c. A row is blocks of 32 weights, or super-blocks of 256:
+
+    Q4_0  d f16, 16 bytes           d * (q - 8)          the low halves of the bytes are weights 0-15, the high ones 16-31
+    Q4_1  d m f16, 16 bytes         d * q + m
+    Q5_0  d f16, 4 + 16 bytes       d * (q - 16)         bit i of the 4 bytes is the fifth bit of weight i
+    Q5_1  d m f16, 4 + 16 bytes     d * q + m
+    Q8_0  d f16, 32 int8            d * q
+    Q4_K  d dmin f16, 12, 128       d * s * q - dmin * m   s and m: 6 bits for each 32 weights, in the 12 bytes
+    Q5_K  d dmin f16, 12, 32 + 128  the same              bit g of 32 bytes is the fifth bit of the weights of group g
+    Q6_K  128 + 64 bytes, 16, d f16 d * s * (q - 32)       s: int8 for each 16 weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from inflight.layers.quantized_weight import QuantizedWeight
+
+_GROUP = 32
+
+
+def unpack_blocks(type_name: str, rows: Tensor) -> QuantizedWeight | Tensor:
+    """uint8 [num_rows, bytes of a row] -> the weight, [num_rows, in_features].
+
+    Floats of the stored dtype for F32, F16 and BF16, and float32 for Q6_K, whose groups of 16 no kernel has.
+    """
+    if type_name in _FLOATS:
+        return rows.view(_FLOATS[type_name])
+    block_bytes, unpack = _BLOCKS[type_name]
+    return unpack(rows.view(len(rows), -1, block_bytes))
+
+
+def _halves(blocks: Tensor, start: int, count: int) -> Tensor:
+    """`count` float16 of each block, from byte `start` on: float32 [num_rows, num_blocks, count]."""
+    return blocks[..., start : start + 2 * count].contiguous().view(torch.float16).float()
+
+
+def _two_halves(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The two float16 that a block begins with: float32 [num_rows, num_blocks, 1] each."""
+    both = _halves(blocks, 0, 2)
+    return both[..., :1], both[..., 1:]
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """uint8 [..., n] -> uint8 [..., 2, n]: all low halves, then all high ones."""
+    values = torch.empty(*packed.shape[:-1], 2, packed.shape[-1], dtype=torch.uint8)
+    torch.bitwise_and(packed, 15, out=values[..., 0, :])
+    torch.bitwise_right_shift(packed, 4, out=values[..., 1, :])
+    return values
+
+
+def _weight(values: Tensor, scales: Tensor, offsets: Tensor, bits: int) -> QuantizedWeight:
+    return QuantizedWeight(
+        values=values.flatten(1),
+        scales=scales.flatten(1).contiguous(),
+        offsets=offsets.flatten(1).contiguous(),
+        bits=bits,
+    )
+
+
+def _q4_0(blocks: Tensor) -> QuantizedWeight:
+    d = _halves(blocks, 0, 1)
+    return _weight(_nibbles(blocks[..., 2:]), d, d * 8, 4)
+
+
+def _q4_1(blocks: Tensor) -> QuantizedWeight:
+    d, m = _two_halves(blocks)
+    return _weight(_nibbles(blocks[..., 4:]), d, -m, 4)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """uint8 [..., 4] -> uint8 [..., 2, 16]: 16 where the bit is set, bit i for weight i."""
+    bits = (packed[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1  # [..., 4, 8]
+    return (bits << 4).view(*packed.shape[:-1], 2, 16)
+
+
+def _q5_0(blocks: Tensor) -> QuantizedWeight:
+    d = _halves(blocks, 0, 1)
+    return _weight(_nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6]), d, d * 16, 8)
+
+
+def _q5_1(blocks: Tensor) -> QuantizedWeight:
+    d, m = _two_halves(blocks)
+    return _weight(_nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8]), d, -m, 8)
+
+
+def _q8_0(blocks: Tensor) -> QuantizedWeight:
+    d = _halves(blocks, 0, 1)
+    return _weight(blocks[..., 2:] ^ 128, d, d * 128, 8)
+
+
+def _scales_of_super_block(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the offset of each group of a Q4_K or Q5_K block: float32 [num_rows, num_blocks, 8]."""
+    d, dmin = _two_halves(blocks)
+    first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat((first & 63, (rest & 15) | (first >> 6 << 4)), dim=-1)
+    mins = torch.cat((second & 63, (rest >> 4) | (second >> 6 << 4)), dim=-1)
+    return d * scales, dmin * mins
+
+
+def _q4_k(blocks: Tensor) -> QuantizedWeight:
+    scales, offsets = _scales_of_super_block(blocks)
+    packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, _GROUP)  # 32 bytes hold two groups
+    return _weight(_nibbles(packed), scales, offsets, 4)
+
+
+def _q5_k(blocks: Tensor) -> QuantizedWeight:
+    scales, offsets = _scales_of_super_block(blocks)
+    groups = torch.arange(8, dtype=torch.uint8)[:, None]
+    fifth = (blocks[..., None, 16:48] >> groups & 1) << 4  # [num_rows, num_blocks, 8, 32]
+    values = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, _GROUP)).view_as(fifth)
+    return _weight(values | fifth, scales, offsets, 8)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """Each half of a block is four groups of 32: bytes 0-31 and 32-63 of the low bits hold groups 0, 2 and 1, 3."""
+    low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).view(*blocks.shape[:2], 2, 4, _GROUP)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, _GROUP) >> shifts) & 3
+    values = (low | high << 4).float().sub_(32).view(*blocks.shape[:2], 16, 16)
+    scales = blocks[..., 192:208].contiguous().view(torch.int8) * _halves(blocks, 208, 1)
+    weight: Tensor = values.mul_(scales[..., None])
+    return weight.flatten(1)
+
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BLOCKS: Mapping[str, tuple[int, Callable[[Tensor], QuantizedWeight | Tensor]]] = {
+    "Q4_0": (18, _q4_0),
+    "Q4_1": (20, _q4_1),
+    "Q5_0": (22, _q5_0),
+    "Q5_1": (24, _q5_1),
+    "Q8_0": (34, _q8_0),
+    "Q4_K": (144, _q4_k),
+    "Q5_K": (176, _q5_k),
+    "Q6_K": (210, _q6_k),
+}

@@ -1,0 +1,123 @@
+"""`GgufSource`: the tensors of a GGUF file under the names, and with the rows, of a model folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inflight.config.gguf_config import ROPE_FACTORS
+from inflight.config.gguf_file import read_gguf
+from inflight.errors import CheckpointError
+from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.model_loader.gguf_blocks import unpack_blocks
+from inflight.model_loader.packing import hold_columns
+from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
+
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_NAMES_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class GgufSource(WeightSource):
+    """The converter of llama.cpp writes the rows of Llama's queries and keys in another order, which is undone here.
+
+    Within each head it puts rows i and i + head_dim / 2, which are rotated together, next to each other.
+    """
+
+    def __init__(self, path: Path, head_dim: int) -> None:
+        self._file = read_gguf(path)
+        self._head_dim = head_dim
+        self._interleaves_heads = self._file.metadata.get("general.architecture") == "llama"
+        self._stored_names: dict[str, str] = {}
+        self.tensors = {}
+        for stored_name, tensor in self._file.tensors.items():
+            if stored_name == ROPE_FACTORS:
+                continue  # the config knows what they say
+            name = model_name(stored_name)
+            is_quantized = tensor.type.name not in _FLOATS
+            if is_quantized and len(tensor.shape) != 2:
+                raise CheckpointError(
+                    f"{path}: {stored_name} is {tensor.type.name} and has {len(tensor.shape)} dimensions; quantized, only "
+                    "matrices are read"
+                )
+            self._stored_names[name] = stored_name
+            self.tensors[name] = StoredTensor(path, tensor.shape, tensor.type.name, is_quantized)
+
+    @contextmanager
+    def open(self) -> Iterator[ReadPart]:
+        yield self._read
+
+    def _read(self, name: str, held: Held) -> Tensor | QuantizedWeight:
+        if len(self.tensors[name].shape) == 2:
+            start, stop, _ = held[0].indices(self.tensors[name].shape[0])
+            return hold_columns(self._read_rows(name, start, stop), held[1], name)
+        stored = self._unpack(name, 0, 1)  # a vector is one row
+        assert isinstance(stored, Tensor), "only matrices are quantized"
+        vector = stored[0]
+        if self._is_interleaved(name):
+            vector = vector[_rows_as_stored(0, len(vector), self._head_dim)]
+        return vector[held]
+
+    def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
+        if not self._is_interleaved(name):
+            return self._unpack(name, start, stop - start)
+        first = start // self._head_dim * self._head_dim  # rows are anywhere in their own head, so heads are read whole
+        last = -(-stop // self._head_dim) * self._head_dim
+        return _select_rows(
+            self._unpack(name, first, last - first), _rows_as_stored(start - first, stop - first, self._head_dim)
+        )
+
+    def _is_interleaved(self, name: str) -> bool:
+        return self._interleaves_heads and re.search(r"\.self_attn\.[qk]_proj\.", name) is not None
+
+    def _unpack(self, name: str, row: int, num_rows: int) -> Tensor | QuantizedWeight:
+        stored = self._file.map_tensor(self._stored_names[name], row, num_rows)
+        return unpack_blocks(self.tensors[name].dtype, torch.from_numpy(stored))
+
+
+def model_name(stored_name: str) -> str:
+    """The name of a tensor in a model folder: "model.layers.3.mlp.up_proj.weight" of "blk.3.ffn_up.weight".
+
+    One that no model here has keeps its name, under which the loader refuses it.
+    """
+    in_layer = _BLOCK.fullmatch(stored_name)
+    if in_layer is not None and in_layer[2] in _NAMES_IN_LAYER:
+        return f"model.layers.{in_layer[1]}.{_NAMES_IN_LAYER[in_layer[2]]}.{in_layer[3]}"
+    stem, _, suffix = stored_name.rpartition(".")
+    return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else stored_name
+
+
+def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
+    """Where in the file rows `[start, stop)` of the model are, counted from the beginning of a head."""
+    row = torch.arange(start, stop)
+    half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
+    return row - row % head_dim + 2 * place + half
+
+
+def _select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | QuantizedWeight:
+    if isinstance(weight, Tensor):
+        return weight[rows]
+    return QuantizedWeight(
+        values=weight.values[rows],
+        scales=weight.scales[rows],
+        offsets=None if weight.offsets is None else weight.offsets[rows],
+        bits=weight.bits,
+    )

@@ -1,0 +1,108 @@
+"""`PackedCheckpoint`: safetensors whose linear weights are several tensors each: GPTQ, AWQ and compressed-tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
+from inflight.errors import CheckpointError
+from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.model_loader.awq import Awq
+from inflight.model_loader.checkpoint import Checkpoint
+from inflight.model_loader.compressed_tensors import CompressedTensors
+from inflight.model_loader.gptq import Gptq
+from inflight.model_loader.packed_layout import PackedLayout, ReadTensor
+from inflight.model_loader.packing import hold_columns
+from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
+
+LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
+    GPTQ: lambda: Gptq(stored_zero_offset=1),
+    GPTQ_V2: lambda: Gptq(stored_zero_offset=0),
+    AWQ: Awq,
+    COMPRESSED_TENSORS: CompressedTensors,
+}
+
+
+class PackedCheckpoint(WeightSource):
+    """A `Checkpoint` in which the tensors of each quantized module are one weight, `<module>.weight`.
+
+    A module is quantized if it has the tensors of one, whatever config.json says; all others are plain.
+    """
+
+    def __init__(self, stored: Checkpoint, weight_format: str) -> None:
+        self._stored = stored
+        self._layout = LAYOUTS[weight_format]()
+        self._modules: dict[str, _Module] = {}  # by the name of the weight
+        self.tensors = dict(stored.tensors)
+        with stored.open() as read:
+            for name in stored.tensors:
+                module, _, suffix = name.rpartition(".")
+                if suffix == self._layout.marker:
+                    self._add_module(module, weight_format, _reader_of(module, read))
+
+    def _add_module(self, module: str, weight_format: str, read: ReadTensor) -> None:
+        parts = {
+            suffix: self.tensors.pop(f"{module}.{suffix}")
+            for suffix in self._layout.suffixes
+            if f"{module}.{suffix}" in self.tensors
+        }
+        weight = f"{module}.weight"
+        file = parts[self._layout.marker].file
+        if weight in self.tensors:
+            raise CheckpointError(
+                f"{weight} is there twice: quantized in {file}, and plain in {self.tensors[weight].file}"
+            )
+        missing = [suffix for suffix in self._layout.required if suffix not in parts]
+        if missing:
+            raise CheckpointError(f"{module} in {file} is quantized, but lacks {', '.join(missing)}")
+        try:
+            shape = self._layout.weight_shape(parts, read)
+        except ValueError as error:
+            found = ", ".join(f"{suffix} {part.dtype} {list(part.shape)}" for suffix, part in parts.items())
+            raise CheckpointError(
+                f"{module} in {file} is no {weight_format} weight that is read: {error}; found {found}"
+            ) from error
+        self.tensors[weight] = StoredTensor(file, shape, weight_format, is_quantized=True)
+        self._modules[weight] = _Module(module, parts, shape)
+
+    @contextmanager
+    def open(self) -> Iterator[ReadPart]:
+        with self._stored.open() as read_stored:
+
+            def read(name: str, held: Held) -> Tensor | QuantizedWeight:
+                module = self._modules.get(name)
+                if module is None:
+                    return read_stored(name, held)
+                rows, columns = held
+                start, stop, _ = rows.indices(module.shape[0])
+                try:
+                    weight = self._layout.read(
+                        module.parts, module.shape, _reader_of(module.name, read_stored), start, stop
+                    )
+                except ValueError as error:
+                    raise CheckpointError(f"{module.name} in {self.tensors[name].file}: {error}") from error
+                return hold_columns(weight, columns, name)
+
+            yield read
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A quantized module: its name, its tensors by suffix, and the shape of its weight."""
+
+    name: str
+    parts: Mapping[str, StoredTensor]
+    shape: tuple[int, int]
+
+
+def _reader_of(module: str, read: ReadPart) -> ReadTensor:
+    def read_tensor(suffix: str, part: Held) -> Tensor:
+        tensor = read(f"{module}.{suffix}", part)
+        assert isinstance(tensor, Tensor), "safetensors are plain"
+        return tensor
+
+    return read_tensor

@@ -1,0 +1,105 @@
+"""From the integers, scales and zero points of any layout to a `QuantizedWeight`, or to floats where it has no place."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from inflight.errors import CheckpointError
+from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
+
+_ROW_GROUP_SIZES = (128, 64, 32)  # that a row with one scale is cut into, the largest that fits
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """int32 [rows, words], each of 32 / bits unsigned numbers, the lowest bits first -> uint8 [rows, words * 32 / bits]."""
+    packed = words.contiguous().view(torch.uint8)  # the machines served are little-endian
+    return unpack_nibbles(packed) if bits == 4 else packed
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """uint8 [rows, n] -> uint8 [rows, 2 * n], the low half of each byte first."""
+    values = torch.empty(*packed.shape, 2, dtype=torch.uint8)
+    torch.bitwise_and(packed, 15, out=values[..., 0])
+    torch.bitwise_right_shift(packed, 4, out=values[..., 1])
+    return values.flatten(-2)
+
+
+def make_weight(
+    values: Tensor, scales: Tensor, zero_points: Tensor, bits: int, group_index: Tensor | None = None
+) -> QuantizedWeight | Tensor:
+    """weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
+
+    Floats where `QuantizedWeight` has no such groups: in another order, or of sizes that are no multiple of 32.
+
+    Args:
+        values: uint8 [out_features, in_features], below 2**bits.
+        scales, zero_points: float32 [out_features, num_groups].
+        group_index: each column's group, [in_features] in [0, num_groups); None for neighbours in groups of equal size.
+    """
+    num_columns, num_groups = values.shape[1], scales.shape[1]
+    if group_index is None:
+        group_index = torch.arange(num_columns) // (num_columns // num_groups)
+        in_order = True
+    else:
+        evenly = num_columns % num_groups == 0
+        in_order = evenly and bool((group_index == torch.arange(num_columns) // (num_columns // num_groups)).all())
+    middle = 2 ** (bits - 1)
+    if num_groups == 1 and bits == 8 and bool((zero_points == middle).all()) and bool((values > 0).all()):
+        return QuantizedWeight(values=(values ^ middle).view(torch.int8), scales=scales, offsets=None, bits=8)
+    offsets = scales * zero_points
+    group_size = num_columns // num_groups
+    if in_order and num_groups == 1:
+        group_size = next((size for size in _ROW_GROUP_SIZES if num_columns % size == 0), group_size)
+    if in_order and group_size % GROUP_SIZE_MULTIPLE == 0:
+        return split_groups(QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits), group_size)
+    group_index = group_index.long()
+    return (values * scales[:, group_index]).sub_(offsets[:, group_index])
+
+
+def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
+    """The same weight in smaller groups: `group_size` divides its own."""
+    times = weight.group_size // group_size
+    if times == 1 or weight.offsets is None:
+        return weight
+    return QuantizedWeight(
+        values=weight.values,
+        scales=weight.scales.repeat_interleave(times, dim=1),
+        offsets=weight.offsets.repeat_interleave(times, dim=1),
+        bits=weight.bits,
+    )
+
+
+def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
+    """Columns `[start, stop)`, those of one tensor-parallel rank. Groups that they do not end with are cut into smaller ones.
+
+    Raises:
+        CheckpointError: there are no groups that small.
+    """
+    total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
+    start, stop, _ = columns.indices(total)
+    if (start, stop) == (0, total):
+        return weight
+    if isinstance(weight, Tensor):
+        return weight[:, start:stop]
+    values = weight.values[:, start:stop].contiguous()
+    if weight.offsets is None:
+        return QuantizedWeight(values=values, scales=weight.scales, offsets=None, bits=weight.bits)
+    group_size = math.gcd(weight.group_size, start, stop)
+    if group_size % GROUP_SIZE_MULTIPLE:
+        sizes = [str(n) for n in range(1, 65) if total % (n * GROUP_SIZE_MULTIPLE) == 0]
+        raise CheckpointError(
+            f"{name} has {total} columns in groups of {weight.group_size}, and a rank's part of {stop - start} is no multiple "
+            f"of {GROUP_SIZE_MULTIPLE}: use a tensor_parallel_size of {' or '.join(sizes) or '1'}, or the plain checkpoint"
+        )
+    weight = split_groups(weight, group_size)
+    assert weight.offsets is not None
+    groups = slice(start // group_size, stop // group_size)
+    return QuantizedWeight(
+        values=values,
+        scales=weight.scales[:, groups].contiguous(),
+        offsets=weight.offsets[:, groups].contiguous(),
+        bits=weight.bits,
+    )

@@ -1,0 +1,149 @@
+"""The tokenizer and the chat template that a GGUF file holds, where its kind of splitting is known.
+
+Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A sentencepiece vocabulary ("llama") is not made
+into a tokenizer: the file lacks its normalisation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from inflight.config.gguf_file import GgufFile, GgufStrings
+from inflight.errors import TokenizerError
+from inflight.tokenizer.chat_template import ChatTemplate, read_given
+from inflight.tokenizer.tokenizer import Tokenizer
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" is what llama.cpp does then.
+_SPLITS = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2 + r"|\s+",),
+    "llama-bpe": (_CL100K % 3,),
+    "qwen2": (_CL100K % 1,),
+}
+_PREFIX = "tokenizer.ggml."
+_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+_SPECIAL_TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
+    "pad_token": "padding_token_id",
+}
+_CHAT_TEMPLATE = "tokenizer.chat_template"
+
+
+def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+    """
+    Raises:
+        TokenizerError: there is none in the file, or one that cannot be made from it.
+    """
+    model, pre = file.metadata.get(f"{_PREFIX}model"), file.metadata.get(f"{_PREFIX}pre")
+    if model != "gpt2" or pre not in _SPLITS:
+        raise _unusable(
+            file,
+            f"{_PREFIX}model={model!r} with {_PREFIX}pre={pre!r} cannot be made into a tokenizer; 'gpt2' can, with "
+            f"{', '.join(_SPLITS)}",
+        )
+    assert isinstance(pre, str)
+    tokens, merges = _strings(file, "tokens"), _strings(file, "merges")
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        raise _unusable(file, "a token is there twice")
+    pairs = []
+    for merge in merges:
+        middle = merge.find(" ", 1)
+        if middle < 0:
+            raise _unusable(file, f"the merge {merge!r} is no pair")
+        pairs.append((merge[:middle], merge[middle + 1 :]))
+    try:
+        # Llama 3 keeps a word that is a token, whatever the merges say
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+    except Exception as error:  # the library raises nothing more specific
+        raise _unusable(file, str(error)) from error
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(file, backend, tokens)
+    special = _special_tokens(file, tokens)
+    _surround(file, backend, special, begins=pre == "llama-bpe")
+    return Tokenizer(backend, special)
+
+
+def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
+    """The template `given`, as `ChatTemplate.from_folder` takes it, else those of the file."""
+    if given is not None:
+        sources = {"default": read_given(given)}
+    else:
+        sources = {
+            key.removeprefix(_CHAT_TEMPLATE).removeprefix(".") or "default": value
+            for key, value in file.metadata.items()
+            if isinstance(value, str) and (key == _CHAT_TEMPLATE or key.startswith(f"{_CHAT_TEMPLATE}."))
+        }
+    return ChatTemplate(sources, _special_tokens(file, _strings(file, "tokens")))
+
+
+def _unusable(file: GgufFile, why: str) -> TokenizerError:
+    return TokenizerError(
+        f"{file.path}: {why}; put the model's tokenizer.json beside the file, name its folder or hub id with tokenizer=..., or "
+        "serve token ids only with skip_tokenizer_init=True"
+    )
+
+
+def _strings(file: GgufFile, name: str) -> list[str]:
+    array = file.metadata.get(f"{_PREFIX}{name}")
+    if not isinstance(array, GgufStrings):
+        raise _unusable(file, f"{_PREFIX}{name} is missing")
+    return file.read_strings(array)
+
+
+def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
+    """Those that are found in a text before it is split."""
+    types = file.metadata.get(f"{_PREFIX}token_type")
+    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
+        raise _unusable(file, f"{_PREFIX}token_type has not one entry for each of {len(tokens)} tokens")
+    for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        found = [tokens[token_id] for token_id in np.flatnonzero(types == kind)]
+        added = [AddedToken(text, special=is_special, normalized=False) for text in found if text]
+        (backend.add_special_tokens if is_special else backend.add_tokens)(added)
+
+
+def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
+    found = {}
+    for name, key in _SPECIAL_TOKENS.items():
+        token_id = file.metadata.get(f"{_PREFIX}{key}")
+        if token_id is None:
+            continue
+        if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+            raise _unusable(file, f"{_PREFIX}{key}={token_id!r} is none of {len(tokens)} tokens")
+        found[name] = tokens[token_id]
+    return found
+
+
+def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, begins: bool) -> None:
+    """The tokens that `encode` puts around a text. `begins`: with a BOS, where the file does not say."""
+    first = [special["bos_token"]] if _flag(file, "add_bos_token", begins) and "bos_token" in special else []
+    last = [special["eos_token"]] if _flag(file, "add_eos_token", False) and "eos_token" in special else []
+    if first or last:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1", *(f"{token}:1" for token in last)],
+            special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys([*first, *last])],
+        )
+
+
+def _flag(file: GgufFile, name: str, default: bool) -> bool:
+    value = file.metadata.get(f"{_PREFIX}{name}", default)
+    if not isinstance(value, bool):
+        raise _unusable(file, f"{_PREFIX}{name}={value!r} is not true or false")
+    return value

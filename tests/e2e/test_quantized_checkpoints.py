@@ -1,0 +1,81 @@
+"""Engines of a GGUF file and of a GPTQ folder against the engine of the same weights in plain form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight import LLM, SamplingParams
+from inflight.config.gguf_file import read_gguf
+from inflight.errors import ConfigError, TokenizerError
+from inflight.tokenizer.gguf_tokenizer import gguf_tokenizer
+from tests.gguf_files import Number
+from tests.gguf_models import write_pair
+from tests.quantized_checkpoints import gptq
+from tests.unit.model_loader import test_packed_checkpoint as packed
+
+PROMPT = [5, 9, 14, 7, 3]
+
+
+def open_llm(path: Path, **arguments: Any) -> LLM:
+    defaults: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 64}
+    return LLM(str(path), **{**defaults, "kv_cache_memory_bytes": 1 << 22, **arguments})
+
+
+def tokens(path: Path, **arguments: Any) -> list[int]:
+    with open_llm(path, **arguments) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_a_gguf_file_named_itself_or_by_its_folder(tmp_path: Path) -> None:
+    plain, file = write_pair(tmp_path, "llama")
+    truth = tokens(plain)
+    assert tokens(file) == truth
+    assert tokens(tmp_path) == truth
+    with pytest.raises(ConfigError, match=r"load_format='safetensors', but .*model\.gguf holds gguf"):
+        open_llm(file, load_format="safetensors")
+
+
+def test_a_gptq_folder(tmp_path: Path) -> None:
+    plain, quantized = packed.write_pair(tmp_path, packed.GPTQ_CONFIG, gptq, bits=4, group_size=32)
+    assert tokens(quantized) == tokens(plain)
+
+
+def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
+    letters = [chr(code) for code in range(ord("!"), ord("~") + 1)]
+    vocabulary = [*letters, "<|end|>", *(f"<unused{i}>" for i in range(203 - len(letters) - 1))]
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.token_type": Number("i", [1] * len(letters) + [3] * (203 - len(letters))),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": Number("I", len(letters)),
+        "tokenizer.ggml.eos_token_id": Number("I", len(letters)),
+        "tokenizer.chat_template": "{{ messages[0].content }}{{ eos_token }}",
+    }
+    _, file = write_pair(tmp_path, "qwen3", {}, metadata)
+    with open_llm(file, skip_tokenizer_init=False) as llm:
+        (output,) = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
+        assert output.prompt_token_ids == [letters.index(letter) for letter in "abc"]
+        messages = [{"role": "user", "content": "ab"}]
+        (chat,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, add_generation_prompt=False)
+        assert chat.prompt_token_ids == [letters.index("a"), letters.index("b"), len(letters)]
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(gguf_tokenizer(read_gguf(file)).to_json())
+    with open_llm(file, skip_tokenizer_init=False, tokenizer=str(tmp_path / "tokenizer")) as llm:
+        (again,) = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
+        assert again.prompt_token_ids == output.prompt_token_ids
+
+
+def test_a_tokenizer_beside_the_file_comes_first(tmp_path: Path) -> None:
+    _, file = write_pair(tmp_path, "qwen3", {})
+    with pytest.raises(TokenizerError, match="tokenizer=") as caught:
+        open_llm(file, skip_tokenizer_init=False)
+    assert "model.gguf" in str(caught.value)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+        open_llm(file, skip_tokenizer_init=False)

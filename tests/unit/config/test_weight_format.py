@@ -1,0 +1,104 @@
+"""quantization_config: which layouts are read, and refusals that say what was given and what is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.config.json_fields import JsonFields
+from inflight.config.weight_format import parse_weight_format
+from inflight.errors import UnsupportedModelError
+
+
+def parse(quantization: object) -> str:
+    return parse_weight_format(JsonFields({"quantization_config": quantization}))
+
+
+def compressed(
+    weights: dict[str, Any] | None = None, group: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
+    scheme = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": 128,
+        **(weights or {}),
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme, **(group or {})}},
+        **fields,
+    }
+
+
+PER_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        (None, "plain"),
+        (GPTQ, "gptq"),
+        ({**GPTQ, "bits": 8, "desc_act": True, "checkpoint_format": "gptq"}, "gptq"),
+        ({**GPTQ, "checkpoint_format": "gptq_v2"}, "gptq_v2"),
+        (AWQ, "awq"),
+        ({**AWQ, "version": "GEMM"}, "awq"),
+        (compressed(), "compressed-tensors"),
+        (compressed({"num_bits": 8, "strategy": "channel"}, {"input_activations": PER_TOKEN}), "compressed-tensors"),
+        (compressed(format="int-quantized", sparsity_config={"format": "dense"}), "compressed-tensors"),
+        (compressed(format="mixed-precision"), "compressed-tensors"),
+    ],
+)
+def test_what_is_read(quantization: object, name: str) -> None:
+    assert parse(quantization) == name
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ("gptq", ["quantization_config='gptq' is not an object"]),
+        ({}, ["quant_method is missing"]),
+        (
+            {"quant_method": "fp8"},
+            ["quant_method='fp8'", "gptq", "awq", "compressed-tensors", "GGUF", "plain checkpoint"],
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ["bitsandbytes"]),
+        ({**GPTQ, "bits": 3}, ["bits=3", "4 and 8 bits"]),
+        ({**GPTQ, "bits": True}, ["bits=True"]),
+        ({"quant_method": "gptq"}, ["bits=None"]),
+        ({**GPTQ, "checkpoint_format": "marlin"}, ["checkpoint_format='marlin'"]),
+        ({**GPTQ, "is_marlin_format": True}, ["is_marlin_format=True"]),
+        ({**AWQ, "bits": 8}, ["bits=8"]),
+        ({**AWQ, "version": "gemv"}, ["version='gemv'", "gemm"]),
+        (compressed(format="float-quantized"), ["format='float-quantized'", "pack-quantized"]),
+        (compressed(format=None), ["format=None"]),
+        (compressed({"type": "float"}), ["group_0: weights: type='float'"]),
+        (compressed({"num_bits": 2}), ["num_bits=2"]),
+        (compressed({"strategy": "block"}), ["strategy='block'"]),
+        (compressed({"dynamic": True}), ["dynamic=True"]),
+        (compressed(group={"weights": None}), ["weights: type=None"]),
+        (
+            compressed(group={"input_activations": {**PER_TOKEN, "dynamic": False}}),
+            ["input_activations: dynamic=False"],
+        ),
+        (compressed(group={"input_activations": {**PER_TOKEN, "strategy": "tensor"}}), ["strategy='tensor'"]),
+        (compressed(group={"output_activations": PER_TOKEN}), ["output_activations"]),
+        (compressed(group={"format": "nvfp4-pack-quantized"}), ["nvfp4"]),
+        (compressed(config_groups={}), ["config_groups is missing"]),
+        (compressed(config_groups={"group_0": 3}), ["group_0=3 is not an object"]),
+        (compressed(quantization_status="frozen"), ["quantization_status='frozen'"]),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), ["sparse-24-bitmask"]),
+        (compressed(kv_cache_scheme={"num_bits": 8}), ["kv_cache_scheme"]),
+        (compressed(transform_config={"config_groups": {"u": {}}}), ["transform_config"]),
+    ],
+)
+def test_what_is_refused(quantization: object, words: list[str]) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse(quantization)
+    for word in ("quantization_config", *words):
+        assert word in str(caught.value)
