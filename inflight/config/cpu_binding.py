@@ -37,8 +37,8 @@ def cores_of_rank(
 ) -> tuple[int, ...] | None:
     """The core of each of the rank's `num_threads` threads; None where the kernel is to place them.
 
-    "auto" binds if the ranks of the node fill the cores that they may use; with fewer threads than that, others are meant to run
-    beside them, and the kernel knows better where there is room.
+    "auto" binds if the ranks of the node fill the cores that they may use; with fewer threads than that, others are meant
+    to run beside them, and the kernel knows better where there is room.
 
     Args:
         setting: "auto", "off" or what `parse_core_lists` takes.

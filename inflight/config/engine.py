@@ -111,8 +111,8 @@ class StructuredOutputsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU, and `threads_bind` says which cores its
-    threads are bound to, see `cpu_binding`."""
+    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU, and `threads_bind` says which cores
+    its threads are bound to, see `cpu_binding`."""
 
     kind: str
     num_threads: int

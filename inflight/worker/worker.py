@@ -1,7 +1,7 @@
 """`Worker`: one rank. It owns the device, the model, the runner and the connections to other ranks.
 
-The executor calls it from one thread. Whatever computes, loading too, runs in the device's compute thread. A step is prepared in
-the calling thread, and then handed over:
+The executor calls it from one thread. Whatever computes, loading too, runs in the device's compute thread. A step is prepared
+in the calling thread, and then handed over:
 
     calling thread   | prepare N | prepare N+1 |              | prepare N+2 |
     compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
@@ -276,7 +276,7 @@ class Worker(WorkerBase):
         )
 
     def _compute(self, stage: Callable[[], T]) -> T:
-        """Run `stage` in the compute thread, to its end. Peers must not wait in a collective for a rank that fails before it."""
+        """Run `stage` in the compute thread, to its end. Peers must not wait for a rank that fails."""
         try:
             return self._device.submit(stage).result()
         except BaseException:

@@ -10,10 +10,10 @@ from inflight.errors import ConfigError
 
 
 def bind_threads(kernels: ctypes.CDLL, cores: Sequence[int]) -> None:
-    """Thread i of the calling thread's OpenMP pool may run on `cores[i]` only, the calling one, which is number 0, on any of them.
+    """Thread i of the calling thread's OpenMP pool may run on `cores[i]` only; the calling one, number 0, on any of them.
 
-    While the others work it has its own core all the same. OpenMP may end threads that a smaller region has no use for; those that
-    take their place inherit where the calling thread may run, and should not all be on its core.
+    While the others work it has its own core all the same. OpenMP may end threads that a smaller region has no use for; those
+    that take their place inherit where the calling thread may run, and should not all be on its core.
 
     Raises:
         ConfigError: the kernel refuses.

@@ -65,7 +65,7 @@ def run(folder: Path, cores: list[int], **arguments: object) -> dict[str, list[l
 @needs_kernels
 @needs_two_cores
 def test_one_pool_bound_and_idle(folder: Path) -> None:
-    first, second = cores = sorted(os.sched_getaffinity(0))[:2]
+    _, second = cores = sorted(os.sched_getaffinity(0))[:2]
     found = run(folder, cores)
     assert found["pool"] == [[second]], "one thread beside the compute thread, on its core"
     assert found["python"] == [cores] * len(found["python"]) and found["main"] == cores
