@@ -19,6 +19,8 @@ FLAGS = {  # the names stand in inflight/kernels/cpu/library.py, with what the p
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
 }
 
+WARNINGS = ["-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # GCC 12 warns of its own intrinsics
+
 
 def extensions() -> list[Extension]:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
@@ -32,7 +34,15 @@ def extensions() -> list[Extension]:
             depends=[str(path) for path in headers],
             define_macros=[("INFLIGHT_SOURCE_HASH", digest)],
             # -fopenmp not when linking: the library uses the OpenMP runtime that torch has loaded, there must be only one
-            extra_compile_args=["-std=c++17", "-O3", "-fopenmp", "-fno-exceptions", "-fvisibility=hidden", *flags],
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-fopenmp",
+                "-fno-exceptions",
+                "-fvisibility=hidden",
+                *WARNINGS,
+                *flags,
+            ],
             language="c++",
             optional=os.environ.get("INFLIGHT_REQUIRE_KERNELS") != "1",
         )

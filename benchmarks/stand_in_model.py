@@ -9,8 +9,8 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import Attention
+from inflight.layers.context import LayerContext, make_context
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
 from inflight.worker.worker import Worker
@@ -22,14 +22,10 @@ class StandInModel(CausalLM):
     def __init__(
         self,
         architecture: ModelArchitecture,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
+        context: LayerContext,
         stage: PipelineStage,
     ) -> None:
-        super().__init__(architecture, dtype=dtype, device=device, backend=backend, tp=tp, stage=stage)
+        super().__init__(architecture, context, stage)
         self._layers = {
             f"layers.{index}": Attention(
                 f"layers.{index}",
@@ -38,12 +34,12 @@ class StandInModel(CausalLM):
                 head_dim=architecture.head_dim,
                 scale=1.0,
                 sliding_window=None,
-                backend=backend,
+                backend=context.backend,
             )
             for index in range(stage.start, stage.stop)
         }
         self._stage = stage
-        self._set_up(architecture, dtype, device)
+        self._set_up(architecture, context.dtype, context.device)
 
     def _set_up(self, architecture: ModelArchitecture, dtype: torch.dtype, device: torch.device) -> None:
         """What the benchmark's own methods need; the end of the constructor."""
@@ -62,11 +58,11 @@ class StandInWorker(Worker):
 
     def _load_stage(self, backend: AttentionBackend) -> CausalLM:
         config = self._config.model
-        return self.model_class(
-            config.architecture,
+        context = make_context(
             dtype=getattr(torch, config.dtype),
             device=self._device.torch_device,
-            backend=backend,
             tp=self._tp,
-            stage=self._stage,
+            backend=backend,
+            quantization=config.quantization,
         )
+        return self.model_class(config.architecture, context, self._stage)

@@ -1,11 +1,14 @@
 """Where each percent of a step goes: decode steps of several batch sizes, and one prefill step.
 
     python -m benchmarks.step_profile [--model qwen3-0.6b] [--models FOLDER] [--quantization int8] [--batch 1 8 32]
-                                      [--prefill 1024]
+                                      [--prefill 1024] [--one-call]
 
 The calls of the compute thread are timed from outside: layers as modules, the small steps as methods of `LayerOps`; a time is
 without the timed calls inside it. What is left of the forward is "Python between calls", and what is left of the time from one
 forward's start to the next is "waiting". Matrices and attention stand beside the least time that the roofline allows them.
+
+Layers run one by one here, for within the one call that the engine makes of them nothing can be timed from outside; with
+--one-call they run as the engine runs them, and are one line. Kernels are the same in both.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear import Linear
 from inflight.layers.logits import LogitsHead
 from inflight.layers.rotary import RotaryEmbedding
+from inflight.models.llama import LlamaForCausalLM
 from inflight.sampling_params import SamplingParams
 
 FORWARD, SAMPLE, WAITING = "Python between calls", "sampling", "waiting"
@@ -96,8 +100,11 @@ class TimedLayerOps:
         return self._clock.timed(name.replace("_", " "), found) if callable(found) else found
 
 
-def observe(engine: ObservedEngine, clock: StepClock) -> None:
+def observe(engine: ObservedEngine, clock: StepClock, *, one_call: bool) -> None:
     """From now on the clock times the engine's calls. `vars`: an instance's own attribute goes before its class's method."""
+    model = engine.worker.model
+    if isinstance(model, LlamaForCausalLM):
+        vars(model)["fused"] = clock.timed("all layers", model.fused) if one_call and model.fused is not None else None
     for path, module in engine.worker.model.named_modules():
         name = path.rpartition(".")[2]
         kind = None
@@ -219,6 +226,7 @@ def main() -> None:
     parser.add_argument("--quantization", choices=[name for name in WEIGHT_BITS if name != "bf16"], help="[bf16]")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32], help="of decode steps [1 8 32]")
     parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of prefill steps [1024]")
+    parser.add_argument("--one-call", action="store_true", help="layers as the engine runs them")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="JSON: further arguments of the engine")
     args = parser.parse_args()
     folder = model_folder(args.model, args.models)
@@ -238,7 +246,7 @@ def main() -> None:
     limits = partial(least_seconds, architecture, machine, args.quantization or "bf16")
     clock = StepClock()
     with ObservedEngine(EngineArgs.from_kwargs(engine_args)) as engine:
-        observe(engine, clock)
+        observe(engine, clock, one_call=args.one_call)
         for batch in args.batch:
             shares = shares_of(profile_decode(engine, clock, batch), is_steady=True)
             context = PROMPT_TOKENS + WARM_UP_STEPS + NUM_STEPS // 2

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# How long (2000: 50 us) an idle compute thread watches for the next parallel region before it sleeps. libgomp's own 300,000 are
-# 8 ms, in which a core is taken from whoever has work. It reads this when it is loaded, which torch does.
+# How long (20000: half a millisecond) an idle compute thread watches for the next parallel region before it sleeps. libgomp's
+# own 300,000 are 8 ms, in which a core is taken from whoever has work. It reads this when it is loaded, which torch does.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 _HOME = {
     "LLM": "inflight.entrypoints.llm",

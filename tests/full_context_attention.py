@@ -13,6 +13,8 @@ from inflight.models.causal_lm import CausalLM
 class FullContextAttention:
     """Causal attention in float64, written to be read."""
 
+    is_batch_invariant = False
+
     def forward(
         self,
         query: Tensor,

@@ -27,6 +27,8 @@ class AttentionBackend(ABC):
     connector) fills the whole of it.
     """
 
+    is_batch_invariant = False  # whether a row's result is the same bit for bit in whatever company it is computed
+
     @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """One layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.

@@ -36,6 +36,8 @@ class CpuPagedMetadata(AttentionMetadata):
 class CpuPagedBackend(AttentionBackend):
     """Stateless, but for the kernel's own scratch memory, which each thread keeps."""
 
+    is_batch_invariant = True
+
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self._kernels = kernels
 
@@ -49,6 +51,13 @@ class CpuPagedBackend(AttentionBackend):
         start = layer_index * spec.block_bytes
         layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
         return layer.view(len(arena), 2 * spec.num_kv_heads, -1)
+
+    @staticmethod
+    def head_layout(kv_cache: torch.Tensor, num_heads: int, head_dim: int, dtype: torch.dtype) -> HeadLayout:
+        """What the kernel has to know of a layer whose cache this is."""
+        block_stride = kv_cache.stride(0) * kv_cache.element_size()
+        dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
+        return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         arrays = tuple(
@@ -81,9 +90,7 @@ class CpuPagedBackend(AttentionBackend):
         for rows in (query, key, value):
             assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
         assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)
-        block_stride = kv_cache.stride(0) * kv_cache.element_size()
-        dtypes = DTYPES[query.dtype], CACHE_DTYPES[kv_cache.dtype]
-        layout = HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)
+        layout = self.head_layout(kv_cache, num_heads, head_dim, query.dtype)
         output = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         self._kernels.inflight_paged_attention(
             query.data_ptr(),

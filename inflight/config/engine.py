@@ -10,6 +10,18 @@ from inflight.config.ranks import RankLayout
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuantizationConfig:
+    """What becomes of weights that the checkpoint has as floats: None (they stay), "int8" (a scale a row) or "int4".
+
+    `layers` is for all linear layers but the head. `group_size`: the input features that share a scale and an offset in int4.
+    """
+
+    layers: str | None = None
+    head: str | None = None
+    group_size: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The model: its folder (or GGUF file), network, numeric type and the longest sequence served.
 
@@ -24,6 +36,8 @@ class ModelConfig:
     load_format: str  # "safetensors" | "gguf" | "dummy"
     seed: int
     fingerprint: str
+    quantization: QuantizationConfig = QuantizationConfig()
+    batch_invariant: bool = False  # refuse to start where it cannot be promised
 
 
 @dataclass(frozen=True, kw_only=True)

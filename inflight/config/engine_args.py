@@ -13,6 +13,9 @@ _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "kv_cache_dtype": ("auto", "int8"),
     "load_format": ("auto", "safetensors", "gguf", "dummy"),
+    "quantization": (None, "int8", "int4"),
+    "head_quantization": ("auto", "none", "int8", "int4"),
+    "quantization_group_size": (32, 64, 128),
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
@@ -46,6 +49,13 @@ class EngineArgs:
         tokenizer: a folder or hub id to take the tokenizer from; None is the model's own.
         revision: branch, tag or commit of a hub id.
         dtype: of weights, activations and, unless `kv_cache_dtype` says otherwise, the KV cache.
+        quantization: bring weights that are floats to 8 bits (a scale a row) or 4 (a scale and an offset a group) as they are
+            read; activations are quantized in each step, a scale a row. None leaves them. A checkpoint that is quantized
+            already is used as it is.
+        head_quantization: of the head (lm_head); "auto" is "int8" where quantization is set.
+        quantization_group_size: input features that share a scale and an offset in 4 bits.
+        batch_invariant: refuse to start where tokens and log-probabilities could depend, in their last bits, on what else
+            is computed with them. Where the C++ kernels serve they do not.
         max_model_len: longest sequence, prompt and output together; None is the model's own limit.
         max_num_seqs: most requests in one step.
         max_num_batched_tokens: token budget of one step.
@@ -100,6 +110,10 @@ class EngineArgs:
     gpu_memory_utilization: float | None = None
     seed: int = 0
     load_format: str = "auto"
+    quantization: str | None = None
+    head_quantization: str = "auto"
+    quantization_group_size: int = 64
+    batch_invariant: bool = False
     skip_tokenizer_init: bool = False
     chat_template: str | None = None
     generation_config: str = "auto"
@@ -136,7 +150,7 @@ class EngineArgs:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices:
+            if value not in choices or type(value) not in {type(choice) for choice in choices}:
                 raise ConfigError(f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}")
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
@@ -144,7 +158,7 @@ class EngineArgs:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name}={value!r} is not an integer in [{low}, {high}]")
-        for name in ("enable_prefix_caching", "enable_chunked_prefill", "skip_tokenizer_init"):
+        for name in ("enable_prefix_caching", "enable_chunked_prefill", "skip_tokenizer_init", "batch_invariant"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not True or False")
         if not isinstance(self.async_scheduling, bool | None):

@@ -170,7 +170,8 @@ def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, obje
     """The scaling whose divisors the file holds, if it is Llama 3's."""
     tensor = file.tensors[ROPE_FACTORS]
     theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
-    assert isinstance(head_dim, int)
+    if not isinstance(head_dim, int):
+        return None  # the parser of configurations says what is wrong with it
     if (
         tensor.type.name == "F32"
         and tensor.shape == (head_dim // 2,)

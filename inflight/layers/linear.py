@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.linear_method import select_linear_method
+from inflight.layers.context import LayerContext
+from inflight.layers.linear_method import PreparedLinear
+from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.weights import WeightSlot, WeightSlots
 
 
@@ -40,25 +43,49 @@ def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputP
 class Linear(nn.Module):
     """x [num_tokens, in_features] -> [num_tokens, out_features]; what the sharded kinds below have in common."""
 
-    def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self.method = select_linear_method(device, dtype)
+        dtype, device = context.dtype, context.device
+        self.in_features = in_features
+        self.dtype, self.method = dtype, context.linear
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
+        self.quantized: dict[int, QuantizedWeight] = {}  # first output feature -> the part, if it is stored quantized
+        self.num_dequantized = 0  # of them, those that the other parts did not let stay so
 
     def finish_loading(self) -> None:
-        self.weight = nn.Parameter(self.method.prepare(self.weight.data), False)
+        self.prepare(self.bias)
+
+    def prepare(self, bias: Tensor | None, *, is_gated: bool = False) -> None:
+        """Bring the weights into the form that `multiply` reads, and drop the plain ones."""
+        weight = assemble(self.weight.data, self.quantized)
+        self.num_dequantized = len(self.quantized) if isinstance(weight, Tensor) else 0
+        self.multiply: PreparedLinear = self.method.prepare(
+            weight, None if bias is None else bias.data, is_gated=is_gated
+        )
+        del self.weight, self.bias, self.quantized
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.method.apply(x, self.weight, self.bias)
+        return self.multiply(x, self.dtype)
+
+
+def assemble(weight: Tensor, quantized: Mapping[int, QuantizedWeight]) -> Tensor | QuantizedWeight:
+    """Quantized, if all parts are. Else parts that are quantized are brought into the dtype of the others."""
+    parts = [quantized[start] for start in sorted(quantized)]
+    if parts and sum(len(part.values) for part in parts) == len(weight):
+        together = concatenate_rows(parts)
+        if together is not None:
+            return together
+    for start, part in quantized.items():
+        weight[start : start + len(part.values)] = part.dequantize()
+    return weight
 
 
 class ColumnParallelLinear(Linear):
     """Output features are sharded. Several projections of one input are one multiplication, their outputs side by side.
 
     `parts`: the name of each projection in the checkpoint, below the prefix -> the rows that this rank holds.
+    `is_gated`: there are two, and the result is silu(first) * second, [num_tokens, rows of one].
     """
 
     def __init__(
@@ -67,56 +94,56 @@ class ColumnParallelLinear(Linear):
         parts: Mapping[str, OutputPart],
         *,
         bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        context: LayerContext,
+        is_gated: bool = False,
     ) -> None:
-        out_features = sum(part.size for part in parts.values())
-        super().__init__(in_features, out_features, bias=bias, dtype=dtype, device=device)
-        self.in_features = in_features
+        super().__init__(in_features, sum(part.size for part in parts.values()), bias=bias, context=context)
         self.parts = dict(parts)
+        self.is_gated = is_gated
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         offset = 0
         for name, part in self.parts.items():
             rows = slice(offset, offset + part.size)
-            yield (
-                f"{prefix}.{name}.weight",
-                WeightSlot(shape=(part.total, self.in_features), destination=self.weight.data[rows], start=part.start),
+            slot = WeightSlot(
+                shape=(part.total, self.in_features),
+                destination=self.weight.data[rows],
+                start=part.start,
+                accept_quantized=partial(self.quantized.__setitem__, offset),
             )
+            yield f"{prefix}.{name}.weight", slot
             if self.bias is not None:
                 slot = WeightSlot(shape=(part.total,), destination=self.bias.data[rows], start=part.start)
                 yield f"{prefix}.{name}.bias", slot
             offset += part.size
 
+    def finish_loading(self) -> None:
+        self.prepare(self.bias, is_gated=self.is_gated)
+
 
 class RowParallelLinear(Linear):
     """Input features are sharded; the ranks' partial sums are added up. Rank 0 alone adds the bias."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        tp: TensorParallelGroup,
-    ) -> None:
-        self.columns = even_part(in_features, tp)
-        super().__init__(self.columns.size, out_features, bias=bias, dtype=dtype, device=device)
-        self.tp = tp
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, context: LayerContext) -> None:
+        self.columns = even_part(in_features, context.tp)
+        super().__init__(self.columns.size, out_features, bias=bias, context=context)
+        self.tp = context.tp
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         destination = self.weight.data
-        shape = (destination.shape[0], self.columns.total)
-        yield f"{prefix}.weight", WeightSlot(shape=shape, destination=destination, dim=1, start=self.columns.start)
+        slot = WeightSlot(
+            shape=(destination.shape[0], self.columns.total),
+            destination=destination,
+            dim=1,
+            start=self.columns.start,
+            accept_quantized=partial(self.quantized.__setitem__, 0),
+        )
+        yield f"{prefix}.weight", slot
         if self.bias is not None:
             yield f"{prefix}.bias", WeightSlot(shape=(destination.shape[0],), destination=self.bias.data)
 
     def finish_loading(self) -> None:
-        super().finish_loading()
-        if self.tp.rank > 0:
-            self.bias = None
+        self.prepare(self.bias if self.tp.rank == 0 else None)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.tp.all_reduce(super().forward(x))

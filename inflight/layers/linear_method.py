@@ -1,41 +1,72 @@
-"""`LinearMethod`: how x @ weight.T is computed. Chosen per device and dtype; other weight formats are further methods."""
+"""`LinearMethod`: how x @ weight.T is computed. Chosen per device, dtype and quantization.
+
+A method makes of a layer's weights, once they are read, something to call in every step. What it is given is a tensor in the
+engine's dtype, or a `QuantizedWeight` where the checkpoint has one.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight.config.engine import QuantizationConfig
+from inflight.errors import ConfigError
+from inflight.kernels.cpu.huge_pages import HugePages
+from inflight.kernels.cpu.library import DTYPES, load_kernels
+from inflight.kernels.cpu.linear import (
+    IN_FEATURES_MULTIPLE,
+    MAX_INTEGER_IN_FEATURES,
+    pack_float,
+    pack_integers,
+    quantize_rows,
+)
+from inflight.kernels.layer_ops import TorchLayerOps
+from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
+
+logger = logging.getLogger(__name__)
+
+# x [num_rows, in_features], the dtype wanted -> [num_rows, out_features], or half of them behind a gate
+PreparedLinear = Callable[[Tensor, torch.dtype], Tensor]
+
 
 class LinearMethod(ABC):
-    """Stateless. A layer calls `prepare` once with its plain weight, and `apply` with what it returned ever after."""
+    """One for all layers of a model, which it may allocate for together."""
 
     @abstractmethod
-    def prepare(self, weight: Tensor) -> Tensor:
-        """The weight in the form `apply` reads. `weight` [out_features, in_features]; the caller drops it afterwards."""
+    def prepare(
+        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+    ) -> PreparedLinear:
+        """weight [out_features, in_features], which the caller drops afterwards; bias [out_features].
 
-    @abstractmethod
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [num_tokens, in_features] -> [num_tokens, out_features], in the dtype of x."""
+        `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
+        """
+
+    def is_batch_invariant(self, in_features: int) -> bool:
+        """Whether a row's result is the same bit for bit whatever other rows are computed with it."""
+        return False
 
 
 class PlainLinear(LinearMethod):
-    """The weight as it is; the library behind torch chooses."""
+    """The weight as it is; the library behind torch chooses. A quantized weight is held in `dtype`."""
 
-    def prepare(self, weight: Tensor) -> Tensor:
-        return weight
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+    def prepare(
+        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+    ) -> PreparedLinear:
+        plain = weight if isinstance(weight, Tensor) else weight.dequantize().to(self._dtype)
+        return _finish(lambda x: F.linear(x, plain, bias), is_gated=is_gated)
 
 
 class OneDnnPackedLinear(LinearMethod):
-    """The weight repacked once into oneDNN's blocked layout: up to twice as fast as `F.linear` in bf16.
-
-    3072x1024 on 2 cores Zen 4: 1 row 28 GB/s instead of 16, 32 rows 384 GFLOP/s instead of 266. The batch size that
-    `_reorder_linear_weight` takes as a hint makes no difference, so none is given.
+    """For bfloat16 without the C++ kernels: the weight in oneDNN's blocked layout, up to twice as fast as `F.linear`.
 
     Rows are padded to one of some sixty counts. oneDNN compiles a kernel for every (row count, weight shape) it meets and keeps
     about 0.7 MiB of code for each of up to 1,024: over all counts a long-running engine would fill a gigabyte with them.
@@ -48,19 +79,78 @@ class OneDnnPackedLinear(LinearMethod):
             torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )
 
-    def prepare(self, weight: Tensor) -> Tensor:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        return packed
+    def prepare(
+        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+    ) -> PreparedLinear:
+        plain = weight if isinstance(weight, Tensor) else weight.dequantize().bfloat16()
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.contiguous())
 
-    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        num_rows = x.shape[0]
-        padded = padded_rows(num_rows)
-        if padded == num_rows:
-            exact: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-            return exact
-        x = F.pad(x, (0, 0, 0, padded - num_rows))
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return out[:num_rows]
+        def multiply(x: Tensor) -> Tensor:
+            num_rows = x.shape[0]
+            padded = F.pad(x, (0, 0, 0, padded_rows(num_rows) - num_rows))
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(padded, packed, bias, "none", [], "")
+            return out[:num_rows]
+
+        return _finish(multiply, is_gated=is_gated)
+
+
+class KernelLinear(LinearMethod):
+    """The C++ kernels, for every format; with `bits` 8 or 4, a weight of floats is quantized on the way.
+
+    Weights of a shape that the kernels do not take are left to `PlainLinear`.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, dtype: torch.dtype, *, bits: int | None, group_size: int) -> None:
+        self._kernels, self._dtype, self._bits, self._group_size = kernels, dtype, bits, group_size
+        self._memory = HugePages()
+
+    def is_batch_invariant(self, in_features: int) -> bool:
+        return in_features % IN_FEATURES_MULTIPLE == 0
+
+    def prepare(
+        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+    ) -> PreparedLinear:
+        in_features = weight.shape[1]
+        has_integers = isinstance(weight, QuantizedWeight) or self._bits is not None
+        if in_features % IN_FEATURES_MULTIPLE != 0 or (has_integers and in_features > MAX_INTEGER_IN_FEATURES):
+            return PlainLinear(self._dtype).prepare(weight, bias, is_gated=is_gated)
+        if isinstance(weight, Tensor) and self._bits is not None:
+            weight = self._quantize(weight)
+        if isinstance(weight, Tensor):
+            return pack_float(self._kernels, self._memory, weight, bias, is_gated=is_gated)
+        return pack_integers(
+            self._kernels,
+            self._memory,
+            weight.values,
+            weight.scales,
+            weight.offsets,
+            bias,
+            bits=weight.bits,
+            is_gated=is_gated,
+        )
+
+    def _quantize(self, weight: Tensor) -> QuantizedWeight:
+        in_features = weight.shape[1]
+        assert self._bits is not None
+        bits, group_size = self._bits, self._group_size
+        while bits == 4 and in_features % group_size != 0:
+            group_size //= 2
+            if group_size < GROUP_SIZE_MULTIPLE:
+                logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
+                bits = 8
+        values, scales, offsets = quantize_rows(self._kernels, weight, bits=bits, group_size=group_size)
+        return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+
+
+def _finish(multiply: Callable[[Tensor], Tensor], *, is_gated: bool) -> PreparedLinear:
+    """What the kernels do by themselves: the gate, and the dtype."""
+    ops = TorchLayerOps()
+
+    def call(x: Tensor, out_dtype: torch.dtype) -> Tensor:
+        out = multiply(x)
+        return (ops.silu_and_mul(out) if is_gated else out).to(out_dtype)
+
+    return call
 
 
 def padded_rows(num_rows: int) -> int:
@@ -74,8 +164,38 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def select_linear_method(device: torch.device, dtype: torch.dtype) -> LinearMethod:
-    """The fastest method there is. In float32 the plain one already reaches the machine's limits."""
+def select_linear_method(
+    device: torch.device, dtype: torch.dtype, *, quantization: str | None = None, group_size: int = 64
+) -> LinearMethod:
+    """The fastest method there is. `quantization`: what becomes of weights that are floats: None, "int8" or "int4".
+
+    Raises:
+        ConfigError: the quantization needs kernels that are not there.
+    """
+    kernels = load_kernels() if device.type == "cpu" and dtype in DTYPES else None
+    if kernels is not None:
+        bits = None if quantization is None else {"int8": 8, "int4": 4}[quantization]
+        return KernelLinear(kernels, dtype, bits=bits, group_size=group_size)
+    if quantization is not None:
+        raise ConfigError(
+            f"quantization={quantization!r} needs the C++ kernels, which are not used here (the warning above says why): leave "
+            "it out, or install them"
+        )
     if device.type == "cpu" and dtype == torch.bfloat16 and OneDnnPackedLinear.is_available():
         return OneDnnPackedLinear()
-    return PlainLinear()
+    return PlainLinear(dtype)
+
+
+def select_linear_methods(
+    device: torch.device, dtype: torch.dtype, config: QuantizationConfig
+) -> tuple[LinearMethod, LinearMethod]:
+    """Those of the layers and of the head.
+
+    Raises:
+        ConfigError: as `select_linear_method`.
+    """
+    layers, head = (
+        select_linear_method(device, dtype, quantization=name, group_size=config.group_size)
+        for name in (config.layers, config.head)
+    )
+    return layers, head

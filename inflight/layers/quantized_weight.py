@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ class QuantizedWeight:
 
     Two kinds, which have kernels of their own:
 
-    - one group per row, symmetric: `values` int8 in [-127, 127], `offsets` None, bits 8;
+    - one group per row, symmetric: `values` int8, `offsets` None, bits 8;
     - groups: `values` uint8 in [0, 2**bits), `offsets` there, bits 4 or 8, group_size a multiple of 32 that divides
       in_features. (A format with an integer zero point z has offsets = scales * z.)
 
@@ -41,6 +42,11 @@ class QuantizedWeight:
             assert self.group_size % GROUP_SIZE_MULTIPLE == 0 and self.bits in (4, 8), (self.group_size, self.bits)
 
     @property
+    def shape(self) -> torch.Size:
+        """[out_features, in_features]"""
+        return self.values.shape
+
+    @property
     def group_size(self) -> int:
         """in_features, if a row is one group."""
         return self.values.shape[1] // self.scales.shape[1]
@@ -58,13 +64,40 @@ class QuantizedWeight:
         return grouped.view(self.values.shape)
 
 
-def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of equal format, one below the other."""
+def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
+    """The same weight in smaller groups: `group_size` divides its own."""
+    times = weight.group_size // group_size
+    if times == 1 or weight.offsets is None:
+        return weight
+    return QuantizedWeight(
+        values=weight.values,
+        scales=weight.scales.repeat_interleave(times, dim=1),
+        offsets=weight.offsets.repeat_interleave(times, dim=1),
+        bits=weight.bits,
+    )
+
+
+def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
+    """Weights one below the other. Those of several formats become 8 bits in groups that all of them can be cut into, which
+    hold them exactly; None where there are no such groups."""
+    if len({weight.format for weight in weights}) > 1:
+        group_size = math.gcd(*(weight.group_size for weight in weights))
+        if group_size % GROUP_SIZE_MULTIPLE != 0:
+            return None
+        weights = [split_groups(_as_bytes(weight), group_size) for weight in weights]
     offsets = [weight.offsets for weight in weights if weight.offsets is not None]
-    assert len({weight.format for weight in weights}) == 1, "weights of several formats"
     return QuantizedWeight(
         values=torch.cat([weight.values for weight in weights]),
         scales=torch.cat([weight.scales for weight in weights]),
         offsets=torch.cat(offsets) if offsets else None,
         bits=weights[0].bits,
     )
+
+
+def _as_bytes(weight: QuantizedWeight) -> QuantizedWeight:
+    """In 8 bits with an offset a group."""
+    if weight.offsets is None:
+        values, offsets = weight.values.view(torch.uint8) ^ 128, weight.scales * 128
+    else:
+        values, offsets = weight.values, weight.offsets
+    return QuantizedWeight(values=values, scales=weight.scales, offsets=offsets, bits=8)

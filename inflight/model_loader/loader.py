@@ -12,17 +12,21 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
+from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, ConfigError
+from inflight.layers.context import LayerContext, make_context
+from inflight.layers.linear import Linear
 from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
@@ -54,40 +58,81 @@ def load_model(
 
     Raises:
         UnsupportedModelError: no such family.
+        ConfigError: the quantization needs kernels that are not there.
         CheckpointError: tensors are missing, extra, misshapen or in a form that is not read, or a file is missing or corrupt.
     """
     architecture = model_config.architecture
     whole = PipelineStage(0, architecture.num_layers, architecture.num_layers)
     stage = stage or whole
-    make = partial(
-        get_model_class(architecture.name),
-        architecture,
+    model_class = get_model_class(architecture.name)
+    context = make_context(
         dtype=getattr(torch, model_config.dtype),
-        backend=backend,
+        device=device,
         tp=tp,
+        backend=backend,
+        quantization=model_config.quantization,
     )
-    model = make(device=device, stage=stage)
+    if model_config.batch_invariant:
+        _check_batch_invariance(context, architecture)
+    model = model_class(architecture, context, stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
     else:
         source = _open_source(model_config)
         # tensors of the meta device have shapes and no memory
-        described = model if stage == whole else make(device=torch.device("meta"), stage=whole)
+        described = (
+            model if stage == whole else model_class(architecture, replace(context, device=torch.device("meta")), whole)
+        )
         _check_against(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
         fill(unit, prefix)
         unit.finish_loading()
-    if not_kept:
-        logger.warning(
-            "%d quantized weights are held as %s, for no kernel computes with their groups (act-order, Q6_K, or a size that is "
-            "no multiple of 32): %s",
-            len(not_kept),
-            model_config.dtype,
-            _list(not_kept),
-        )
+    model.finish_loading()
+    _tell_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
     return model
+
+
+def _tell_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
+    if not not_kept:
+        return
+    with_them = sum(module.num_dequantized for module in model.modules() if isinstance(module, Linear))
+    logger.warning(
+        "%d quantized weights are held as %s, for no kernel computes with their groups (act-order, Q6_K, or a size that is "
+        "no multiple of 32): %s%s",
+        len(not_kept) + with_them,
+        held_as,
+        _list(not_kept),
+        f", and {with_them} that are one product with such a one" if with_them else "",
+    )
+
+
+def _check_batch_invariance(context: LayerContext, architecture: ModelArchitecture) -> None:
+    """
+    Raises:
+        ConfigError: with the first thing that stands in the way.
+    """
+    hidden_size, ranks = architecture.hidden_size, context.tp.size
+    sizes = (
+        hidden_size,
+        architecture.num_heads * architecture.head_dim // ranks,
+        architecture.intermediate_size // ranks,
+    )
+    methods = (context.linear, context.head)
+    reason = None
+    if not all(method.is_batch_invariant(size) for method in methods for size in sizes):
+        reason = "its linear layers are not computed by the C++ kernels (which take input features in fours)"
+    elif not context.backend.is_batch_invariant:
+        reason = (
+            "its attention is not computed by the C++ kernel (which takes multiples of 16 as head_dim and block_size)"
+        )
+    elif ranks > 2:
+        reason = (
+            f"tensor_parallel_size={ranks}: more than two ranks do not always add up their results in the same order"
+        )
+    if reason is not None:
+        raise ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
 
 
 def _open_source(model_config: ModelConfig) -> WeightSource:

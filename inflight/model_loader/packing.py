@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
+from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
 
 _ROW_GROUP_SIZES = (128, 64, 32)  # that a row with one scale is cut into, the largest that fits
 
@@ -47,7 +47,7 @@ def make_weight(
         evenly = num_columns % num_groups == 0
         in_order = evenly and bool((group_index == torch.arange(num_columns) // (num_columns // num_groups)).all())
     middle = 2 ** (bits - 1)
-    if num_groups == 1 and bits == 8 and bool((zero_points == middle).all()) and bool((values > 0).all()):
+    if num_groups == 1 and bits == 8 and bool((zero_points == middle).all()):
         return QuantizedWeight(values=(values ^ middle).view(torch.int8), scales=scales, offsets=None, bits=8)
     offsets = scales * zero_points
     group_size = num_columns // num_groups
@@ -57,19 +57,6 @@ def make_weight(
         return split_groups(QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits), group_size)
     group_index = group_index.long()
     return (values * scales[:, group_index]).sub_(offsets[:, group_index])
-
-
-def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
-    """The same weight in smaller groups: `group_size` divides its own."""
-    times = weight.group_size // group_size
-    if times == 1 or weight.offsets is None:
-        return weight
-    return QuantizedWeight(
-        values=weight.values,
-        scales=weight.scales.repeat_interleave(times, dim=1),
-        offsets=weight.offsets.repeat_interleave(times, dim=1),
-        bits=weight.bits,
-    )
 
 
 def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:

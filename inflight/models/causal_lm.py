@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import Attention
+from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
 
 
@@ -24,11 +22,7 @@ class CausalLM(nn.Module, ABC):
     def __init__(
         self,
         architecture: ModelArchitecture,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
+        context: LayerContext,
         stage: PipelineStage,
     ) -> None:
         """Only what belongs to `stage` is there: its layers, on the first stage the embedding, on the last norm and head."""
@@ -66,3 +60,6 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:
         """(checkpoint prefix, block) in loading order. One block at a time is held in plain and in final form."""
+
+    def finish_loading(self) -> None:
+        """Called once, after every unit is loaded and before the first `forward`."""

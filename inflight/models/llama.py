@@ -5,17 +5,14 @@ The other families differ from it by what `ModelArchitecture` says: biases, wind
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.kernels.selector import select_layer_ops
 from inflight.layers.attention import Attention
+from inflight.layers.context import LayerContext
 from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
 from inflight.layers.logits import LogitsHead
@@ -23,6 +20,7 @@ from inflight.layers.norm import QKNorm, RMSNorm
 from inflight.layers.rotary import RotaryEmbedding, Rotation
 from inflight.layers.weights import Loadable, WeightSlots
 from inflight.models.causal_lm import CausalLM
+from inflight.models.fused_decoder import FusedDecoder
 
 
 class LlamaAttention(nn.Module):
@@ -32,30 +30,27 @@ class LlamaAttention(nn.Module):
         self,
         architecture: ModelArchitecture,
         layer: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
+        context: LayerContext,
     ) -> None:
         super().__init__()
         hidden_size, head_dim = architecture.hidden_size, architecture.head_dim
-        query = head_part(architecture.num_heads, head_dim, tp)
-        key_value = head_part(architecture.num_kv_heads, head_dim, tp)
+        query = head_part(architecture.num_heads, head_dim, context.tp)
+        key_value = head_part(architecture.num_kv_heads, head_dim, context.tp)
         self.head_dim = head_dim
         self.num_heads, self.num_kv_heads = query.size // head_dim, key_value.size // head_dim
         self.qkv_proj = ColumnParallelLinear(
             hidden_size,
             {"q_proj": query, "k_proj": key_value, "v_proj": key_value},
             bias=architecture.qkv_bias,
-            dtype=dtype,
-            device=device,
+            context=context,
         )
-        self.o_proj = RowParallelLinear(
-            query.total, hidden_size, bias=architecture.output_bias, dtype=dtype, device=device, tp=tp
-        )
+        self.o_proj = RowParallelLinear(query.total, hidden_size, bias=architecture.output_bias, context=context)
         self.qk_norm = (
-            QKNorm(self.num_heads, self.num_kv_heads, head_dim, architecture.rms_norm_eps, dtype=dtype, device=device)
+            QKNorm(
+                *(self.num_heads, self.num_kv_heads, head_dim, architecture.rms_norm_eps),
+                dtype=context.dtype,
+                device=context.device,
+            )
             if architecture.qk_norm
             else None
         )
@@ -66,7 +61,7 @@ class LlamaAttention(nn.Module):
             head_dim=head_dim,
             scale=head_dim**-0.5,
             sliding_window=architecture.sliding_windows[layer],
-            backend=backend,
+            backend=context.backend,
         )
 
     def weight_slots(self, prefix: str) -> WeightSlots:
@@ -103,19 +98,19 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(
-        self, architecture: ModelArchitecture, *, dtype: torch.dtype, device: torch.device, tp: TensorParallelGroup
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, context: LayerContext) -> None:
         super().__init__()
         hidden_size, intermediate_size = architecture.hidden_size, architecture.intermediate_size
-        part = even_part(intermediate_size, tp)
+        part = even_part(intermediate_size, context.tp)
+        self.size = part.size
         self.gate_up_proj = ColumnParallelLinear(
-            hidden_size, {"gate_proj": part, "up_proj": part}, bias=architecture.mlp_bias, dtype=dtype, device=device
+            hidden_size,
+            {"gate_proj": part, "up_proj": part},
+            bias=architecture.mlp_bias,
+            context=context,
+            is_gated=True,
         )
-        self.down_proj = RowParallelLinear(
-            intermediate_size, hidden_size, bias=architecture.mlp_bias, dtype=dtype, device=device, tp=tp
-        )
-        self.ops = select_layer_ops(device, dtype)
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias=architecture.mlp_bias, context=context)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from self.gate_up_proj.weight_slots(prefix)
@@ -126,7 +121,7 @@ class LlamaMLP(nn.Module):
         self.down_proj.finish_loading()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.ops.silu_and_mul(self.gate_up_proj(hidden)))
+        out: Tensor = self.down_proj(self.gate_up_proj(hidden))
         return out
 
 
@@ -140,18 +135,14 @@ class LlamaDecoderLayer(nn.Module):
         self,
         architecture: ModelArchitecture,
         layer: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
+        context: LayerContext,
     ) -> None:
         super().__init__()
-        size, eps = architecture.hidden_size, architecture.rms_norm_eps
+        size, eps, dtype, device = architecture.hidden_size, architecture.rms_norm_eps, context.dtype, context.device
         self.input_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.self_attn = LlamaAttention(architecture, layer, dtype=dtype, device=device, backend=backend, tp=tp)
+        self.self_attn = LlamaAttention(architecture, layer, context)
         self.post_attention_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.mlp = LlamaMLP(architecture, dtype=dtype, device=device, tp=tp)
+        self.mlp = LlamaMLP(architecture, context)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from self.input_layernorm.weight_slots(f"{prefix}.input_layernorm")
@@ -191,26 +182,25 @@ class LlamaForCausalLM(CausalLM):
     def __init__(
         self,
         architecture: ModelArchitecture,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: AttentionBackend,
-        tp: TensorParallelGroup,
+        context: LayerContext,
         stage: PipelineStage,
     ) -> None:
         nn.Module.__init__(self)
-        vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
+        vocab_size, hidden_size, dtype, device = (
+            *(architecture.vocab_size, architecture.hidden_size),
+            *(context.dtype, context.device),
+        )
         self.stage = stage
         self.embed_tokens = (
-            VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=device, tp=tp)
+            VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=device, tp=context.tp)
             if stage.is_first
             else None
         )
         self.rotary = RotaryEmbedding(architecture.rope, architecture.head_dim, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
-            LlamaDecoderLayer(architecture, layer, dtype=dtype, device=device, backend=backend, tp=tp)
-            for layer in range(stage.start, stage.stop)
+            LlamaDecoderLayer(architecture, layer, context) for layer in range(stage.start, stage.stop)
         )
+        self.fused: FusedDecoder | None = None
         if stage.is_last:
             self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, dtype=dtype, device=device)
             # a tied head on another stage than the embedding reads the embedding's weights itself
@@ -219,9 +209,7 @@ class LlamaForCausalLM(CausalLM):
                 vocab_size,
                 hidden_size,
                 tied_embedding=self.embed_tokens if architecture.tie_word_embeddings else None,
-                dtype=dtype,
-                device=device,
-                tp=tp,
+                context=context,
             )
 
     def forward(
@@ -242,13 +230,29 @@ class LlamaForCausalLM(CausalLM):
         else:
             assert intermediate is not None, "only the first stage has an embedding"
             delta, residual = intermediate.delta, intermediate.residual
-        *layers, last = self.layers[:num_layers]
-        for layer in layers:
-            delta, residual = layer(delta, residual, rotation, attn_metadata)
-        delta, residual = last(delta, residual, rotation, attn_metadata, rows if self.stage.is_last else None)
+        delta, residual = self._run_layers(
+            delta, residual, rotation, attn_metadata, rows if self.stage.is_last else None, num_layers
+        )
         if not self.stage.is_last:
             return IntermediateTensors(delta, residual)
         return self.norm.add_and_norm(delta, residual)
+
+    def _run_layers(
+        self,
+        delta: Tensor | None,
+        residual: Tensor,
+        rotation: Rotation,
+        attn_metadata: tuple[AttentionMetadata, ...],
+        rows: Tensor | None,
+        num_layers: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        if self.fused is not None:
+            return self.fused(delta, residual, rotation, attn_metadata, rows, num_layers)
+        *layers, last = self.layers[:num_layers]
+        for layer in layers:
+            delta, residual = layer(delta, residual, rotation, attn_metadata)
+        result: tuple[Tensor, Tensor] = last(delta, residual, rotation, attn_metadata, rows)
+        return result
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)
@@ -256,6 +260,11 @@ class LlamaForCausalLM(CausalLM):
 
     def attention_layers(self) -> dict[str, Attention]:
         return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
+
+    def finish_loading(self) -> None:
+        layers = [layer for layer in self.layers if isinstance(layer, LlamaDecoderLayer)]
+        if FusedDecoder.can_fuse(layers):
+            self.fused = FusedDecoder(layers)
 
     def load_units(self) -> list[tuple[str, Loadable]]:
         units: list[tuple[str, Loadable]] = []

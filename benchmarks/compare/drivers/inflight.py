@@ -9,7 +9,8 @@ def load(settings: Settings) -> Construct:
     from inflight import LLM, SamplingParams
 
     def construct() -> Generate:
-        quantization = {} if settings.weight_format == "bf16" else {"quantization": settings.weight_format}
+        weights = settings.weight_format  # the head, too: peers quantize it with the rest
+        quantization = {} if weights == "bf16" else {"quantization": weights, "head_quantization": weights}
         arguments = {
             "dtype": "bfloat16",
             "skip_tokenizer_init": True,

@@ -133,6 +133,18 @@ class EngineOptions:
         int | None,
         _engine("Compute threads of a rank on a CPU. Default: the cores, split among the ranks.", metavar="N"),
     ] = None
+    quantization: Annotated[
+        str | None, _engine("Weights in fewer bits: quantized as they are read.", metavar="int8|int4")
+    ] = None
+    head_quantization: Annotated[
+        str, _engine("The same for the head. Default: int8 with --quantization.", metavar="auto|none|int8|int4")
+    ] = "auto"
+    quantization_group_size: Annotated[
+        int, _engine("Input features that share a scale in int4.", metavar="32|64|128")
+    ] = 64
+    batch_invariant: Annotated[
+        bool, _engine("Refuse to start where results could depend, in their last bits, on the batch.")
+    ] = False
     cpu_threads_bind: Annotated[
         str | None,
         _engine(

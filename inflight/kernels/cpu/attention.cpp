@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kTileRows = 48;
 constexpr int kSplitKeys = 1024;            // several threads may share a sequence in pieces of so many keys
-constexpr int kParallelWork = 1 << 15;      // query rows x keys below which one thread is faster
+constexpr int kParallelWork = 1 << 9;      // query rows x keys below which one thread is faster
 constexpr int kChunkBytes = 256 << 10;      // keys and values of a chunk: the second-level cache holds two
 constexpr int kFewRows = 12;                // of one key head: with so few, a tile has several heads
 constexpr float kLog2E = 1.44269504f;

@@ -94,11 +94,7 @@ void silu_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_
         const T* up = gate + size;
         T* to = out + row * size;
         int64_t i = 0;
-        for (; i + kLanes <= size; i += kLanes) {
-            const VecF g = load(gate + i);
-            const VecF denominator = add(splat(1.0f), exponential(sub(zero(), g)));
-            store(to + i, mul(div(g, denominator), load(up + i)));
-        }
+        for (; i + kLanes <= size; i += kLanes) store(to + i, mul(silu(load(gate + i)), load(up + i)));
         for (; i < size; i++) {
             const float g = to_float(gate[i]);
             to[i] = from_float<T>(g / (1.0f + std::exp(-g)) * to_float(up[i]));

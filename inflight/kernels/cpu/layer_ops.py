@@ -15,13 +15,13 @@ class CpuLayerOps(LayerOps):
     """For float32 and bfloat16; weights, cos and sin have the type of the rows."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         num_rows, size = x.shape
         assert x.stride(1) == 1
         out = torch.empty((num_rows, size), dtype=x.dtype)
-        self._kernels.inflight_rms_norm(
+        self.kernels.inflight_rms_norm(
             x.data_ptr(),
             x.stride(0),
             None,
@@ -39,7 +39,7 @@ class CpuLayerOps(LayerOps):
         num_rows, size = residual.shape
         assert delta.shape == residual.shape and delta.stride(1) == 1 and residual.stride(1) == 1
         out = torch.empty((num_rows, size), dtype=residual.dtype)
-        self._kernels.inflight_rms_norm(
+        self.kernels.inflight_rms_norm(
             residual.data_ptr(),
             residual.stride(0),
             delta.data_ptr(),
@@ -57,7 +57,7 @@ class CpuLayerOps(LayerOps):
         """In place."""
         num_tokens, num_heads, head_dim = heads.shape
         assert heads.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
-        self._kernels.inflight_norm_and_rotate(
+        self.kernels.inflight_norm_and_rotate(
             heads.data_ptr(),
             heads.stride(0),
             None if weight is None else weight.data_ptr(),
@@ -75,7 +75,7 @@ class CpuLayerOps(LayerOps):
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         assert gate_up.stride(1) == 1
         out = torch.empty((num_rows, size), dtype=gate_up.dtype)
-        self._kernels.inflight_silu_and_mul(
+        self.kernels.inflight_silu_and_mul(
             gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), num_rows, size, DTYPES[gate_up.dtype]
         )
         return out

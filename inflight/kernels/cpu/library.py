@@ -60,12 +60,78 @@ class HeadLayout(ctypes.Structure):
     )
 
 
+class LinearWeight(ctypes.Structure):
+    """As in kernels.h. Whoever makes one keeps the memory behind its pointers alive."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("in_features", c_int64),
+        ("out_features", c_int64),
+        ("group_size", c_int64),
+        ("scale", c_float),
+        ("bits", c_int32),
+        ("has_offsets", c_int32),
+        ("is_gated", c_int32),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """As in kernels.h. Whoever makes one keeps the memory behind its pointers alive."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("qkv_proj", POINTER(LinearWeight)),
+        ("qk_norm", c_void_p),
+        ("o_proj", POINTER(LinearWeight)),
+        ("post_attention_norm", c_void_p),
+        ("gate_up_proj", POINTER(LinearWeight)),
+        ("down_proj", POINTER(LinearWeight)),
+        ("kv_cache", c_void_p),
+        ("kv_group", c_int32),
+    )
+
+
+class DecoderStep(ctypes.Structure):
+    """As in kernels.h. Whoever makes one keeps the memory behind its pointers alive."""
+
+    _fields_ = (
+        ("kv_groups", POINTER(POINTER(AttentionStep))),
+        ("num_tokens", c_int64),
+        ("rows", c_void_p),
+        ("num_rows", c_int64),
+        ("residual", c_void_p),
+        ("delta", c_void_p),
+        ("has_delta", c_int32),
+        ("dtype", c_int32),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("hidden", c_void_p),
+        ("heads", c_void_p),
+        ("attended", c_void_p),
+        ("gated", c_void_p),
+        ("layout", HeadLayout),
+        ("scale", c_float),
+        ("eps", c_float),
+        ("qk_eps", c_float),
+    )
+
+
 _ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
 _SIGNATURES = {
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_silu_and_mul": [*_ROWS, c_void_p, c_int64, c_int64, c_int32],
+    "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
+    "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
+    "inflight_packed_features": [POINTER(LinearWeight), c_void_p],
+    "inflight_pack_linear": [c_void_p, c_int32, c_void_p, c_void_p, POINTER(LinearWeight)],
+    "inflight_quantize_weight": [
+        *(*_ROWS, c_int32, c_int64, c_int64, c_int64, c_int32),
+        *(c_void_p, c_void_p, c_void_p),
+    ],
+    "inflight_decoder_layers": [POINTER(DecoderLayer), c_int64, POINTER(DecoderStep)],
     "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
     "inflight_paged_attention": [
         *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),

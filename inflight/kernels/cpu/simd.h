@@ -300,6 +300,8 @@ static inline VecF exponential(VecF x) {
     return times_power_of_2(p, n);
 }
 
+static inline VecF silu(VecF x) { return div(x, add(splat(1.0f), exponential(sub(zero(), x)))); }
+
 // 2^x for x <= 127, to about 2 units in the last place; 2^0 is 1. Below -126 it is at most 2^-126; NaN stays NaN.
 static inline VecF power_of_2(VecF x) {
     VecF power;

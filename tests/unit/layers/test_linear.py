@@ -6,9 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigError
+from inflight.kernels.cpu.library import load_kernels
+from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
-from inflight.layers.linear_method import OneDnnPackedLinear, PlainLinear, padded_rows, select_linear_method
+from inflight.layers.linear_method import (
+    KernelLinear,
+    OneDnnPackedLinear,
+    PlainLinear,
+    padded_rows,
+    select_linear_method,
+)
+from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.weights import WeightSlot
 
 CPU = torch.device("cpu")
@@ -29,11 +40,23 @@ def fill(slots: dict[str, WeightSlot], tensors: dict[str, torch.Tensor]) -> None
         slot.destination.copy_(tensors[name].narrow(slot.dim, slot.start, slot.size))
 
 
-def test_the_method_follows_device_and_dtype() -> None:
-    assert isinstance(select_linear_method(CPU, torch.float32), PlainLinear)
+def context(dtype: torch.dtype, tp: TensorParallelGroup = ALONE) -> LayerContext:
+    method = select_linear_method(CPU, dtype)
+    backend: AttentionBackend = None  # type: ignore[assignment]  # not looked at
+    return LayerContext(dtype=dtype, device=CPU, tp=tp, backend=backend, linear=method, head=method)
+
+
+def test_the_method_follows_device_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(select_linear_method(torch.device("cuda"), torch.bfloat16), PlainLinear)
+    if load_kernels() is not None:
+        for dtype in (torch.float32, torch.bfloat16):
+            assert isinstance(select_linear_method(CPU, dtype), KernelLinear)
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    assert isinstance(select_linear_method(CPU, torch.float32), PlainLinear)
     packed = isinstance(select_linear_method(CPU, torch.bfloat16), OneDnnPackedLinear)
     assert packed == OneDnnPackedLinear.is_available()
+    with pytest.raises(ConfigError, match="needs the C\\+\\+ kernels"):
+        select_linear_method(CPU, torch.bfloat16, quantization="int8")
 
 
 @pytest.mark.skipif(not OneDnnPackedLinear.is_available(), reason="oneDNN has no bf16 on this processor")
@@ -49,7 +72,7 @@ def test_the_packed_weight_multiplies_as_the_plain_one(
         for shape in ((num_tokens, in_features), (out_features, in_features), (out_features,))
     )
     method = OneDnnPackedLinear()
-    out = method.apply(x, method.prepare(weight), bias if has_bias else None)
+    out = method.prepare(weight, bias if has_bias else None)(x, torch.bfloat16)
     truth = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     assert out.shape == truth.shape
     assert out.dtype == torch.bfloat16
@@ -59,7 +82,7 @@ def test_the_packed_weight_multiplies_as_the_plain_one(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_projections_stand_side_by_side(dtype: torch.dtype) -> None:
     parts = {"q_proj": OutputPart(12, 0, 12), "k_proj": OutputPart(4, 0, 4)}
-    layer = ColumnParallelLinear(8, parts, bias=True, dtype=dtype, device=CPU)
+    layer = ColumnParallelLinear(8, parts, bias=True, context=context(dtype))
     tensors = {
         f"attn.{name}.{kind}": torch.randn(shape).to(dtype)
         for name, size in (("q_proj", 12), ("k_proj", 4))
@@ -81,8 +104,8 @@ def test_the_ranks_of_a_column_and_a_row_add_up_to_the_whole(size: int) -> None:
     total = torch.zeros(3, 8)
     for rank in range(size):
         tp = OneOfMany(size, rank)
-        column = ColumnParallelLinear(8, {"up_proj": even_part(16, tp)}, bias=False, dtype=torch.float32, device=CPU)
-        row = RowParallelLinear(16, 8, bias=True, dtype=torch.float32, device=CPU, tp=tp)
+        column = ColumnParallelLinear(8, {"up_proj": even_part(16, tp)}, bias=False, context=context(torch.float32, tp))
+        row = RowParallelLinear(16, 8, bias=True, context=context(torch.float32, tp))
         fill(dict(column.weight_slots("mlp")), {"mlp.up_proj.weight": up})
         fill(dict(row.weight_slots("mlp.down_proj")), {"mlp.down_proj.weight": down, "mlp.down_proj.bias": bias})
         column.finish_loading()
@@ -123,3 +146,68 @@ def test_few_row_counts_reach_the_kernels() -> None:
     assert len(counts) <= 64 and {4, 8, 16, 32, 64, 512, 1024, 2048} <= counts
     for n in range(1, 2049):
         assert n <= padded_rows(n) <= max(4, n + 3, n * 1.25)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("in_features", [8, 6])  # the kernels take multiples of four
+def test_a_gate_is_applied(kernels: str, in_features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
+    parts = {"gate_proj": OutputPart(5, 0, 5), "up_proj": OutputPart(5, 0, 5)}
+    layer = ColumnParallelLinear(in_features, parts, bias=False, context=context(torch.float32), is_gated=True)
+    gate, up, x = torch.randn(5, in_features), torch.randn(5, in_features), torch.randn(3, in_features)
+    fill(dict(layer.weight_slots("mlp")), {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up})
+    layer.finish_loading()
+    torch.testing.assert_close(layer(x), F.silu(x @ gate.T) * (x @ up.T))
+
+
+def quantized(rows: int, columns: int, *, group_size: int, seed: int) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.rand(rows, columns // group_size, generator=generator) + 0.5
+    values = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
+    return QuantizedWeight(values=values, scales=scales, offsets=scales * 7, bits=4)
+
+
+@pytest.mark.parametrize("second_group", [32, 64])
+def test_parts_that_are_stored_quantized(second_group: int) -> None:
+    """In one format they stay as they are; in several, and beside floats, they are floats."""
+    parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
+    query, key = quantized(6, 64, group_size=32, seed=0), quantized(4, 64, group_size=second_group, seed=1)
+    layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
+    slots = dict(layer.weight_slots("attn"))
+    for name, weight in (("k_proj", key), ("q_proj", query)):  # in any order
+        accept = slots[f"attn.{name}.weight"].accept_quantized
+        assert accept is not None
+        accept(weight)
+    layer.finish_loading()
+    x = torch.randn(3, 64)
+    x[:, 0] = 127.0
+    x = x.round()  # a step of the activations is one: nothing is rounded
+    truth = F.linear(x.double(), torch.cat([query.dequantize(), key.dequantize()]).double())
+    torch.testing.assert_close(layer(x).double(), truth, rtol=1e-3, atol=1e-1)
+
+
+def test_a_quantized_part_beside_floats() -> None:
+    parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
+    query, key = quantized(6, 64, group_size=32, seed=0), torch.randn(4, 64)
+    layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
+    slots = dict(layer.weight_slots("attn"))
+    accept = slots["attn.q_proj.weight"].accept_quantized
+    assert accept is not None
+    accept(query)
+    slots["attn.k_proj.weight"].destination.copy_(key)
+    layer.finish_loading()
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(layer(x), F.linear(x, torch.cat([query.dequantize(), key])), rtol=1e-4, atol=1e-3)
+
+
+def test_formats_that_are_one_product_become_bytes() -> None:
+    """4 bits in groups of 32 and of 64, and 8 bits a row: all exactly held in 8 bits, in the smallest groups."""
+    eight = QuantizedWeight(
+        values=torch.randint(-128, 128, (3, 64), dtype=torch.int8), scales=torch.rand(3, 1), offsets=None, bits=8
+    )
+    parts = [quantized(6, 64, group_size=32, seed=0), quantized(4, 64, group_size=64, seed=1), eight]
+    together = concatenate_rows(parts)
+    assert together is not None and together.format == (8, 32, False)
+    torch.testing.assert_close(together.dequantize(), torch.cat([part.dequantize() for part in parts]))
+    odd = QuantizedWeight(values=torch.zeros(2, 48, dtype=torch.int8), scales=torch.ones(2, 1), offsets=None, bits=8)
+    assert concatenate_rows([odd, quantized(2, 96, group_size=32, seed=2)]) is None, "48 has no groups of 32"

@@ -6,12 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.context import LayerContext
 from inflight.layers.embedding import VocabParallelEmbedding
+from inflight.layers.linear_method import select_linear_method
 from inflight.layers.logits import LogitsHead
+from inflight.layers.quantized_weight import QuantizedWeight
 
 CPU = torch.device("cpu")
 VOCAB_SIZE, HIDDEN_SIZE = 11, 6
+
+
+def context(dtype: torch.dtype, tp: TensorParallelGroup) -> LayerContext:
+    method = select_linear_method(CPU, dtype)
+    backend: AttentionBackend = None  # type: ignore[assignment]  # not looked at
+    return LayerContext(dtype=dtype, device=CPU, tp=tp, backend=backend, linear=method, head=method)
 
 
 class OneOfMany(TensorParallelGroup):
@@ -57,7 +67,7 @@ def test_the_ranks_of_a_head_stand_side_by_side(size: int, is_tied: bool) -> Non
     for rank in range(size):
         tp = OneOfMany(size, rank)
         tied = embedding(table, tp) if is_tied else None
-        head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, dtype=torch.float32, device=CPU, tp=tp)
+        head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, context=context(torch.float32, tp))
         for _, slot in head.weight_slots("lm_head"):
             slot.destination.copy_(table.narrow(0, slot.start, slot.size))
         head.finish_loading()
@@ -71,7 +81,7 @@ def test_logits_are_float32_and_the_tied_table_stays() -> None:
     table = torch.randn(VOCAB_SIZE, HIDDEN_SIZE).bfloat16()
     alone = TensorParallelGroup()
     tied = embedding(table, alone)
-    head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, dtype=torch.bfloat16, device=CPU, tp=alone)
+    head = LogitsHead(VOCAB_SIZE, HIDDEN_SIZE, tied_embedding=tied, context=context(torch.bfloat16, alone))
     assert list(head.weight_slots("lm_head")) == []
     head.finish_loading()
     hidden = torch.randn(1, HIDDEN_SIZE).bfloat16()
@@ -80,3 +90,17 @@ def test_logits_are_float32_and_the_tied_table_stays() -> None:
     assert logits.shape == (1, VOCAB_SIZE)
     torch.testing.assert_close(logits, F.linear(hidden.float(), table.float()), rtol=2**-7, atol=1e-2)
     assert torch.equal(tied(torch.arange(VOCAB_SIZE)), table)
+
+
+def test_a_head_that_is_stored_quantized_stays_so() -> None:
+    scales = torch.rand(VOCAB_SIZE, 1) + 0.5
+    values = torch.randint(-127, 128, (VOCAB_SIZE, 64), dtype=torch.int8)
+    weight = QuantizedWeight(values=values, scales=scales, offsets=None, bits=8)
+    head = LogitsHead(VOCAB_SIZE, 64, tied_embedding=None, context=context(torch.float32, TensorParallelGroup()))
+    [(_, slot)] = head.weight_slots("lm_head")
+    assert slot.accept_quantized is not None
+    slot.accept_quantized(weight)
+    head.finish_loading()
+    hidden = torch.randint(-127, 128, (3, 64)).float()
+    hidden[:, 0] = 127  # a step of the activations is one: nothing is rounded
+    torch.testing.assert_close(head(hidden), hidden @ weight.dequantize().T, rtol=1e-5, atol=1e-2)

@@ -117,13 +117,13 @@ def test_a_vector_is_not_quantized(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str) -> None:
+def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, file = write_pair(tmp_path, architecture)
-    ours, truth = load(file), load(plain)
-    parameters = dict(truth.named_parameters())
-    for name, parameter in ours.named_parameters():
-        assert torch.equal(parameter, parameters[name]), name
-    assert torch.equal(run_prompt(ours, PROMPT), run_prompt(truth, PROMPT))
+    truth = run_prompt(load(plain), PROMPT)
+    # the kernels quantize activations, too: that share is theirs
+    assert (run_prompt(load(file), PROMPT) - truth).norm() < 0.05 * truth.norm()
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
 
 
 def test_a_file_of_floats(tmp_path: Path) -> None:

@@ -257,10 +257,13 @@ def test_dummy_weights_need_a_config_only_and_follow_the_seed(written: Path, tmp
 
 def test_dummy_weights_are_as_wide_as_promised(written: Path) -> None:
     model = load(written, load_format="dummy")
-    weights = {name: value for name, value in model.named_parameters() if value.numel() > 1000}
-    assert len(weights) >= 9
-    for name, weight in weights.items():
-        assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
+    products = {name: module for name, module in model.named_modules() if hasattr(module, "multiply")}
+    assert len(products) >= 8
+    for name, module in products.items():
+        if "gate_up" not in name:  # which is no product alone
+            size = module.in_features if hasattr(module, "in_features") else module.hidden_size
+            weight = module.multiply(torch.eye(size), torch.float32)
+            assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
     for name, norm in model.named_parameters():
         if "norm" in name:
             assert (norm == 1).all(), name

@@ -1,0 +1,443 @@
+// Linear layers: rows of activations times a packed weight (linear.h), in bfloat16, float, or integers of 8 and 4 bits.
+//
+// First the rows are arranged in tiles of up to kTileRows, the same unit of all rows side by side; for integer weights they are
+// quantised on the way: symmetric, one scale a row. Then threads take panels of the weight and multiply all tiles with each
+// while it is in the cache: sums stay in registers over all input features.
+//
+// Whatever the number of rows or threads, an output is one sum over the input features from first to last, so a row's
+// result is the same bit for bit in whatever company it is computed.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "linear.h"
+
+namespace {
+
+constexpr int kTileRows = kLanes == 16 ? 12 : 4;         // sums in registers: this times two
+constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // with sums per group beside them
+constexpr int64_t kParallelWork = 1 << 17;               // multiplications below which one thread is faster
+constexpr int64_t kCacheShare = 256 << 10;               // of a core's cache, for weights and for rows each
+constexpr int kLine = 64;
+constexpr int64_t kAhead = 4096;                         // bytes
+
+struct Call {
+    const char* x;
+    int64_t x_stride;  // bytes
+    int32_t x_dtype;
+    char* out;
+    int64_t out_stride;  // elements
+    int32_t out_dtype;
+    int64_t num_rows;
+    const LinearWeight& weight;
+};
+
+struct Rows {  // of all tiles, arranged; row r of the tile that begins at row f, with n rows, is number r of the n in each entry
+    const uint32_t* units;      // [num_rows * units per row]: of each tile [unit][row]
+    const int32_t* group_sums;  // [num_rows * num_groups]: of each tile [group][row]; of integer rows only
+    const float* scales;        // [num_rows]; of integer rows only
+};
+
+struct Tile {
+    int64_t first, count;  // rows
+};
+
+struct Fetch {  // what to bring into the cache meanwhile: a place, and how far it moves on with each vector of the panel
+    const char* at;
+    int64_t step;
+
+    void next(int64_t i) const {
+        __builtin_prefetch(at + i * step);
+        if constexpr (kLanes == 16) __builtin_prefetch(at + i * step + kLine);
+    }
+};
+
+struct Tiling {
+    int64_t num_tiles, base, longer;  // the first `longer` tiles have base + 1 rows
+
+    Tiling(int64_t num_rows, int64_t most) {
+        num_tiles = (num_rows + most - 1) / most;
+        base = num_rows / num_tiles;
+        longer = num_rows % num_tiles;
+    }
+    Tile at(int64_t i) const { return {i * base + std::min(i, longer), base + (i < longer)}; }
+    Tile of_row(int64_t row) const {
+        const int64_t in_longer = longer * (base + 1);
+        return at(row < in_longer ? row / (base + 1) : longer + (row - in_longer) / base);
+    }
+};
+
+// -- formats: sums of one tile over one panel -------------------------------------------------------------------------
+
+template <typename T>
+struct Plain {
+    template <int kRows>
+    static void multiply(
+        const Call& call, const PanelLayout&, const uint32_t* x, const int32_t*, const char* panel, const Fetch& fetch,
+        VecF (&sums)[kRows][2]) {
+        const uint32_t* w = reinterpret_cast<const uint32_t*>(panel);
+        const int64_t num_units = call.weight.in_features / kElementsPerUnit<T>;
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = zero();
+#pragma GCC unroll 2
+        for (int64_t unit = 0; unit < num_units; unit++, w += kPanel, x += kRows) {
+            const VecU w0 = load_units(w), w1 = load_units(w + kLanes);
+            fetch.next(unit);
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; r++) {
+                const VecU a = splat_unit(x[r]);
+                sums[r][0] = dot<T>(sums[r][0], a, w0);
+                sums[r][1] = dot<T>(sums[r][1], a, w1);
+            }
+        }
+    }
+};
+
+inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
+    if (layout.scale_bytes == sizeof(float)) return load(reinterpret_cast<const float*>(scales) + i);
+    return load(reinterpret_cast<const f16*>(scales) + i);
+}
+
+// Adds the integer products of one group to `sums`.
+template <int kBits, int kRows>
+inline void add_group(const uint32_t* x, const char* panel, int64_t group_size, const Fetch& fetch, VecI (&out)[kRows][2]) {
+    constexpr int kUnits = 8 / kBits;  // of the same features, in a vector
+    VecI sums[kRows][2];               // nothing points to these: they can be registers
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; r++) {
+        sums[r][0] = out[r][0];
+        sums[r][1] = out[r][1];
+    }
+    const int64_t num_vectors = group_size / (4 * kUnits);
+    for (int64_t i = 0; i < num_vectors; i++) {
+        const VecU w0 = load_bytes(panel), w1 = load_bytes(panel + kLanes * sizeof(uint32_t));
+        fetch.next(i);
+#pragma GCC unroll 2
+        for (int unit = 0; unit < kUnits; unit++) {
+            const VecU part0 = kBits == 8 ? w0 : unit == 0 ? low_nibbles(w0) : high_nibbles(w0);
+            const VecU part1 = kBits == 8 ? w1 : unit == 0 ? low_nibbles(w1) : high_nibbles(w1);
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; r++) {
+                const VecU a = splat_unit(x[unit * kRows + r]);
+                sums[r][0] = dot_bytes<kBits>(sums[r][0], part0, a);
+                sums[r][1] = dot_bytes<kBits>(sums[r][1], part1, a);
+            }
+        }
+        panel += kPanel * sizeof(uint32_t);
+        x += kUnits * kRows;
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; r++) {
+        out[r][0] = sums[r][0];
+        out[r][1] = sums[r][1];
+    }
+}
+
+// As `add_group`: with no other sums beside them, these stay in registers, all of which they need.
+template <int kBits, int kRows>
+__attribute__((noinline)) void sum_only_group(
+    const uint32_t* x, int32_t zero_point, const int32_t* group_sums, const char* panel, int64_t group_size, const Fetch& fetch,
+    VecF (&out)[kRows][2]) {
+    VecI sums[kRows][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = splat_int(-zero_point * group_sums[r]);
+    add_group<kBits, kRows>(x, panel, group_size, fetch, sums);
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) out[r][j] = to_float(sums[r][j]);
+}
+
+template <int kBits, bool kHasOffsets>
+struct Grouped {
+    template <int kRows>
+    static void multiply(
+        const Call& call, const PanelLayout& layout, const uint32_t* x, const int32_t* group_sums, const char* panel,
+        Fetch fetch, VecF (&sums)[kRows][2]) {
+        constexpr int kZero = kHasOffsets ? 0 : 1 << (kBits - 1);
+        const int64_t group_size = call.weight.group_size;
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = zero();
+        for (int64_t group = 0; group < layout.num_groups; group++, group_sums += kRows) {
+            VecF products[kRows][2];
+            if (layout.num_groups == 1) {
+                sum_only_group<kBits, kRows>(x, kZero, group_sums, panel, group_size, fetch, products);
+            } else {
+                VecI in_group[kRows][2];
+#pragma GCC unroll 12
+                for (int r = 0; r < kRows; r++) in_group[r][0] = in_group[r][1] = splat_int(-kZero * group_sums[r]);
+                add_group<kBits, kRows>(x, panel, group_size, fetch, in_group);
+#pragma GCC unroll 12
+                for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 2
+                    for (int j = 0; j < 2; j++) products[r][j] = to_float(in_group[r][j]);
+            }
+            x += group_size / 4 * kRows;
+            fetch.at += layout.group_bytes * fetch.step / static_cast<int64_t>(kPanel * sizeof(uint32_t));
+            const char* scales = panel + layout.weight_bytes;
+            const VecF s0 = load_scale(layout, scales, 0), s1 = load_scale(layout, scales, kLanes);
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; r++) {
+                sums[r][0] = fma(products[r][0], s0, sums[r][0]);
+                sums[r][1] = fma(products[r][1], s1, sums[r][1]);
+            }
+            if constexpr (kHasOffsets) {
+                const VecF o0 = load_scale(layout, scales, kPanel), o1 = load_scale(layout, scales, kPanel + kLanes);
+#pragma GCC unroll 12
+                for (int r = 0; r < kRows; r++) {
+                    const VecF weight = splat(-static_cast<float>(group_sums[r]));
+                    sums[r][0] = fma(weight, o0, sums[r][0]);
+                    sums[r][1] = fma(weight, o1, sums[r][1]);
+                }
+            }
+            panel += layout.group_bytes;
+        }
+    }
+};
+
+// -- results ----------------------------------------------------------------------------------------------------------
+
+template <typename T>
+inline void store_some(T* to, VecF v, int64_t count) {
+    if (count >= kLanes) {
+        store(to, v);
+    } else if (count > 0) {
+        alignas(64) T lanes[kLanes];
+        store(lanes, v);
+        std::memcpy(to, lanes, count * sizeof(T));
+    }
+}
+
+inline void store_result(const Call& call, int64_t row, int64_t column, VecF v, int64_t count) {
+    const int64_t at = row * call.out_stride + column;
+    if (call.out_dtype == kFloat32)
+        store_some(reinterpret_cast<float*>(call.out) + at, v, count);
+    else
+        store_some(reinterpret_cast<bf16*>(call.out) + at, v, count);
+}
+
+template <int kRows>
+inline void finish(const Call& call, const Rows& rows, int64_t first_row, int64_t panel, VecF (&sums)[kRows][2]) {
+    const LinearWeight& weight = call.weight;
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; r++) {
+        VecF a = sums[r][0], b = sums[r][1];
+        if (weight.bits <= 8) {
+            const VecF scale = splat(rows.scales[first_row + r] * weight.scale);
+            a = mul(a, scale);
+            b = mul(b, scale);
+        }
+        if (weight.bias != nullptr) {
+            a = add(a, load(weight.bias + panel * kPanel));
+            b = add(b, load(weight.bias + panel * kPanel + kLanes));
+        }
+        if (weight.is_gated) {
+            const int64_t column = panel * kLanes;
+            store_result(call, first_row + r, column, mul(silu(a), b), weight.out_features / 2 - column);
+        } else {
+            const int64_t column = panel * kPanel;
+            store_result(call, first_row + r, column, a, weight.out_features - column);
+            store_result(call, first_row + r, column + kLanes, b, weight.out_features - column - kLanes);
+        }
+    }
+}
+
+using TileFunction = void (*)(
+    const Call&, const PanelLayout&, const Rows&, const Tile&, int64_t panel, const Fetch& fetch);
+
+template <typename Format, int kRows>
+void compute_tile(
+    const Call& call, const PanelLayout& layout, const Rows& rows, const Tile& tile, int64_t panel, const Fetch& fetch) {
+    const int64_t units_per_row = call.weight.in_features * (call.weight.bits <= 8 ? 8 : call.weight.bits) / 32;
+    VecF sums[kRows][2];
+    Format::template multiply<kRows>(
+        call, layout, rows.units + tile.first * units_per_row, rows.group_sums + tile.first * layout.num_groups,
+        static_cast<const char*>(call.weight.packed) + panel * layout.panel_bytes, fetch, sums);
+    finish<kRows>(call, rows, tile.first, panel, sums);
+}
+
+template <typename Format, size_t... kIndex>
+TileFunction tile_function(int64_t num_rows, std::index_sequence<kIndex...>) {
+    static constexpr TileFunction functions[] = {compute_tile<Format, kIndex + 1>...};
+    return functions[num_rows - 1];
+}
+
+TileFunction tile_function(const LinearWeight& weight, int64_t num_rows) {
+    constexpr std::make_index_sequence<kTileRows> sizes;
+    if (weight.bits == 32) return tile_function<Plain<float>>(num_rows, sizes);
+    if (weight.bits == 16) return tile_function<Plain<bf16>>(num_rows, sizes);
+    if (weight.bits == 8)
+        return weight.has_offsets ? tile_function<Grouped<8, true>>(num_rows, sizes)
+                                  : tile_function<Grouped<8, false>>(num_rows, sizes);
+    return weight.has_offsets ? tile_function<Grouped<4, true>>(num_rows, sizes)
+                              : tile_function<Grouped<4, false>>(num_rows, sizes);
+}
+
+// -- rows -------------------------------------------------------------------------------------------------------------
+
+void arrange_row(const uint32_t* from, int64_t num_units, int64_t step, uint32_t* to) {
+    for (int64_t i = 0; i < num_units; i++) to[i * step] = from[i];
+}
+
+// To integers in [-127, 127] times the returned scale. `from` has `size` numbers, `to` every step-th of size / 4 units.
+template <typename T>
+float quantize_row(const T* from, int64_t size, int64_t group_size, int64_t step, uint32_t* to, int32_t* group_sums) {
+    VecF most = zero(), broken = zero();  // the second is NaN once a number is not finite: the whole result shall be
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        const VecF x = load(from + i);
+        most = max(most, max(x, sub(zero(), x)));
+        broken = fma(x, zero(), broken);
+    }
+    float largest_value = largest(most), nothing = sum(broken);
+    for (; i < size; i++) {
+        largest_value = std::max(largest_value, std::fabs(to_float(from[i])));
+        nothing += to_float(from[i]) * 0.0f;
+    }
+    const float scale = largest_value / 127.0f + nothing, inverse = largest_value > 0 ? 127.0f / largest_value : 0.0f;
+    for (int64_t start = 0; start < size; start += group_size, group_sums += step) {
+        VecI sums = splat_int(0);
+        int32_t group_sum = 0;
+        const int64_t end = start + group_size;
+        for (i = start; i + kLanes <= end; i += kLanes) {
+            const VecI values = to_int(mul(load(from + i), splat(inverse)));
+            sums = add(sums, values);
+            uint32_t units[kLanes / 4];
+            store_as_bytes(units, values);
+            for (const uint32_t unit : units) {
+                *to = unit;
+                to += step;
+            }
+        }
+        for (; i < end; i += 4, to += step) {
+            uint32_t unit = 0;
+            for (int k = 0; k < 4; k++) {
+                const int32_t value = static_cast<int32_t>(std::nearbyint(to_float(from[i + k]) * inverse));
+                group_sum += value;
+                unit |= static_cast<uint32_t>(value & 0xff) << (8 * k);
+            }
+            *to = unit;
+        }
+        *group_sums = group_sum + sum(sums);
+    }
+    return scale;
+}
+
+struct Memory {  // of the calling thread, kept from call to call
+    std::vector<uint32_t> units;
+    std::vector<int32_t> group_sums;
+    std::vector<float> scales;
+};
+
+void arrange(const Call& call, const PanelLayout& layout, const Tiling& tiling, int64_t row, Memory& memory) {
+    const LinearWeight& weight = call.weight;
+    const Tile tile = tiling.of_row(row);
+    const int64_t in_tile = row - tile.first;
+    const char* from = call.x + row * call.x_stride;
+    if (weight.bits > 8) {
+        const int64_t num_units = weight.in_features * weight.bits / 32;
+        arrange_row(
+            reinterpret_cast<const uint32_t*>(from), num_units, tile.count, memory.units.data() + tile.first * num_units + in_tile);
+        return;
+    }
+    uint32_t* units = memory.units.data() + tile.first * (weight.in_features / 4) + in_tile;
+    int32_t* sums = memory.group_sums.data() + tile.first * layout.num_groups + in_tile;
+    const int64_t size = weight.in_features;
+    memory.scales[row] =
+        call.x_dtype == kFloat32
+            ? quantize_row(reinterpret_cast<const float*>(from), size, weight.group_size, tile.count, units, sums)
+            : quantize_row(reinterpret_cast<const bf16*>(from), size, weight.group_size, tile.count, units, sums);
+}
+
+template <typename T>
+T* at_least(std::vector<T>& memory, int64_t count) {
+    if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
+    return memory.data();
+}
+
+// -- the work ---------------------------------------------------------------------------------------------------------
+
+// All tiles in [first_tile, end_tile) with the panels [first, end). The next panel comes into the cache meanwhile.
+void multiply(
+    const Call& call, const PanelLayout& layout, const Rows& rows, const Tiling& tiling, int64_t first_tile, int64_t end_tile,
+    int64_t first, int64_t end) {
+    const char* weights = static_cast<const char*>(call.weight.packed);
+    for (int64_t panel = first; panel < end; panel++) {
+        const char* at = weights + panel * layout.panel_bytes;
+        // with one tile memory is the limit: it is read some lines ahead; several share the next panel
+        const int64_t num_tiles = end_tile - first_tile;
+        const char* ahead = num_tiles == 1 ? at + kAhead : panel + 1 < end ? at + layout.panel_bytes : at;
+        for (int64_t i = 0; i < num_tiles; i++) {
+            const Tile tile = tiling.at(first_tile + i);
+            const Fetch fetch{ahead + i * layout.panel_bytes / num_tiles, static_cast<int64_t>(kPanel * sizeof(uint32_t)) / num_tiles};
+            tile_function(call.weight, tile.count)(call, layout, rows, tile, panel, fetch);
+        }
+    }
+}
+
+void run(const Call& call) {
+    static thread_local Memory memory;  // the threads below reach it through references
+    const LinearWeight& weight = call.weight;
+    const PanelLayout layout(weight);
+    const Tiling tiling(call.num_rows, weight.bits <= 8 && layout.num_groups > 1 ? kGroupedTileRows : kTileRows);
+    const bool is_integer = weight.bits <= 8, is_arranged = !is_integer && call.num_rows == 1;
+    const int64_t units_per_row = weight.in_features * (is_integer ? 8 : weight.bits) / 32;
+    Rows rows{reinterpret_cast<const uint32_t*>(call.x), nullptr, nullptr};
+    if (!is_arranged) rows.units = at_least(memory.units, call.num_rows * units_per_row);
+    if (is_integer) {
+        rows.group_sums = at_least(memory.group_sums, call.num_rows * layout.num_groups);
+        rows.scales = at_least(memory.scales, call.num_rows);
+    }
+    Memory& shared = memory;
+    const int64_t work = call.num_rows * weight.in_features * weight.out_features;
+    const int num_threads = work < kParallelWork ? 1 : omp_get_max_threads();
+    // With many rows the work is cut both ways, so that a cut of the weight and one of the rows stay in the cache.
+    const int64_t tile_bytes = (tiling.base + 1) * units_per_row * static_cast<int64_t>(sizeof(uint32_t));
+    const int64_t tiles_at_once = std::max<int64_t>(1, kCacheShare / tile_bytes);
+    const int64_t num_row_cuts = (tiling.num_tiles + tiles_at_once - 1) / tiles_at_once;
+    const int64_t panels_at_once = std::max<int64_t>(1, kCacheShare / layout.panel_bytes);
+    const int64_t num_tasks =
+        num_row_cuts == 1 ? layout.num_panels : num_row_cuts * ((layout.num_panels + panels_at_once - 1) / panels_at_once);
+    std::atomic<int64_t> next{0};
+
+#pragma omp parallel num_threads(num_threads)
+    {
+        if (!is_arranged) {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < call.num_rows; row++) arrange(call, layout, tiling, row, shared);
+        }
+        if (num_row_cuts == 1) {
+            // neighbouring panels are one stream; towards the end the pieces become small, so that threads end together
+            for (int64_t first = next.load(std::memory_order_relaxed); first < num_tasks;) {
+                const int64_t end = first + std::max<int64_t>(1, (num_tasks - first) / (2 * num_threads));
+                if (!next.compare_exchange_weak(first, end, std::memory_order_relaxed)) continue;
+                multiply(call, layout, rows, tiling, 0, tiling.num_tiles, first, end);
+                first = next.load(std::memory_order_relaxed);
+            }
+        } else {
+            for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < num_tasks;) {
+                const int64_t first = task / num_row_cuts * panels_at_once, first_tile = task % num_row_cuts * tiles_at_once;
+                multiply(
+                    call, layout, rows, tiling, first_tile, std::min(tiling.num_tiles, first_tile + tiles_at_once), first,
+                    std::min(layout.num_panels, first + panels_at_once));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" void inflight_linear(
+    const void* x, int64_t x_stride, int32_t x_dtype, void* out, int64_t out_stride, int32_t out_dtype, int64_t num_rows,
+    const LinearWeight* weight) {
+    const int64_t element = x_dtype == kFloat32 ? sizeof(float) : sizeof(bf16);
+    if (num_rows > 0)
+        run(Call{
+            static_cast<const char*>(x), x_stride * element, x_dtype, static_cast<char*>(out), out_stride, out_dtype, num_rows,
+            *weight});
+}

@@ -1,0 +1,48 @@
+// How weights of linear layers lie in memory, which packing and multiplying share.
+//
+// Output features are taken in panels of kPanel, two vectors. A panel holds all input features, so that a row of it is one
+// stream of memory:
+//
+//     plain     [in_features in units][kPanel] units (a unit is one float or two bfloat16, see simd.h)
+//     groups    for each group of input features: [group in units][kPanel] units of four bytes, or of four pairs of nibbles
+//               (low ones first, high ones for the unit after it); then kPanel scales, then kPanel offsets if there are any: halves,
+//               or floats where a row is one group
+//
+// In a gated weight the first vector of each panel is of the gate's features and the second of the same features' factors.
+#pragma once
+
+#include "integer.h"
+#include "kernels.h"
+
+constexpr int kPanel = 2 * kLanes;
+
+struct PanelLayout {
+    int64_t num_panels;
+    int64_t panel_bytes;
+    int64_t group_bytes;   // of one group in a panel; of a plain weight all of it
+    int64_t weight_bytes;  // those of group_bytes that are weights
+    int64_t num_groups;
+    int64_t scale_bytes;   // of one scale or offset
+
+    explicit PanelLayout(const LinearWeight& weight) {
+        const int64_t columns = weight.is_gated ? weight.out_features / 2 : weight.out_features;
+        const int64_t width = weight.is_gated ? kLanes : kPanel;
+        num_panels = (columns + width - 1) / width;
+        num_groups = weight.in_features / weight.group_size;
+        weight_bytes = weight.group_size * kPanel * weight.bits / 8;
+        scale_bytes = num_groups == 1 ? sizeof(float) : sizeof(f16);
+        group_bytes = weight_bytes;
+        if (weight.bits <= 8) group_bytes += kPanel * scale_bytes * (weight.has_offsets ? 2 : 1);
+        panel_bytes = num_groups * group_bytes;
+    }
+
+    // The output feature in a lane of a panel, or -1 for padding.
+    static int64_t feature(const LinearWeight& weight, int64_t panel, int lane) {
+        if (!weight.is_gated) {
+            const int64_t column = panel * kPanel + lane;
+            return column < weight.out_features ? column : -1;
+        }
+        const int64_t half = weight.out_features / 2, column = panel * kLanes + lane % kLanes;
+        return column < half ? column + (lane / kLanes) * half : -1;
+    }
+};

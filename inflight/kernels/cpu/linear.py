@@ -1,0 +1,143 @@
+"""Linear layers by the C++ kernels: a weight is packed once, in the types it is given in, and multiplies any number of rows."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from inflight.kernels.cpu.huge_pages import HugePages
+from inflight.kernels.cpu.library import DTYPES, LinearWeight
+
+IN_FEATURES_MULTIPLE = 4  # bytes are multiplied in fours
+MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # of one group: its sum of products is in 32 bits
+
+
+class PackedLinear:
+    """One packed weight, with its bias. Threads may share it.
+
+    Args:
+        weight: a LinearWeight without its pointers.
+        memory: where the weight is packed.
+        bias: [out_features] or None.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, weight: LinearWeight, memory: HugePages, bias: Tensor | None) -> None:
+        self._kernels, self.weight = kernels, weight
+        num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
+        kernels.inflight_packed_size(weight, num_bytes, num_lanes)
+        self.packed = memory.allocate(num_bytes.value)
+        weight.packed = self.packed.data_ptr()
+        self._bias: Tensor | None = None
+        if bias is not None:
+            features = torch.empty(num_lanes.value, dtype=torch.int64)
+            kernels.inflight_packed_features(weight, features.data_ptr())
+            self._bias = bias.float()[features.clamp(min=0)].contiguous()
+            weight.bias = self._bias.data_ptr()
+        self.num_columns = weight.out_features // 2 if weight.is_gated else weight.out_features
+
+    def pack(self, rows: Tensor, scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
+        """rows [out_features, in_features], contiguous; scales and offsets float32, as `QuantizedWeight` has them."""
+        assert rows.is_contiguous() and rows.shape == (self.weight.out_features, self.weight.in_features)
+        assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
+        pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
+        self._kernels.inflight_pack_linear(rows.data_ptr(), rows.dtype == torch.int8, *pointers, self.weight)
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype) -> Tensor:
+        """x [num_rows, in_features] -> [num_rows, num_columns]. x of a float weight has its dtype."""
+        num_rows = x.shape[0]
+        assert x.stride(1) == 1 and x.shape[1] == self.weight.in_features
+        out = torch.empty((num_rows, self.num_columns), dtype=out_dtype)
+        self._kernels.inflight_linear(
+            x.data_ptr(),
+            x.stride(0),
+            DTYPES[x.dtype],
+            out.data_ptr(),
+            self.num_columns,
+            DTYPES[out_dtype],
+            num_rows,
+            self.weight,
+        )
+        return out
+
+
+def pack_float(
+    kernels: ctypes.CDLL, memory: HugePages, weight: Tensor, bias: Tensor | None, *, is_gated: bool
+) -> PackedLinear:
+    """weight [out_features, in_features], float32 or bfloat16. `is_gated`: the layer's result is silu(first half) * second."""
+    out_features, in_features = weight.shape
+    described = LinearWeight(
+        in_features=in_features,
+        out_features=out_features,
+        group_size=in_features,
+        scale=1.0,
+        bits=8 * weight.itemsize,
+        is_gated=is_gated,
+    )
+    layer = PackedLinear(kernels, described, memory, bias)
+    layer.pack(weight.contiguous())
+    return layer
+
+
+def pack_integers(
+    kernels: ctypes.CDLL,
+    memory: HugePages,
+    values: Tensor,
+    scales: Tensor,
+    offsets: Tensor | None,
+    bias: Tensor | None,
+    *,
+    bits: int,
+    is_gated: bool,
+) -> PackedLinear:
+    """The fields of a `QuantizedWeight`. Those of groups are held in float16, after the largest is brought to one."""
+    out_features, in_features = values.shape
+    middle = 2 ** (bits - 1)
+    if offsets is not None and torch.equal(offsets, scales * middle):
+        offsets = None  # as the kernel assumes where there are none
+    largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
+    exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
+    described = LinearWeight(
+        in_features=in_features,
+        out_features=out_features,
+        group_size=in_features // scales.shape[1],
+        scale=2.0**exponent,
+        bits=bits,
+        has_offsets=offsets is not None,
+        is_gated=is_gated,
+    )
+    layer = PackedLinear(kernels, described, memory, bias)
+    scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
+    layer.pack(values.contiguous(), *scaled)
+    return layer
+
+
+def quantize_rows(
+    kernels: ctypes.CDLL, weight: Tensor, *, bits: int, group_size: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """weight [out_features, in_features] -> values, scales, offsets, as `QuantizedWeight` has them.
+
+    8 bits: one scale a row, symmetric. 4 bits: a scale and an offset a group; the range of each group is the one of five, from
+    the smallest to the largest weight and shrunk from there, that leaves the least squared error.
+    """
+    out_features, in_features = weight.shape
+    group_size = in_features if bits == 8 else group_size
+    shape = out_features, in_features // group_size
+    values = torch.empty(out_features, in_features, dtype=torch.int8 if bits == 8 else torch.uint8)
+    scales = torch.empty(shape)
+    offsets = None if bits == 8 else torch.empty(shape)
+    kernels.inflight_quantize_weight(
+        weight.data_ptr(),
+        weight.stride(0),
+        DTYPES[weight.dtype],
+        out_features,
+        in_features,
+        group_size,
+        bits,
+        values.data_ptr(),
+        scales.data_ptr(),
+        None if offsets is None else offsets.data_ptr(),
+    )
+    return values, scales, offsets

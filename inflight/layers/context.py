@@ -1,0 +1,40 @@
+"""`LayerContext`: what every layer of a model is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from inflight.attention.backend import AttentionBackend
+from inflight.config.engine import QuantizationConfig
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.layers.linear_method import LinearMethod, select_linear_methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerContext:
+    """One per model and rank. `linear` and `head` compute the layers' products and the head's."""
+
+    dtype: torch.dtype
+    device: torch.device
+    tp: TensorParallelGroup
+    backend: AttentionBackend
+    linear: LinearMethod
+    head: LinearMethod
+
+
+def make_context(
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    tp: TensorParallelGroup,
+    backend: AttentionBackend,
+    quantization: QuantizationConfig,
+) -> LayerContext:
+    """
+    Raises:
+        ConfigError: the quantization needs kernels that are not there.
+    """
+    linear, head = select_linear_methods(device, dtype, quantization)
+    return LayerContext(dtype=dtype, device=device, tp=tp, backend=backend, linear=linear, head=head)

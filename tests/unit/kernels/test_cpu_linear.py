@@ -1,0 +1,234 @@
+"""The C++ linear kernels against float64, for every instruction set that the processor has."""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch import Tensor
+
+from inflight.kernels.cpu.huge_pages import HugePages
+from inflight.kernels.cpu.library import open_kernels
+from inflight.kernels.cpu.linear import PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.reference import silu_and_mul
+from inflight.layers.quantized_weight import QuantizedWeight
+from tests.instruction_sets import INSTRUCTION_SETS_HERE
+
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
+NAMES = st.sampled_from(INSTRUCTION_SETS_HERE)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+ROWS = st.one_of(st.integers(1, 30), st.sampled_from([64, 200]))
+SEEDS = st.integers(0, 2**31)
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+fixed = hypothesis.settings(max_examples=60, deadline=None)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spaced(x: Tensor, padding: int) -> Tensor:
+    """The same rows further apart, with NaN between them."""
+    wide = torch.full((x.shape[0], x.shape[1] + padding), torch.nan, dtype=x.dtype)
+    wide[:, : x.shape[1]] = x
+    return wide[:, : x.shape[1]]
+
+
+def truth_of(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool) -> Tensor:
+    out = x.double() @ weight.double().T
+    if bias is not None:
+        out = out + bias.double()
+    return silu_and_mul(out) if is_gated else out
+
+
+def quantized_rows(x: Tensor) -> Tensor:
+    """What the integer kernels make of activations: 127 steps to either side of zero, a scale a row. Float64."""
+    scale = x.float().abs().amax(1, keepdim=True) / 127
+    steps = torch.where(scale > 0, x.float() * (127 / x.float().abs().amax(1, keepdim=True)), 0)
+    return steps.round().double() * scale.double()
+
+
+@fixed
+@hypothesis.given(
+    name=NAMES,
+    dtype=DTYPES,
+    rows=ROWS,
+    in_features=st.integers(1, 40).map(lambda n: 4 * n),
+    out_features=st.integers(1, 90),
+    has_bias=st.booleans(),
+    is_gated=st.booleans(),
+    padding=st.sampled_from([0, 2, 6]),
+    seed=SEEDS,
+)
+def test_floats(
+    name: str,
+    dtype: torch.dtype,
+    rows: int,
+    in_features: int,
+    out_features: int,
+    has_bias: bool,
+    is_gated: bool,
+    padding: int,
+    seed: int,
+) -> None:
+    out_features *= 2 if is_gated else 1
+    x = spaced(draw(seed, rows, in_features).to(dtype), padding)
+    weight, bias = draw(seed + 1, out_features, in_features).to(dtype), draw(seed + 2, out_features).to(dtype)
+    given = bias if has_bias else None
+    layer = pack_float(open_kernels(name), HugePages(), weight, given, is_gated=is_gated)
+    truth = truth_of(x, weight, given, is_gated)
+    for out_dtype in (torch.float32, dtype):
+        out = layer(x, out_dtype)
+        assert out.dtype == out_dtype and out.shape == truth.shape
+        limit = truth.abs().max().item() * max(ROUNDING[out_dtype], 1e-5)
+        assert (out.double() - truth).abs().max() <= limit
+
+
+def integers(
+    bits: int, group_size: int, num_groups: int, out_features: int, zero_point: str, seed: int
+) -> QuantizedWeight:
+    generator = torch.Generator().manual_seed(seed)
+    shape = out_features, num_groups * group_size
+    scales = torch.rand(out_features, num_groups, generator=generator) * 0.1 + 0.001
+    scales = scales.half().float()  # what the kernel holds
+    if zero_point == "none":
+        values = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
+        return QuantizedWeight(values=values, scales=scales[:, :1], offsets=None, bits=8)
+    values = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
+    points = 2.0 ** (bits - 1) if zero_point == "middle" else torch.randint(0, 2**bits, scales.shape).float()
+    return QuantizedWeight(values=values, scales=scales, offsets=scales * points, bits=bits)
+
+
+@fixed
+@hypothesis.given(
+    name=NAMES,
+    dtype=DTYPES,
+    rows=ROWS,
+    bits=st.sampled_from([4, 8]),
+    group_size=st.sampled_from([32, 64, 96, 128]),
+    num_groups=st.integers(1, 5),
+    out_features=st.integers(1, 90),
+    zero_point=st.sampled_from(["none", "middle", "any"]),
+    is_gated=st.booleans(),
+    has_bias=st.booleans(),
+    seed=SEEDS,
+)
+def test_integers(
+    name: str,
+    dtype: torch.dtype,
+    rows: int,
+    bits: int,
+    group_size: int,
+    num_groups: int,
+    out_features: int,
+    zero_point: str,
+    is_gated: bool,
+    has_bias: bool,
+    seed: int,
+) -> None:
+    out_features *= 2 if is_gated else 1
+    weight = integers(bits, group_size, num_groups, out_features, zero_point, seed)
+    x = spaced(draw(seed, rows, weight.shape[1]).to(dtype), 4)
+    bias = draw(seed + 2, out_features) if has_bias else None
+    layer = packed(name, weight, bias, is_gated)
+    truth = truth_of(quantized_rows(x), weight.dequantize().double(), bias, is_gated)
+    out = layer(x, torch.float32)
+    # offsets are held in half precision; at a tie the two may round an activation to different steps
+    scale = (x.float().abs().amax(1, keepdim=True) * weight.dequantize().abs().sum(1).max()).double()
+    limit = 2e-4 * scale + scale.amax() / 127 / weight.shape[1] * 2
+    if is_gated:
+        limit = limit * (1 + truth_of(quantized_rows(x), weight.dequantize().double(), bias, False).abs().max())
+    assert ((out.double() - truth).abs() <= limit).all()
+
+
+def packed(name: str, weight: QuantizedWeight, bias: Tensor | None = None, is_gated: bool = False) -> PackedLinear:
+    fields = weight.values, weight.scales, weight.offsets
+    return pack_integers(open_kernels(name), HugePages(), *fields, bias, bits=weight.bits, is_gated=is_gated)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zero_point", ["none", "middle", "any"])
+def test_integer_sums_are_exact(name: str, bits: int, zero_point: str) -> None:
+    """Rows that are their own integers: no rounding is left, and a wrong nibble, lane or zero point shows at once."""
+    weight = integers(bits, 32, 3, 70, zero_point, seed=1)
+    weight = QuantizedWeight(
+        values=weight.values,
+        scales=torch.ones_like(weight.scales),
+        offsets=None if weight.offsets is None else (weight.offsets / weight.scales).round(),
+        bits=weight.bits,
+    )
+    x = torch.randint(-127, 128, (33, weight.shape[1]), generator=torch.Generator().manual_seed(2)).float()
+    x[:, 0] = 127  # so that a step is one
+    assert torch.equal(packed(name, weight)(x, torch.float32).double(), x.double() @ weight.dequantize().double().T)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+def test_a_row_is_the_same_in_any_company(name: str, num_threads: int, kind: str) -> None:
+    kernels, dtype = open_kernels(name), torch.float32 if kind == "float32" else torch.bfloat16
+    weight, x = draw(0, 200, 1024).to(dtype), draw(1, 300, 1024).to(dtype)
+    if kind.startswith("int"):
+        bits = int(kind[3:])
+        values, scales, offsets = quantize_rows(kernels, weight, bits=bits, group_size=64)
+        layer = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits))
+    else:
+        layer = pack_float(kernels, HugePages(), weight, None, is_gated=False)
+    before = torch.get_num_threads()
+    alone = torch.cat([layer(x[i : i + 1], torch.float32) for i in range(len(x))])
+    torch.set_num_threads(num_threads)
+    try:
+        for size in (2, 7, 12, 13, 37, 299):
+            start = 299 - size
+            assert torch.equal(layer(x[start : start + size], torch.float32), alone[start : start + size]), size
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantizing_a_weight(name: str, dtype: torch.dtype) -> None:
+    weight = draw(0, 37, 256).to(dtype) * 0.02
+    weight[3] = 0
+    kernels = open_kernels(name)
+    values, scales, offsets = quantize_rows(kernels, weight, bits=8, group_size=0)
+    eight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8)
+    assert ((eight.dequantize() - weight.float()).abs() <= scales * 0.5001).all()
+    for group_size in (32, 64, 128):
+        values, scales, offsets = quantize_rows(kernels, weight, bits=4, group_size=group_size)
+        four = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+        groups = weight.float().view(37, -1, group_size)
+        span = groups.amax(2).clamp(min=0) - groups.amin(2).clamp(max=0)
+        plain = ((span / 15) ** 2 / 12).sum()  # of the unshrunk range, values spread evenly over each step
+        error = (four.dequantize() - weight.float()).view(groups.shape).square().mean(2).sum()
+        assert 0 < error < 1.05 * plain
+        assert (four.dequantize()[3] == 0).all()
+
+
+def test_many_pieces_come_from_one_mapping() -> None:
+    memory = HugePages()
+    pieces = [memory.allocate(size) for size in (1, 100, 64, 5 << 20)]
+    assert all(piece.data_ptr() % 64 == 0 and int(piece.sum()) == 0 for piece in pieces)
+    for i, piece in enumerate(pieces):
+        piece.fill_(i + 1)
+    assert [int(piece.max()) for piece in pieces] == [int(piece.min()) for piece in pieces] == [1, 2, 3, 4]
+    assert len(memory.allocate(300 << 20)) == 300 << 20
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+def test_rows_without_numbers(name: str) -> None:
+    layer = pack_float(open_kernels(name), HugePages(), draw(0, 8, 8), None, is_gated=False)
+    assert layer(torch.empty(0, 8), torch.float32).shape == (0, 8)
+    assert layer(torch.full((1, 8), torch.nan), torch.float32).isnan().all()
+    values, scales, offsets = quantize_rows(open_kernels(name), draw(0, 8, 8), bits=8, group_size=0)
+    eight = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8))
+    assert torch.equal(eight(torch.zeros(2, 8), torch.float32), torch.zeros(2, 8))
+    for number in (torch.inf, torch.nan):
+        for place in (0, 63):
+            x = torch.ones(1, 64)
+            x[0, place] = number
+            wide = quantize_rows(open_kernels(name), draw(0, 8, 64), bits=8, group_size=0)
+            layer = packed(name, QuantizedWeight(values=wide[0], scales=wide[1], offsets=wide[2], bits=8))
+            assert layer(x, torch.float32).isnan().all(), (number, place)

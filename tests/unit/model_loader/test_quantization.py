@@ -1,0 +1,114 @@
+"""Weights that are brought to fewer bits as they are read: how far off the result is, what stays, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from inflight import LLM
+from inflight.config.engine import ModelConfig, QuantizationConfig
+from inflight.config.parse_architecture import parse_architecture
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigError
+from inflight.model_loader.loader import load_model
+from inflight.models.causal_lm import CausalLM
+from tests.full_context_attention import FullContextAttention, run_prompt
+from tests.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.model_zoo import FAMILY_CONFIGS, write_model
+
+PROMPT = torch.arange(40)
+needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
+
+
+def load(folder: Path, quantization: QuantizationConfig, *, batch_invariant: bool = False) -> CausalLM:
+    config = ModelConfig(
+        folder=folder,
+        name="x",
+        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
+        dtype="float32",
+        max_model_len=64,
+        load_format="safetensors",
+        seed=0,
+        fingerprint="",
+        quantization=quantization,
+        batch_invariant=batch_invariant,
+    )
+    backend: Any = FullContextAttention()  # Any: a stand-in
+    return load_model(config, device=torch.device("cpu"), backend=backend, tp=TensorParallelGroup())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(FAMILY_CONFIGS["llama"][0], tmp_path_factory.mktemp("model") / "whole", seed=1)
+
+
+def error(logits: Tensor, truth: Tensor) -> float:
+    return float((logits - truth).norm() / truth.norm())
+
+
+@needs_kernels
+def test_fewer_bits_are_further_off(folder: Path) -> None:
+    truth = run_prompt(load(folder, QuantizationConfig()), PROMPT)
+    eight = error(run_prompt(load(folder, QuantizationConfig(layers="int8")), PROMPT), truth)
+    four = {
+        size: error(run_prompt(load(folder, QuantizationConfig(layers="int4", group_size=size)), PROMPT), truth)
+        for size in (32, 64)
+    }
+    assert 0.001 < eight < 0.06
+    assert eight < four[32] < 0.5
+
+
+@needs_kernels
+def test_the_head_is_chosen_apart(folder: Path) -> None:
+    truth = run_prompt(load(folder, QuantizationConfig()), PROMPT)
+    head = error(run_prompt(load(folder, QuantizationConfig(head="int8")), PROMPT), truth)
+    assert 0.001 < head < 0.02  # one product of rounded numbers
+    both = run_prompt(load(folder, QuantizationConfig(layers="int8", head="int8")), PROMPT)
+    layers = run_prompt(load(folder, QuantizationConfig(layers="int8")), PROMPT)
+    assert not torch.equal(both, layers)
+
+
+@needs_kernels
+def test_a_weight_without_groups_of_32_has_8_bits(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(folder, QuantizationConfig(layers="int4", group_size=128))
+    assert "no groups of 32" in caplog.text  # down_proj has 112 input features
+
+
+def test_quantization_without_kernels_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    for config in (QuantizationConfig(layers="int8"), QuantizationConfig(head="int4")):
+        with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels.*leave it out"):
+            load(folder, config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"quantization": "int3"}, "quantization='int3' is not one of None, int8, int4"),
+        ({"quantization": "gptq"}, "quantization='gptq' is not one of"),
+        ({"head_quantization": "fp8"}, "head_quantization='fp8' is not one of auto, none, int8, int4"),
+        (
+            {"quantization": "int4", "quantization_group_size": 48},
+            "quantization_group_size=48 is not one of 32, 64, 128",
+        ),
+        ({"batch_invariant": "yes"}, "batch_invariant='yes' is not True or False"),
+    ],
+)
+def test_what_is_no_format(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(**arguments)
+
+
+def test_batch_invariance_is_promised_or_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"batch_invariant=True cannot be kept here: its attention"):
+        load(folder, QuantizationConfig(), batch_invariant=True)
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    with pytest.raises(ConfigError, match=r"cannot be kept here: its linear layers"):
+        load(folder, QuantizationConfig(), batch_invariant=True)
