@@ -33,6 +33,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.demo.evaluate import SHIPPED_MODEL, held_out_samples
 from inflight.demo.tasks import KINDS
 from inflight.entrypoints.cli.workloads import Workload
+from inflight.kernels.reference import silu_and_mul
 from inflight.models.causal_lm import CausalLM
 from inflight.sampling_params import SamplingParams
 
@@ -45,6 +46,7 @@ PROJECTIONS = {
     "down_proj": ("down_proj",),
     "lm_head": ("lm_head",),
 }
+GATED = "gate_up_proj"  # its result is silu(gate) * up
 MAX_COUNT = 200  # some kinds have not many more distinct held-out prompts
 CONVERSATIONS = 4  # of each kind
 RANDOM_PROMPTS = Workload("random tokens", 2, 96, 1)
@@ -114,7 +116,8 @@ class Truth:
         for layers in zip(*(by_name(self.model, projection) for projection in PROJECTIONS[name]), strict=True):
             x = self.inputs[layers[0]].bfloat16()
             with torch.inference_mode():
-                yield x, torch.cat([layer(x.double()) for layer in layers], dim=-1)
+                expected = torch.cat([layer(x.double()) for layer in layers], dim=-1)
+                yield x, silu_and_mul(expected) if name == GATED else expected
 
 
 def layer_errors(engine: ObservedEngine, truth: Truth) -> dict[str, list[float]]:
