@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -32,10 +31,6 @@ class LayerOps(ABC):
         carries the sign of the rotation). The result may be `heads` itself, changed.
         """
 
-    @abstractmethod
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up [num_rows, 2 * size] -> silu(gate) * up [num_rows, size] (arXiv:2002.05202)."""
-
 
 class TorchLayerOps(LayerOps):
     """For every device and dtype."""
@@ -55,7 +50,3 @@ class TorchLayerOps(LayerOps):
             heads = self.rms_norm(heads, weight, eps)
         swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
         return torch.addcmul(heads * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)

@@ -26,7 +26,6 @@ from inflight.kernels.cpu.linear import (
     pack_integers,
     quantize_rows,
 )
-from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
 
 logger = logging.getLogger(__name__)
@@ -144,11 +143,13 @@ class KernelLinear(LinearMethod):
 
 def _finish(multiply: Callable[[Tensor], Tensor], *, is_gated: bool) -> PreparedLinear:
     """What the kernels do by themselves: the gate, and the dtype."""
-    ops = TorchLayerOps()
 
     def call(x: Tensor, out_dtype: torch.dtype) -> Tensor:
         out = multiply(x)
-        return (ops.silu_and_mul(out) if is_gated else out).to(out_dtype)
+        if is_gated:
+            gate, up = out.chunk(2, dim=-1)
+            out = F.silu(gate).mul_(up)
+        return out.to(out_dtype)
 
     return call
 

@@ -1,4 +1,4 @@
-// RMSNorm, QK-norm with rotary embedding, SiLU-and-multiply: one pass over each row, in float between load and store.
+// RMSNorm, QK-norm with rotary embedding: one pass over each row, in float between load and store.
 
 #include <cmath>
 
@@ -86,22 +86,6 @@ void norm_and_rotate(
                 cos + token * head_dim, sin + token * head_dim, head_dim, eps);
 }
 
-template <typename T>
-void silu_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t size) {
-#pragma omp parallel for schedule(static) if (num_rows * size >= kParallelElements)
-    for (int64_t row = 0; row < num_rows; row++) {
-        const T* gate = x + row * x_stride;
-        const T* up = gate + size;
-        T* to = out + row * size;
-        int64_t i = 0;
-        for (; i + kLanes <= size; i += kLanes) store(to + i, mul(silu(load(gate + i)), load(up + i)));
-        for (; i < size; i++) {
-            const float g = to_float(gate[i]);
-            to[i] = from_float<T>(g / (1.0f + std::exp(-g)) * to_float(up[i]));
-        }
-    }
-}
-
 }  // namespace
 
 #define INFLIGHT_STRING(x) #x
@@ -135,13 +119,5 @@ void inflight_norm_and_rotate(
         norm_and_rotate(
             static_cast<bf16*>(heads), token_stride, static_cast<const bf16*>(weight), static_cast<const bf16*>(cos),
             static_cast<const bf16*>(sin), num_tokens, num_heads, head_dim, eps);
-}
-
-void inflight_silu_and_mul(
-    const void* x, int64_t x_stride, void* out, int64_t num_rows, int64_t size, int32_t dtype) {
-    if (dtype == kFloat32)
-        silu_and_mul(static_cast<const float*>(x), x_stride, static_cast<float*>(out), num_rows, size);
-    else
-        silu_and_mul(static_cast<const bf16*>(x), x_stride, static_cast<bf16*>(out), num_rows, size);
 }
 }

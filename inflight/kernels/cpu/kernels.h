@@ -94,10 +94,6 @@ INFLIGHT_EXPORT void inflight_norm_and_rotate(
     void* heads, int64_t token_stride, const void* weight, const void* cos, const void* sin, int64_t num_tokens,
     int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
 
-// out[i] = silu(x[i]) * x[size + i]
-INFLIGHT_EXPORT void inflight_silu_and_mul(
-    const void* x, int64_t x_stride, void* out, int64_t num_rows, int64_t size, int32_t dtype);
-
 // out = x times the weight, plus the bias. x has the weight's type, or any if that is an integer one.
 INFLIGHT_EXPORT void inflight_linear(
     const void* x, int64_t x_stride, int32_t x_dtype, void* out, int64_t out_stride, int32_t out_dtype, int64_t num_rows,

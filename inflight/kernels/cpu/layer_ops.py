@@ -70,12 +70,3 @@ class CpuLayerOps(LayerOps):
             DTYPES[heads.dtype],
         )
         return heads
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        assert gate_up.stride(1) == 1
-        out = torch.empty((num_rows, size), dtype=gate_up.dtype)
-        self.kernels.inflight_silu_and_mul(
-            gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), num_rows, size, DTYPES[gate_up.dtype]
-        )
-        return out

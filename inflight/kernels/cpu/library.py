@@ -122,7 +122,6 @@ _SIGNATURES = {
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
     "inflight_norm_and_rotate": [*_ROWS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
-    "inflight_silu_and_mul": [*_ROWS, c_void_p, c_int64, c_int64, c_int32],
     "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
     "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
     "inflight_packed_features": [POINTER(LinearWeight), c_void_p],

@@ -232,3 +232,26 @@ def test_rows_without_numbers(name: str) -> None:
             wide = quantize_rows(open_kernels(name), draw(0, 8, 64), bits=8, group_size=0)
             layer = packed(name, QuantizedWeight(values=wide[0], scales=wide[1], offsets=wide[2], bits=8))
             assert layer(x, torch.float32).isnan().all(), (number, place)
+
+
+@fixed
+@hypothesis.given(
+    name=NAMES,
+    out_dtype=DTYPES,
+    rows=ROWS,
+    size=st.integers(1, 60).map(lambda n: 2 * n),
+    scale=st.sampled_from([1e-4, 1.0, 100.0]),
+    seed=SEEDS,
+)
+def test_the_gate_alone(name: str, out_dtype: torch.dtype, rows: int, size: int, scale: float, seed: int) -> None:
+    """The weight is the identity: what is left is silu(gate) * up."""
+    x = draw(seed, rows, 2 * size) * scale
+    before = x.clone()
+    gate = pack_float(open_kernels(name), HugePages(), torch.eye(2 * size), None, is_gated=True)
+    out, truth = gate(x, out_dtype), silu_and_mul(x.double())
+    # far below zero the gate is not 0 but some 1e-38 of its value
+    limit = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[out_dtype]
+    assert ((out.double() - truth).abs() <= limit * truth.abs() + 1e-30).all()
+    assert torch.equal(x, before)
+    x[0, 0] = torch.nan
+    assert gate(x, torch.float32)[0, 0].isnan()
