@@ -32,8 +32,8 @@ from inflight.engine.output_processor import RequestOutputKind
 from inflight.entrypoints.cli.workloads import Workload
 
 PIPELINE_BATCH, PIPELINE_DECODE_GOAL, PIPELINE_PREFILL_GOAL = 64, 1.5, 1.7
-PIPELINE_PROMPTS = Workload("prefill", 8, 512, 1)
-PIPELINE_CHUNK_TOKENS = 512  # a step of both sides, so that a second stage has something to do beside the first
+PIPELINE_PROMPTS = Workload("prefill", 16, 512, 1)
+PIPELINE_CHUNK_TOKENS = 256  # a step of both sides: 32 steps, of which the second stage misses the first
 DECODE_TOKENS = 24  # timed, of each request
 PADDED_BATCH, PADDED_PROMPT, PADDED_OUTPUT = 32, (16, 384), (8, 64)
 

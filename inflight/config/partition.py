@@ -9,6 +9,10 @@ from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
 
+# Only tokens that are drawn need the head. With three prompt tokens to each of them it costs a quarter of its weights; counted in
+# full, the last stage would stand still for half of every prompt.
+TOKENS_PER_DRAWN_TOKEN = 4
+
 
 @dataclass(frozen=True)
 class PipelineStage:
@@ -46,7 +50,8 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
             f"use at most {num_layers}"
         )
     if text is None:
-        return partition_by_cost(num_layers, num_stages, layer_cost(architecture), head_cost(architecture))
+        drawn_head_cost = head_cost(architecture) // TOKENS_PER_DRAWN_TOKEN
+        return partition_by_cost(num_layers, num_stages, layer_cost(architecture), drawn_head_cost)
     fields = text.split(",")
     counts = tuple(int(field) if field.strip().isdecimal() else 0 for field in fields)
     if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
@@ -60,8 +65,7 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
 def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
     """The partition whose most expensive stage is the cheapest. The last stage has the head beside its layers.
 
-    Among equal ones, that where the last stage has the most layers: the head's cost is that of rows that sample, and a step
-    of prompts has few of them. Layers that are left over go to the first stages.
+    Among equal ones, that where the last stage has the most layers. Layers that are left over go to the first stages.
     """
     if num_stages == 1:
         return (num_layers,)
