@@ -9,8 +9,8 @@ from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
 
-# Only tokens that are drawn need the head. With three prompt tokens to each of them it costs a quarter of its weights; counted in
-# full, the last stage would stand still for half of every prompt.
+# Only tokens that are drawn need the head. With three prompt tokens to each of them it costs a quarter of its weights; counted
+# in full, the last stage would stand still for half of every prompt.
 TOKENS_PER_DRAWN_TOKEN = 4
 
 

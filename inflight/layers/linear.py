@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.context import LayerContext
-from inflight.layers.linear_method import PreparedLinear
+from inflight.layers.linear_method import LinearMethod, PreparedLinear
 from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.weights import WeightSlot, WeightSlots
+
+# first output feature -> the part that the layer has been given as it is stored
+StoredParts = dict[int, Tensor | QuantizedWeight]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Linear(nn.Module):
         self.dtype, self.method = dtype, context.linear
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
-        self.quantized: dict[int, QuantizedWeight] = {}  # first output feature -> the part, if it is stored quantized
+        self.stored: StoredParts = {}
         self.num_dequantized = 0  # of them, those that the other parts did not let stay so
 
     def finish_loading(self) -> None:
@@ -58,27 +61,47 @@ class Linear(nn.Module):
 
     def prepare(self, bias: Tensor | None, *, is_gated: bool = False) -> None:
         """Bring the weights into the form that `multiply` reads, and drop the plain ones."""
-        weight = assemble(self.weight.data, self.quantized)
-        self.num_dequantized = len(self.quantized) if isinstance(weight, Tensor) else 0
+        weight = assemble(self.weight.data, self.stored)
+        if not isinstance(weight, QuantizedWeight):
+            self.num_dequantized = sum(isinstance(part, QuantizedWeight) for part in self.stored.values())
         self.multiply: PreparedLinear = self.method.prepare(
             weight, None if bias is None else bias.data, is_gated=is_gated
         )
-        del self.weight, self.bias, self.quantized
+        del self.weight, self.bias, self.stored
+
+    def accept(self, part: Tensor | QuantizedWeight, *, first_row: int = 0) -> bool:
+        """See `WeightSlot`."""
+        return accept(part, self.stored, first_row, self.method, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x, self.dtype)
 
 
-def assemble(weight: Tensor, quantized: Mapping[int, QuantizedWeight]) -> Tensor | QuantizedWeight:
-    """Quantized, if all parts are. Else parts that are quantized are brought into the dtype of the others."""
-    parts = [quantized[start] for start in sorted(quantized)]
-    if parts and sum(len(part.values) for part in parts) == len(weight):
-        together = concatenate_rows(parts)
+def accept(
+    part: Tensor | QuantizedWeight, stored: StoredParts, first_row: int, method: LinearMethod, dtype: torch.dtype
+) -> bool:
+    """Whether the part is kept as it is: not if it has to be converted first, or would be kept for good."""
+    if isinstance(part, Tensor) and not (method.copies_weights and part.dtype == dtype and part.stride(1) == 1):
+        return False
+    stored[first_row] = part
+    return True
+
+
+def assemble(weight: Tensor, stored: StoredParts) -> Sequence[Tensor] | QuantizedWeight:
+    """Quantized, if all parts are, and as they are stored, if none is. Else all are brought into the dtype of `weight`."""
+    parts = [stored[start] for start in sorted(stored)]
+    if parts and sum(part.shape[0] for part in parts) == len(weight):
+        floats = [part for part in parts if isinstance(part, Tensor)]
+        if len(floats) == len(parts):
+            return floats
+        together = (
+            concatenate_rows([part for part in parts if isinstance(part, QuantizedWeight)]) if not floats else None
+        )
         if together is not None:
             return together
-    for start, part in quantized.items():
-        weight[start : start + len(part.values)] = part.dequantize()
-    return weight
+    for start, part in stored.items():
+        weight[start : start + part.shape[0]] = part if isinstance(part, Tensor) else part.dequantize()
+    return [weight]
 
 
 class ColumnParallelLinear(Linear):
@@ -109,7 +132,7 @@ class ColumnParallelLinear(Linear):
                 shape=(part.total, self.in_features),
                 destination=self.weight.data[rows],
                 start=part.start,
-                accept_quantized=partial(self.quantized.__setitem__, offset),
+                accept=partial(self.accept, first_row=offset),
             )
             yield f"{prefix}.{name}.weight", slot
             if self.bias is not None:
@@ -136,7 +159,7 @@ class RowParallelLinear(Linear):
             destination=destination,
             dim=1,
             start=self.columns.start,
-            accept_quantized=partial(self.quantized.__setitem__, 0),
+            accept=self.accept,
         )
         yield f"{prefix}.weight", slot
         if self.bias is not None:

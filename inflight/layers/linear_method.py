@@ -1,7 +1,7 @@
 """`LinearMethod`: how x @ weight.T is computed. Chosen per device, dtype and quantization.
 
-A method makes of a layer's weights, once they are read, something to call in every step. What it is given is a tensor in the
-engine's dtype, or a `QuantizedWeight` where the checkpoint has one.
+A method makes of a layer's weights, once they are read, something to call in every step. What it is given are tensors in the
+engine's dtype, one below the other, or a `QuantizedWeight` where the checkpoint has one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,13 +35,18 @@ PreparedLinear = Callable[[Tensor, torch.dtype], Tensor]
 
 
 class LinearMethod(ABC):
-    """One for all layers of a model, which it may allocate for together."""
+    """One for all layers of a model, which it may allocate for together.
+
+    `copies_weights`: nothing of what `prepare` is given is kept, so that it may lie in a file.
+    """
+
+    copies_weights = False
 
     @abstractmethod
     def prepare(
-        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        """weight [out_features, in_features], which the caller drops afterwards; bias [out_features].
+        """weight [out_features, in_features] in all, which the caller drops afterwards; bias [out_features].
 
         `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
         """
@@ -58,9 +63,9 @@ class PlainLinear(LinearMethod):
         self._dtype = dtype
 
     def prepare(
-        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        plain = weight if isinstance(weight, Tensor) else weight.dequantize().to(self._dtype)
+        plain = weight.dequantize().to(self._dtype) if isinstance(weight, QuantizedWeight) else _whole(weight)
         return _finish(lambda x: F.linear(x, plain, bias), is_gated=is_gated)
 
 
@@ -72,6 +77,8 @@ class OneDnnPackedLinear(LinearMethod):
     The least count is 4, whose kernel is faster than those for 1 and 2 (a 6144x1024 weight: 340 us against 410 and 480).
     """
 
+    copies_weights = True
+
     @staticmethod
     def is_available() -> bool:
         return torch.backends.mkldnn.is_available() and bool(  # type: ignore[no-untyped-call]
@@ -79,9 +86,9 @@ class OneDnnPackedLinear(LinearMethod):
         )
 
     def prepare(
-        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        plain = weight if isinstance(weight, Tensor) else weight.dequantize().bfloat16()
+        plain = weight.dequantize().bfloat16() if isinstance(weight, QuantizedWeight) else _whole(weight)
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.contiguous())
 
         def multiply(x: Tensor) -> Tensor:
@@ -99,6 +106,8 @@ class KernelLinear(LinearMethod):
     Weights of a shape that the kernels do not take are left to `PlainLinear`.
     """
 
+    copies_weights = True
+
     def __init__(self, kernels: ctypes.CDLL, dtype: torch.dtype, *, bits: int | None, group_size: int) -> None:
         self._kernels, self._dtype, self._bits, self._group_size = kernels, dtype, bits, group_size
         self._memory = HugePages()
@@ -107,15 +116,16 @@ class KernelLinear(LinearMethod):
         return in_features % IN_FEATURES_MULTIPLE == 0
 
     def prepare(
-        self, weight: Tensor | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
+        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        in_features = weight.shape[1]
+        in_features = weight.shape[1] if isinstance(weight, QuantizedWeight) else weight[0].shape[1]
         has_integers = isinstance(weight, QuantizedWeight) or self._bits is not None
         if in_features % IN_FEATURES_MULTIPLE != 0 or (has_integers and in_features > MAX_INTEGER_IN_FEATURES):
-            return PlainLinear(self._dtype).prepare(weight, bias, is_gated=is_gated)
-        if isinstance(weight, Tensor) and self._bits is not None:
+            kept = weight if isinstance(weight, QuantizedWeight) else [torch.cat(list(weight))]
+            return PlainLinear(self._dtype).prepare(kept, bias, is_gated=is_gated)
+        if not isinstance(weight, QuantizedWeight) and self._bits is not None:
             weight = self._quantize(weight)
-        if isinstance(weight, Tensor):
+        if not isinstance(weight, QuantizedWeight):
             return pack_float(self._kernels, self._memory, weight, bias, is_gated=is_gated)
         return pack_integers(
             self._kernels,
@@ -128,8 +138,8 @@ class KernelLinear(LinearMethod):
             is_gated=is_gated,
         )
 
-    def _quantize(self, weight: Tensor) -> QuantizedWeight:
-        in_features = weight.shape[1]
+    def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
+        in_features = parts[0].shape[1]
         assert self._bits is not None
         bits, group_size = self._bits, self._group_size
         while bits == 4 and in_features % group_size != 0:
@@ -137,8 +147,12 @@ class KernelLinear(LinearMethod):
             if group_size < GROUP_SIZE_MULTIPLE:
                 logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
                 bits = 8
-        values, scales, offsets = quantize_rows(self._kernels, weight, bits=bits, group_size=group_size)
+        values, scales, offsets = quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
         return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _finish(multiply: Callable[[Tensor], Tensor], *, is_gated: bool) -> PreparedLinear:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from inflight.layers.context import LayerContext
 from inflight.layers.embedding import VocabParallelEmbedding
-from inflight.layers.linear import assemble
+from inflight.layers.linear import StoredParts, accept, assemble
 from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import WeightSlots
 
@@ -35,7 +34,8 @@ class LogitsHead(nn.Module):
         self.vocab_size, self.hidden_size, self.tp = vocab_size, hidden_size, context.tp
         self.method = context.head
         self.is_tied = tied_embedding is not None
-        self.quantized: dict[int, QuantizedWeight] = {}  # the rows, if they are stored quantized
+        self.dtype = context.dtype
+        self.stored: StoredParts = {}
         self.table = tied_embedding or VocabParallelEmbedding(
             vocab_size, hidden_size, dtype=context.dtype, device=context.device, tp=context.tp
         )
@@ -43,13 +43,17 @@ class LogitsHead(nn.Module):
     def weight_slots(self, prefix: str) -> WeightSlots:
         if not self.is_tied:
             for name, slot in self.table.weight_slots(prefix):
-                yield name, replace(slot, accept_quantized=partial(self.quantized.__setitem__, 0))
+                yield name, replace(slot, accept=self.accept)
+
+    def accept(self, part: Tensor | QuantizedWeight) -> bool:
+        """See `WeightSlot`."""
+        return accept(part, self.stored, 0, self.method, self.dtype)
 
     def finish_loading(self) -> None:
         if not self.is_tied:
             self.table.finish_loading()
-        self.multiply = self.method.prepare(assemble(self.table.weight.data, self.quantized), None)
-        self.quantized.clear()
+        self.multiply = self.method.prepare(assemble(self.table.weight.data, self.stored), None)
+        self.stored.clear()
         del self.table  # the plain weights go with it, unless they are the embedding's
 
     def forward(self, hidden: Tensor) -> Tensor:

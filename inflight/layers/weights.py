@@ -24,8 +24,9 @@ class WeightSlot:
     `destination` is a view of the layer's (perhaps fused) weight with the shape of the part held; its dtype is the
     engine's. `is_scale` marks norm weights, which dummy weights set to one.
 
-    `accept_quantized` takes the part held of a tensor that is stored quantized, in place of `destination`. A slot without
-    it (an embedding) gets the dequantized values in `destination`.
+    `accept` is offered the part held of a tensor as it is stored (floats may lie in the mapped file), and tells whether the
+    layer takes it, to keep until `finish_loading`. What it does not take goes to `destination`, dequantized if need be; so does
+    everything without it (an embedding).
     """
 
     shape: tuple[int, ...]
@@ -33,7 +34,7 @@ class WeightSlot:
     dim: int = 0
     start: int = 0
     is_scale: bool = False
-    accept_quantized: Callable[[QuantizedWeight], None] | None = None
+    accept: Callable[[Tensor | QuantizedWeight], bool] | None = None
 
     @property
     def size(self) -> int:

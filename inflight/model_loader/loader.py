@@ -151,15 +151,14 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
                 continue  # a rank behind the end of the vocabulary
             held = [slice(0, size) for size in slot.shape]
             held[slot.dim] = slice(slot.start, slot.start + slot.size)
-            if not source.tensors[name].is_quantized:
-                slot.destination.copy_(_floats(read(name, tuple(held))))
-            elif slot.accept_quantized is None:
+            if source.tensors[name].is_quantized and slot.accept is None:
                 _dequantize(slot, name, held, read)
-            elif isinstance(part := read(name, tuple(held)), QuantizedWeight):
-                slot.accept_quantized(part)
-            else:
+                continue
+            part = read(name, tuple(held))
+            if source.tensors[name].is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)
-                slot.destination.copy_(part)
+            if slot.accept is None or not slot.accept(part):
+                slot.destination.copy_(_floats(part))
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:

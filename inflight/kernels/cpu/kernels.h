@@ -105,10 +105,10 @@ INFLIGHT_EXPORT void inflight_packed_size(const LinearWeight* weight, int64_t* n
 // For each lane of all panels its output feature, or -1.
 INFLIGHT_EXPORT void inflight_packed_features(const LinearWeight* weight, int64_t* features);
 
-// Into weight->packed. rows: [out_features, in_features] floats or bfloat16, or bytes of an integer weight (`is_signed`: with
-// the middle at zero), scales and offsets [out_features, num_groups] float.
+// Into weight->packed. rows[i] is where row i of [out_features, in_features] starts: floats or bfloat16, or bytes of an integer
+// weight (`is_signed`: with the middle at zero); scales and offsets [out_features, num_groups] float.
 INFLIGHT_EXPORT void inflight_pack_linear(
-    const void* rows, int32_t is_signed, const float* scales, const float* offsets, const LinearWeight* weight);
+    const char* const* rows, int32_t is_signed, const float* scales, const float* offsets, const LinearWeight* weight);
 
 // Rows of floats or bfloat16 to integers: 8 bits, one group, symmetric, or 4 bits with offsets.
 INFLIGHT_EXPORT void inflight_quantize_weight(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,12 +39,15 @@ class PackedLinear:
             weight.bias = self._bias.data_ptr()
         self.num_columns = weight.out_features // 2 if weight.is_gated else weight.out_features
 
-    def pack(self, rows: Tensor, scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
-        """rows [out_features, in_features], contiguous; scales and offsets float32, as `QuantizedWeight` has them."""
-        assert rows.is_contiguous() and rows.shape == (self.weight.out_features, self.weight.in_features)
+    def pack(self, parts: Sequence[Tensor], scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
+        """parts: [out_features, in_features] in all, one below the other, each with rows of its own stride; scales and
+        offsets float32, as `QuantizedWeight` has them."""
+        assert sum(len(part) for part in parts) == self.weight.out_features
+        assert all(part.stride(1) == 1 and part.shape[1] == self.weight.in_features for part in parts)
         assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
+        rows = torch.cat([part.data_ptr() + torch.arange(len(part)) * part.stride(0) * part.itemsize for part in parts])
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
-        self._kernels.inflight_pack_linear(rows.data_ptr(), rows.dtype == torch.int8, *pointers, self.weight)
+        self._kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, self.weight)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, num_columns]. x of a float weight has its dtype."""
@@ -64,20 +68,21 @@ class PackedLinear:
 
 
 def pack_float(
-    kernels: ctypes.CDLL, memory: HugePages, weight: Tensor, bias: Tensor | None, *, is_gated: bool
+    kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, is_gated: bool
 ) -> PackedLinear:
-    """weight [out_features, in_features], float32 or bfloat16. `is_gated`: the layer's result is silu(first half) * second."""
-    out_features, in_features = weight.shape
+    """parts: as `PackedLinear.pack` takes them, all float32 or all bfloat16. `is_gated`: the layer's result is
+    silu(first half) * second."""
+    in_features = parts[0].shape[1]
     described = LinearWeight(
         in_features=in_features,
-        out_features=out_features,
+        out_features=sum(len(part) for part in parts),
         group_size=in_features,
         scale=1.0,
-        bits=8 * weight.itemsize,
+        bits=8 * parts[0].itemsize,
         is_gated=is_gated,
     )
     layer = PackedLinear(kernels, described, memory, bias)
-    layer.pack(weight.contiguous())
+    layer.pack(parts)
     return layer
 
 
@@ -110,34 +115,39 @@ def pack_integers(
     )
     layer = PackedLinear(kernels, described, memory, bias)
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
-    layer.pack(values.contiguous(), *scaled)
+    layer.pack([values], *scaled)
     return layer
 
 
 def quantize_rows(
-    kernels: ctypes.CDLL, weight: Tensor, *, bits: int, group_size: int
+    kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """weight [out_features, in_features] -> values, scales, offsets, as `QuantizedWeight` has them.
+    """parts: [out_features, in_features] in all, one below the other -> values, scales, offsets, as `QuantizedWeight` has
+    them.
 
     8 bits: one scale a row, symmetric. 4 bits: a scale and an offset a group; the range of each group is the one of five, from
     the smallest to the largest weight and shrunk from there, that leaves the least squared error.
     """
-    out_features, in_features = weight.shape
+    out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size
     shape = out_features, in_features // group_size
     values = torch.empty(out_features, in_features, dtype=torch.int8 if bits == 8 else torch.uint8)
     scales = torch.empty(shape)
     offsets = None if bits == 8 else torch.empty(shape)
-    kernels.inflight_quantize_weight(
-        weight.data_ptr(),
-        weight.stride(0),
-        DTYPES[weight.dtype],
-        out_features,
-        in_features,
-        group_size,
-        bits,
-        values.data_ptr(),
-        scales.data_ptr(),
-        None if offsets is None else offsets.data_ptr(),
-    )
+    first = 0
+    for part in parts:
+        held = slice(first, first + len(part))
+        kernels.inflight_quantize_weight(
+            part.data_ptr(),
+            part.stride(0),
+            DTYPES[part.dtype],
+            len(part),
+            in_features,
+            group_size,
+            bits,
+            values[held].data_ptr(),
+            scales[held].data_ptr(),
+            None if offsets is None else offsets[held].data_ptr(),
+        )
+        first = held.stop
     return values, scales, offsets

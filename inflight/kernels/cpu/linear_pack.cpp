@@ -7,7 +7,7 @@
 
 namespace {
 
-void pack_plain(const uint32_t* rows, const LinearWeight& weight, const PanelLayout& layout, int64_t panel) {
+void pack_plain(const char* const* rows, const LinearWeight& weight, const PanelLayout& layout, int64_t panel) {
     constexpr int64_t kUnitsAtOnce = 16;  // a cache line of each row
     const int64_t num_units = weight.in_features * weight.bits / 32;
     uint32_t* to = reinterpret_cast<uint32_t*>(
@@ -16,8 +16,8 @@ void pack_plain(const uint32_t* rows, const LinearWeight& weight, const PanelLay
         const int64_t end = std::min(num_units, first + kUnitsAtOnce);
         for (int lane = 0; lane < kPanel; lane++) {
             const int64_t feature = PanelLayout::feature(weight, panel, lane);
-            for (int64_t unit = first; unit < end; unit++)
-                to[unit * kPanel + lane] = feature < 0 ? 0 : rows[feature * num_units + unit];
+            const uint32_t* row = feature < 0 ? nullptr : reinterpret_cast<const uint32_t*>(rows[feature]);
+            for (int64_t unit = first; unit < end; unit++) to[unit * kPanel + lane] = row == nullptr ? 0 : row[unit];
         }
     }
 }
@@ -45,7 +45,7 @@ void pack_group(const uint8_t* values, bool is_signed, const LinearWeight& weigh
 }
 
 void pack_integers(
-    const uint8_t* rows, bool is_signed, const float* scales, const float* offsets, const LinearWeight& weight,
+    const char* const* rows, bool is_signed, const float* scales, const float* offsets, const LinearWeight& weight,
     const PanelLayout& layout, int64_t panel) {
     char* at = static_cast<char*>(const_cast<void*>(weight.packed)) + panel * layout.panel_bytes;
     std::memset(at, 0, layout.panel_bytes);
@@ -55,7 +55,7 @@ void pack_integers(
             const int64_t feature = PanelLayout::feature(weight, panel, lane);
             if (feature < 0) continue;
             pack_group(
-                rows + feature * weight.in_features + group * weight.group_size, is_signed, weight,
+                reinterpret_cast<const uint8_t*>(rows[feature]) + group * weight.group_size, is_signed, weight,
                 reinterpret_cast<uint32_t*>(at) + lane);
             store_scale(layout, to_scales, lane, scales[feature * layout.num_groups + group]);
             if (weight.has_offsets)
@@ -143,15 +143,14 @@ void inflight_packed_features(const LinearWeight* weight, int64_t* features) {
 }
 
 void inflight_pack_linear(
-    const void* rows, int32_t is_signed, const float* scales, const float* offsets, const LinearWeight* weight) {
+    const char* const* rows, int32_t is_signed, const float* scales, const float* offsets, const LinearWeight* weight) {
     const PanelLayout layout(*weight);
 #pragma omp parallel for schedule(static)
     for (int64_t panel = 0; panel < layout.num_panels; panel++) {
         if (weight->bits > 8)
-            pack_plain(static_cast<const uint32_t*>(rows), *weight, layout, panel);
+            pack_plain(rows, *weight, layout, panel);
         else
-            pack_integers(
-                static_cast<const uint8_t*>(rows), is_signed != 0, scales, offsets, *weight, layout, panel);
+            pack_integers(rows, is_signed != 0, scales, offsets, *weight, layout, panel);
     }
 }
 

@@ -76,7 +76,9 @@ def test_floats(
     x = spaced(draw(seed, rows, in_features).to(dtype), padding)
     weight, bias = draw(seed + 1, out_features, in_features).to(dtype), draw(seed + 2, out_features).to(dtype)
     given = bias if has_bias else None
-    layer = pack_float(open_kernels(name), HugePages(), weight, given, is_gated=is_gated)
+    first = seed % out_features
+    parts = [weight] if first == 0 else [spaced(weight[:first], padding), weight[first:]]
+    layer = pack_float(open_kernels(name), HugePages(), parts, given, is_gated=is_gated)
     truth = truth_of(x, weight, given, is_gated)
     for out_dtype in (torch.float32, dtype):
         out = layer(x, out_dtype)
@@ -172,10 +174,10 @@ def test_a_row_is_the_same_in_any_company(name: str, num_threads: int, kind: str
     weight, x = draw(0, 200, 1024).to(dtype), draw(1, 300, 1024).to(dtype)
     if kind.startswith("int"):
         bits = int(kind[3:])
-        values, scales, offsets = quantize_rows(kernels, weight, bits=bits, group_size=64)
+        values, scales, offsets = quantize_rows(kernels, [weight], bits=bits, group_size=64)
         layer = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits))
     else:
-        layer = pack_float(kernels, HugePages(), weight, None, is_gated=False)
+        layer = pack_float(kernels, HugePages(), [weight], None, is_gated=False)
     before = torch.get_num_threads()
     alone = torch.cat([layer(x[i : i + 1], torch.float32) for i in range(len(x))])
     torch.set_num_threads(num_threads)
@@ -193,11 +195,11 @@ def test_quantizing_a_weight(name: str, dtype: torch.dtype) -> None:
     weight = draw(0, 37, 256).to(dtype) * 0.02
     weight[3] = 0
     kernels = open_kernels(name)
-    values, scales, offsets = quantize_rows(kernels, weight, bits=8, group_size=0)
+    values, scales, offsets = quantize_rows(kernels, [weight[:5], weight[5:]], bits=8, group_size=0)
     eight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8)
     assert ((eight.dequantize() - weight.float()).abs() <= scales * 0.5001).all()
     for group_size in (32, 64, 128):
-        values, scales, offsets = quantize_rows(kernels, weight, bits=4, group_size=group_size)
+        values, scales, offsets = quantize_rows(kernels, [weight[:5], weight[5:]], bits=4, group_size=group_size)
         four = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
         groups = weight.float().view(37, -1, group_size)
         span = groups.amax(2).clamp(min=0) - groups.amin(2).clamp(max=0)
@@ -219,17 +221,17 @@ def test_many_pieces_come_from_one_mapping() -> None:
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
 def test_rows_without_numbers(name: str) -> None:
-    layer = pack_float(open_kernels(name), HugePages(), draw(0, 8, 8), None, is_gated=False)
+    layer = pack_float(open_kernels(name), HugePages(), [draw(0, 8, 8)], None, is_gated=False)
     assert layer(torch.empty(0, 8), torch.float32).shape == (0, 8)
     assert layer(torch.full((1, 8), torch.nan), torch.float32).isnan().all()
-    values, scales, offsets = quantize_rows(open_kernels(name), draw(0, 8, 8), bits=8, group_size=0)
+    values, scales, offsets = quantize_rows(open_kernels(name), [draw(0, 8, 8)], bits=8, group_size=0)
     eight = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8))
     assert torch.equal(eight(torch.zeros(2, 8), torch.float32), torch.zeros(2, 8))
     for number in (torch.inf, torch.nan):
         for place in (0, 63):
             x = torch.ones(1, 64)
             x[0, place] = number
-            wide = quantize_rows(open_kernels(name), draw(0, 8, 64), bits=8, group_size=0)
+            wide = quantize_rows(open_kernels(name), [draw(0, 8, 64)], bits=8, group_size=0)
             layer = packed(name, QuantizedWeight(values=wide[0], scales=wide[1], offsets=wide[2], bits=8))
             assert layer(x, torch.float32).isnan().all(), (number, place)
 
@@ -247,7 +249,7 @@ def test_the_gate_alone(name: str, out_dtype: torch.dtype, rows: int, size: int,
     """The weight is the identity: what is left is silu(gate) * up."""
     x = draw(seed, rows, 2 * size) * scale
     before = x.clone()
-    gate = pack_float(open_kernels(name), HugePages(), torch.eye(2 * size), None, is_gated=True)
+    gate = pack_float(open_kernels(name), HugePages(), [torch.eye(2 * size)], None, is_gated=True)
     out, truth = gate(x, out_dtype), silu_and_mul(x.double())
     # far below zero the gate is not 0 but some 1e-38 of its value
     limit = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[out_dtype]

@@ -72,7 +72,7 @@ def test_the_packed_weight_multiplies_as_the_plain_one(
         for shape in ((num_tokens, in_features), (out_features, in_features), (out_features,))
     )
     method = OneDnnPackedLinear()
-    out = method.prepare(weight, bias if has_bias else None)(x, torch.bfloat16)
+    out = method.prepare([weight], bias if has_bias else None)(x, torch.bfloat16)
     truth = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     assert out.shape == truth.shape
     assert out.dtype == torch.bfloat16
@@ -175,9 +175,9 @@ def test_parts_that_are_stored_quantized(second_group: int) -> None:
     layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
     slots = dict(layer.weight_slots("attn"))
     for name, weight in (("k_proj", key), ("q_proj", query)):  # in any order
-        accept = slots[f"attn.{name}.weight"].accept_quantized
+        accept = slots[f"attn.{name}.weight"].accept
         assert accept is not None
-        accept(weight)
+        assert accept(weight)
     layer.finish_loading()
     x = torch.randn(3, 64)
     x[:, 0] = 127.0
@@ -191,9 +191,9 @@ def test_a_quantized_part_beside_floats() -> None:
     query, key = quantized(6, 64, group_size=32, seed=0), torch.randn(4, 64)
     layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
     slots = dict(layer.weight_slots("attn"))
-    accept = slots["attn.q_proj.weight"].accept_quantized
+    accept = slots["attn.q_proj.weight"].accept
     assert accept is not None
-    accept(query)
+    assert accept(query)
     slots["attn.k_proj.weight"].destination.copy_(key)
     layer.finish_loading()
     x = torch.randn(3, 64)

@@ -98,8 +98,7 @@ def test_a_head_that_is_stored_quantized_stays_so() -> None:
     weight = QuantizedWeight(values=values, scales=scales, offsets=None, bits=8)
     head = LogitsHead(VOCAB_SIZE, 64, tied_embedding=None, context=context(torch.float32, TensorParallelGroup()))
     [(_, slot)] = head.weight_slots("lm_head")
-    assert slot.accept_quantized is not None
-    slot.accept_quantized(weight)
+    assert slot.accept is not None and slot.accept(weight)
     head.finish_loading()
     hidden = torch.randint(-127, 128, (3, 64)).float()
     hidden[:, 0] = 127  # a step of the activations is one: nothing is rounded

@@ -325,11 +325,13 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> dict[str, QuantizedWeight]:
     given: dict[str, QuantizedWeight] = {}
 
     def taking(name: str, slot: WeightSlot) -> WeightSlot:
-        def accept(weight: QuantizedWeight) -> None:
-            given[name] = weight
-            slot.destination.copy_(weight.dequantize())
+        def accept(weight: QuantizedWeight | Tensor) -> bool:
+            if isinstance(weight, QuantizedWeight):
+                given[name] = weight
+                slot.destination.copy_(weight.dequantize())
+            return isinstance(weight, QuantizedWeight)
 
-        return replace(slot, accept_quantized=accept if name.endswith(".weight") else None)
+        return replace(slot, accept=accept if name.endswith(".weight") else None)
 
     for kind in (ColumnParallelLinear, RowParallelLinear):
         plain = kind.weight_slots
