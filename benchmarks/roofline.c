@@ -44,10 +44,6 @@ static double read_memory(int thread) {
     const Integers *data = (const Integers *)buffers[thread];
     Integers sums[8] = {{0}};
     for (size_t i = 0; i < num_bytes / sizeof(Integers); i += 8) {
-        __builtin_prefetch((const char *)(data + i) + 4096);
-        __builtin_prefetch((const char *)(data + i + 2) + 4096);
-        __builtin_prefetch((const char *)(data + i + 4) + 4096);
-        __builtin_prefetch((const char *)(data + i + 6) + 4096);
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) sums[k] ^= data[i + k];
     }
