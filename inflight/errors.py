@@ -8,12 +8,15 @@
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
     +-- InvalidRequestError (ValueError)     one request is wrong; no other request is touched
+    +-- OverloadedError                      the queue is full: come again later
+    +-- RequestTimeoutError (TimeoutError)   a request outlived its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
         +-- StepError                        a step raised on a rank; carries its traceback
         +-- StepTimeoutError                 a step, or a call, outlived its budget
         +-- WorkerDiedError                  a rank is gone
         +-- CodecError                       a value cannot cross a process boundary, or a frame is damaged
         +-- EngineClosedError                the engine was shut down before the call
+        +-- EngineDeadError                  the engine's process is gone
 
 A message says what was given, what is allowed and what to do.
 """
@@ -53,6 +56,22 @@ class OutOfMemoryError(ConfigError):
 
 class InvalidRequestError(InflightError, ValueError):
     """One request is wrong. It is refused; every other request goes on."""
+
+
+class OverloadedError(InflightError):
+    """The queue is full. Nothing has been started.
+
+    Attributes:
+        retry_after_seconds: when it is worth trying again.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class RequestTimeoutError(InflightError, TimeoutError):
+    """A request did not end within its own deadline; it has been aborted."""
 
 
 class EngineError(InflightError, RuntimeError):
@@ -103,3 +122,7 @@ class CodecError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine was closed before, or while, the call was made."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's process is gone: nothing more will come of its requests."""

@@ -31,6 +31,7 @@ _TABLE = """
   2a    tokenizer
   2a    kv_cache
   2a    structured_output  tokenizer
+  2a    parsers            tokenizer structured_output
   2a    scheduler          kv_cache structured_output
 
   2b    device

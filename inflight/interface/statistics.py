@@ -1,0 +1,35 @@
+"""What the engine core tells its front ends about itself, for metrics and for the bounded queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """The state after a step, and what was counted since the last report.
+
+    Attributes:
+        step_id: of the newest committed step.
+        num_running: requests that have been in a step and have not ended.
+        num_waiting: requests that wait for their first step, for blocks or for a grammar.
+        num_waiting_tokens: prompt tokens of those still to be computed.
+        kv_cache_usage: share of the KV blocks in use, in [0, 1].
+        prefix_cache_queries: prompt tokens looked up since the last report.
+        prefix_cache_hits: those of them that were found.
+        num_preemptions: since the last report.
+        step_gaps: seconds that the devices stood still between two steps, each since the last report.
+        hidden_share: share of the host's work that was done while a step ran, over the steps since the last report; None
+            without a step.
+    """
+
+    step_id: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    kv_cache_usage: float
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    step_gaps: tuple[float, ...] = ()
+    hidden_share: float | None = None

@@ -1,0 +1,1 @@
+"""Metrics: what a serving engine reports of itself."""
