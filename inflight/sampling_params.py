@@ -41,6 +41,8 @@ class StructuredOutputsParams:
         grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
         structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
+            Further keys: "stop_after_first": true ends the text behind the first tag; with "separator": str the text is tags
+            and nothing else, with it between them, or free text that begins with no trigger; "at_least_one": true: is tags.
         disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
         whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
         separators: between items and behind a key, as in `json.dumps`: (", ", ": ") is what most models were trained on.

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ from inflight.errors import EngineClosedError, InvalidRequestError
 from inflight.executor.executor import Executor
 from inflight.hub import read_generation_config, resolve_model_folder, resolve_tokenizer_folder
 from inflight.outputs import RequestOutput
+from inflight.parsers.markup import ToolMarkup
+from inflight.parsers.selector import detect_parsers
+from inflight.parsers.tool_choice import constrain_tools
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_output.selector import create_backend
-from inflight.structured_output.tool_calls import with_strict_tools
 from inflight.timeline import Event, chrome_trace
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
@@ -207,8 +209,12 @@ class LLMEngine:
         if not tools or self._chat_template is None:
             return params
         given = params or self.default_params
-        constrained = with_strict_tools(given, tools, self._chat_template)
+        constrained = constrain_tools(given, tools, markup=self._tool_markup)
         return params if constrained is given else constrained
+
+    @cached_property
+    def _tool_markup(self) -> ToolMarkup | None:
+        return detect_parsers(self._chat_template).markup
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """What is still in the rings of steps `first_step` and later: of "engine", and of "rank 0", "rank 1", ...

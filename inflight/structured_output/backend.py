@@ -209,7 +209,7 @@ class GrammarBackend(ABC):
         if spec.kind == "json":
             check_schema(json.loads(spec.text), cls.schema_support)
         elif spec.kind == "structural_tag":
-            for i, tag in enumerate(parse_structural_tag(spec.text)):
+            for i, tag in enumerate(parse_structural_tag(spec.text).tags):
                 where = f"structural_tag: structures[{i}].schema, behind {tag.begin!r}"
                 check_schema(tag.schema, cls.schema_support, where)
 

@@ -29,7 +29,7 @@ from inflight.structured_output.backend import (
     MaskRows,
 )
 from inflight.structured_output.json_schema import SchemaSupport, keyword_paths
-from inflight.structured_output.spec import GrammarSpec, Tag, parse_structural_tag
+from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _KEYWORDS = """
     minimum maximum exclusiveMinimum exclusiveMaximum multipleOf
 """
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
+_FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
 _ASCII_CLASSES = "dws"  # as in JSON Schema's patterns; Unicode's digits would surprise, and differ between its versions
 _MAX_ERROR_LENGTH = 500  # characters; an error may quote the grammar
 
@@ -146,8 +147,9 @@ class LLGuidanceBackend(GrammarBackend):
                     choices = " | ".join(json.dumps(choice) for choice in spec.choices())
                     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
                 case "structural_tag":
-                    tags = parse_structural_tag(spec.text)
-                    return LLMatcher.grammar_from_lark(_structural_tag_lark(tags, spec, self._special_tokens))
+                    structural_tag = parse_structural_tag(spec.text)
+                    to_lark = _free_text_lark if structural_tag.separator is None else _tags_only_lark
+                    return LLMatcher.grammar_from_lark(to_lark(structural_tag, spec, self._special_tokens))
                 case _:
                     return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
         except InvalidRequestError:
@@ -225,12 +227,15 @@ def _whitespace_options(spec: GrammarSpec) -> JsonCompileOptions:
     return {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
 
 
-def _structural_tag_lark(tags: Sequence[Tag], spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]) -> str:
+def _free_text_lark(
+    structural_tag: StructuralTag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]
+) -> str:
     """Free text, with one rule a trigger. A lazy terminal ends as soon as its trigger is complete: no text goes on past one."""
     lines = []
-    triggers = list(dict.fromkeys(tag.trigger for tag in tags))
-    for i, trigger in enumerate(triggers):
-        bodies = [_tag_body(tag, spec, special_tokens) for tag in tags if tag.trigger == trigger]
+    for i, trigger in enumerate(structural_tag.triggers):
+        bodies = [
+            _tag_lark(tag, len(trigger), spec, special_tokens) for tag in structural_tag.tags if tag.trigger == trigger
+        ]
         special = special_tokens.get(trigger)
         if special is None and any(token in trigger for token in special_tokens):
             raise InvalidRequestError(
@@ -242,14 +247,31 @@ def _structural_tag_lark(tags: Sequence[Tag], spec: GrammarSpec, special_tokens:
             heads.append(f"head_{i}")
             lines.append(f"head_{i}[lazy]: FREE_TEXT {json.dumps(trigger)}")
         lines.append(f"tag_{i}: ({' | '.join(heads)}) ({' | '.join(bodies)})")
-    rules = " | ".join(f"tag_{i}" for i in range(len(triggers)))
-    return "\n".join([f"start: ({rules})* FREE_TEXT", r"FREE_TEXT: /(.|\n)*/", *lines])
+    rules = " | ".join(f"tag_{i}" for i in range(len(structural_tag.triggers)))
+    start = f"({rules}) | FREE_TEXT" if structural_tag.stop_after_first else f"({rules})* FREE_TEXT"
+    return "\n".join([f"start: {start}", _FREE_TEXT, *lines])
 
 
-def _tag_body(tag: Tag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]) -> str:
+def _tags_only_lark(
+    structural_tag: StructuralTag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]
+) -> str:
+    """Tags and nothing else, or free text that does not begin with a trigger."""
+    tags = " | ".join(_tag_lark(tag, 0, spec, special_tokens) for tag in structural_tag.tags)
+    separator = _lark_text(structural_tag.separator or "", special_tokens)
+    start = "tag" if structural_tag.stop_after_first else f"tag ({separator} tag)*"
+    lines = [f"tag: {tags}"]
+    if not structural_tag.at_least_one:
+        start += " | OTHER_TEXT"
+        triggers = " | ".join(map(json.dumps, structural_tag.triggers))
+        lines += [_FREE_TEXT, "OTHER_TEXT: FREE_TEXT & ~TAGGED", rf"TAGGED: /[ \t\r\n]*/ ({triggers}) FREE_TEXT"]
+    return "\n".join([f"start: {start}", *lines])
+
+
+def _tag_lark(tag: Tag, num_written: int, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]) -> str:
+    """A tag behind the first `num_written` characters of its `begin`."""
     schema = dict(tag.schema) if isinstance(tag.schema, Mapping) else {} if tag.schema else {"not": {}}
     schema["x-guidance"] = _whitespace_options(spec)
-    begin = _lark_text(tag.begin[len(tag.trigger) :], special_tokens)
+    begin = _lark_text(tag.begin[num_written:], special_tokens)
     return f"{begin} %json {json.dumps(schema)} {_lark_text(tag.end, special_tokens)}"
 
 

@@ -14,6 +14,9 @@ MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bo
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
 
 _COMPACT = (",", ":")
+_OPTIONS = ("separator", "at_least_one", "stop_after_first")
+_DOCUMENT_FIELDS = frozenset({"type", "structures", "triggers", *_OPTIONS})
+_KNOWN_FIELDS = ", ".join(sorted(_DOCUMENT_FIELDS))
 _TAG_FIELDS = ("begin", "schema", "end")
 
 
@@ -62,13 +65,37 @@ class Tag:
     end: str
 
 
-def parse_structural_tag(text: str) -> list[Tag]:
-    """The tags of `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """
+    Attributes:
+        separator: None for tags anywhere in free text. Else the text is tags and nothing else, with this between two of them,
+            or it is free text that does not begin with a trigger, white space before it left aside.
+        at_least_one: it is tags.
+        stop_after_first: the text ends behind the first tag.
+    """
+
+    tags: tuple[Tag, ...]
+    separator: str | None = None
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+    @property
+    def triggers(self) -> list[str]:
+        return list(dict.fromkeys(tag.trigger for tag in self.tags))
+
+
+def parse_structural_tag(text: str) -> StructuralTag:
+    """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
+
+    It may also have the keys `separator`, `at_least_one` and `stop_after_first`, see `StructuralTag`.
 
     Raises:
         InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
     """
     document = json.loads(text)
+    if unknown := sorted(set(document) - _DOCUMENT_FIELDS):
+        raise InvalidRequestError(f"structural_tag has the unknown key {unknown[0]!r}; known are {_KNOWN_FIELDS}")
     if document.get("type") != "structural_tag" or not {"structures", "triggers"} <= set(document):
         raise InvalidRequestError(
             'structural_tag must have the shape {"type": "structural_tag", "structures": '
@@ -83,7 +110,18 @@ def parse_structural_tag(text: str) -> list[Tag]:
     for trigger in triggers:
         if not any(tag.trigger == trigger for tag in tags):
             raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
-    return tags
+    return StructuralTag(tuple(tags), **_parse_options(document))
+
+
+def _parse_options(document: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
+    options = {name: document[name] for name in _OPTIONS if name in document}
+    for name, value in options.items():
+        if not isinstance(value, str if name == "separator" else bool):
+            kind = "a string" if name == "separator" else "true or false"
+            raise InvalidRequestError(f"structural_tag: {name}={value!r} is not {kind}")
+    if options.get("at_least_one") and "separator" not in options:
+        raise InvalidRequestError("structural_tag: at_least_one needs a separator, that stands between two tags")
+    return options
 
 
 def _parse_structure(index: int, structure: object, triggers: list[str]) -> Tag:

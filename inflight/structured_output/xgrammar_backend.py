@@ -112,27 +112,28 @@ class XGrammarBackend(GrammarBackend):
             raise InvalidRequestError(
                 "structural_tag: disable_any_whitespace and separators need the llguidance backend; xgrammar has no such option"
             )
-        tags = parse_structural_tag(spec.text)
-        for tag in tags:
+        structural_tag = parse_structural_tag(spec.text)
+        for tag in structural_tag.tags:
             for special in self._special_tokens:
                 if special in tag.begin or special in tag.end:
                     raise InvalidRequestError(
                         f"structural_tag: {special!r} is a special token; in begin and end it needs the llguidance backend"
                     )
         content = {"type": "json_schema", "max_whitespace_cnt": MAX_WHITESPACE}
-        return json.dumps(
-            {
-                "type": "structural_tag",
-                "format": {
-                    "type": "triggered_tags",
-                    "triggers": list(dict.fromkeys(tag.trigger for tag in tags)),
-                    "tags": [
-                        {"begin": tag.begin, "content": {**content, "json_schema": tag.schema}, "end": tag.end}
-                        for tag in tags
-                    ],
-                },
-            }
-        )
+        tags = [
+            {"begin": tag.begin, "content": {**content, "json_schema": tag.schema}, "end": tag.end}
+            for tag in structural_tag.tags
+        ]
+        inner = {"tags": tags, "stop_after_first": structural_tag.stop_after_first}
+        if structural_tag.separator is None:
+            inner |= {"type": "triggered_tags", "triggers": structural_tag.triggers}
+        elif structural_tag.at_least_one:
+            inner |= {"type": "tags_with_separator", "separator": structural_tag.separator, "at_least_one": True}
+        else:
+            raise InvalidRequestError(
+                "structural_tag: a separator without at_least_one needs the llguidance backend; xgrammar has no such option"
+            )
+        return json.dumps({"type": "structural_tag", "format": inner})
 
     def new_matcher(self, compiled: xgrammar.CompiledGrammar) -> XGrammarMatcher:
         return XGrammarMatcher(self._make_matcher(compiled), self.vocab_size, self.eos_token_ids)

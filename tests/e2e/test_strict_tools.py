@@ -1,4 +1,4 @@
-"""Strict tools through `LLM.chat` and the embedded model: what it calls validates at any temperature, the rest is as before."""
+"""Tools that the embedded model, and a die, may or must call: what is called validates at any temperature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from inflight import LLM, SamplingParams
 from inflight.demo.evaluate import held_out_samples
 from inflight.demo.tasks import Sample, is_correct
 from inflight.errors import InvalidRequestError
+from inflight.parsers.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.parsers.selector import create_output_parser, detect_parsers
+from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import StructuredOutputsParams
+from inflight.tokenizer.chat_template import ChatTemplate
+from tests.unit.structured_output.grammar_case import MODEL
 
 SAMPLES = [sample for sample in held_out_samples("tools", 24) if sample.tools][:20]
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
@@ -22,6 +27,13 @@ OWN = {
     "type": "object",
     "properties": {"limit": {"type": "integer", "minimum": 3, "maximum": 5}},
     "required": ["limit"],
+    "additionalProperties": False,
+}
+UNIT = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["°C", "}", "</tool_call>"]}, "of": {"type": "array", "items": OWN, "maxItems": 2}},
+    "required": ["unit"],
+    "additionalProperties": False,
 }
 
 
@@ -82,6 +94,44 @@ def test_without_strict_nothing_changes(llm: LLM) -> None:
         (bare,) = llm.generate(prompt, params, use_tqdm=False)
         assert output.outputs[0].token_ids == bare.outputs[0].token_ids
         assert llm.llm_engine.with_strict_tools(None, tools) is None
+
+
+def called_tools(text: str, tools: list[dict[str, Any]]) -> list[str]:
+    """The names of the calls that `text` is made of, and nothing else; their arguments fit the schemas."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    parser = create_output_parser("hermes", None, tools=tools)
+    events = [event for character in text for event in parser.push(character)] + parser.finish()
+    assert not any(isinstance(event, ContentDelta) for event in events), text
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    for i, name in enumerate(names):
+        arguments = [event.text for event in events if isinstance(event, ToolArgumentsDelta) and event.index == i]
+        jsonschema.validate(json.loads("".join(arguments)), schemas[name])
+    return names
+
+
+# At 50 the model is a die: the constraint alone makes the call.
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 50.0])
+def test_a_choice_makes_a_call_come(llm: LLM, temperature: float) -> None:
+    markup = detect_parsers(ChatTemplate.from_folder(MODEL)).markup
+    forced: set[tuple[str, ...]] = set()
+    for seed, sample in enumerate(SAMPLES[:8]):
+        tools = tools_of(sample, strict=False)
+        for tool, schema in zip(tools, [OWN, UNIT, OWN], strict=False):
+            tool["function"]["parameters"] = schema
+        names = [tool["function"]["name"] for tool in tools]
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=600)
+        choices: list[tuple[ToolChoice, bool]] = [("required", False), ({"name": names[-1]}, True)]
+        for choice, parallel in choices:
+            constrained = constrain_tools(params, tools, choice, parallel_tool_calls=parallel, markup=markup)
+            prompt = {"prompt_token_ids": llm.llm_engine.render_chat(sample.messages, tools=tools)}
+            (output,) = llm.generate(prompt, constrained, use_tqdm=False)
+            completion = output.outputs[0]
+            assert completion.finish_reason == "stop", (output.error, completion.text)
+            called = called_tools(completion.text, tools)
+            assert len(called) == 1
+            assert choice == "required" or called == [names[-1]]
+            forced.add(tuple(called))
+    assert len(forced) > 1
 
 
 def test_what_is_refused(llm: LLM) -> None:

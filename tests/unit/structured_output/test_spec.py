@@ -9,7 +9,7 @@ import pytest
 
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.spec import GrammarSpec, Tag, parse_structural_tag
+from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag, parse_structural_tag
 
 
 def spec(**constraint: Any) -> GrammarSpec:
@@ -57,10 +57,11 @@ STRUCTURE = {"begin": "<f=a>", "schema": {"type": "null"}, "end": "</f>"}
 def test_a_structural_tag() -> None:
     other = {"begin": "[x", "schema": True, "end": ""}
     document = {"type": "structural_tag", "structures": [STRUCTURE, other], "triggers": ["<f=", "["]}
-    assert parse_structural_tag(json.dumps(document)) == [
-        Tag("<f=", "<f=a>", {"type": "null"}, "</f>"),
-        Tag("[", "[x", True, ""),
-    ]
+    tags = (Tag("<f=", "<f=a>", {"type": "null"}, "</f>"), Tag("[", "[x", True, ""))
+    assert parse_structural_tag(json.dumps(document)) == StructuralTag(tags)
+    options = {"separator": "; ", "at_least_one": True, "stop_after_first": True}
+    assert parse_structural_tag(json.dumps(document | options)) == StructuralTag(tags, "; ", True, True)
+    assert StructuralTag(tags).triggers == ["<f=", "["]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,10 @@ def test_a_structural_tag() -> None:
         ({"triggers": "<f="}, "not a list of non-empty strings"),
         ({"triggers": ["<g="]}, "must start with exactly one trigger, and starts with none of them"),
         ({"triggers": ["<f", "<f="]}, "starts with '<f' and '<f='"),
+        ({"separator": None}, "separator=None is not a string"),
+        ({"stop_after_first": 1}, "stop_after_first=1 is not true or false"),
+        ({"at_least_one": True}, "at_least_one needs a separator"),
+        ({"excludes": []}, "unknown key 'excludes'; known are at_least_one, separator"),
         ({"triggers": ["<f=", "["]}, r"no structure begins with the trigger '\['"),
     ],
 )

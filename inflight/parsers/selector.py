@@ -1,0 +1,166 @@
+"""Which parsers, by name or by what the model's chat template writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
+from inflight.parsers.hermes import HermesToolParser
+from inflight.parsers.llama3_json import Llama3JsonToolParser
+from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup
+from inflight.parsers.mistral import MistralToolParser
+from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.qwen3_coder import Qwen3CoderToolParser
+from inflight.parsers.reasoning import ReasoningMarkup
+from inflight.parsers.tool_parser import ToolParser
+from inflight.tokenizer.chat_template import ChatTemplate
+
+_T = TypeVar("_T")
+
+AUTO, NONE = "auto", "none"
+
+_TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "hermes": HermesToolParser,
+    "llama3_json": Llama3JsonToolParser,
+    "mistral": MistralToolParser,
+    "qwen3_coder": Qwen3CoderToolParser,
+}
+_REASONING: Mapping[str, ReasoningMarkup] = {
+    "deepseek_r1": ReasoningMarkup("<think>", "</think>", starts_inside=True),
+    "mistral": ReasoningMarkup("[THINK]", "[/THINK]", needs_special_tokens=True),
+    "qwen3": ReasoningMarkup("<think>", "</think>"),
+}
+_THOUGHT, _ANSWER = "probed thought", "probed answer"
+
+
+@dataclass(frozen=True, slots=True)
+class DetectedParsers:
+    """
+    Attributes:
+        tool, reasoning: names for `create_output_parser`; None for none.
+        markup: how the model writes calls, for `constrain_tools`; None where no grammar can make it write one.
+    """
+
+    tool: str | None
+    reasoning: str | None
+    markup: ToolMarkup | None
+
+
+def tool_parser_names() -> tuple[str, ...]:
+    return tuple(_TOOL_PARSERS)
+
+
+def reasoning_parser_names() -> tuple[str, ...]:
+    return tuple(_REASONING)
+
+
+def reasoning_end(reasoning_parser: str | None) -> str:
+    """The tag behind which a message's content begins, for `EngineArgs.reasoning_end`; "" for none."""
+    return "" if reasoning_parser is None else _REASONING[reasoning_parser].end
+
+
+def prompt_ends_in_reasoning(prompt: str, reasoning_parser: str | None) -> bool:
+    """Whether the chat template has opened the reasoning: the prompt ends with its opening tag."""
+    return reasoning_parser is not None and prompt.rstrip().endswith(_REASONING[reasoning_parser].begin)
+
+
+def create_output_parser(
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,  # Any: JSON
+    prompt_ends_in_reasoning: bool = False,
+    max_tool_calls: int | None = None,
+    make_call_id: Callable[[], str] | None = None,
+) -> OutputParser:
+    """A parser for one completion.
+
+    Args:
+        tool_parser, reasoning_parser: names as `resolve_parsers` gives them; None for none.
+        tools: the request's; without any its text holds no calls, whatever it looks like.
+        prompt_ends_in_reasoning: see the function of this name.
+        max_tool_calls: calls past these are left out. 1 for parallel_tool_calls=False.
+        make_call_id: an id for a call; by default a random one as the family's template takes it back.
+
+    Raises:
+        ConfigError: no such parser.
+    """
+    tool_class = _look_up("tool_call_parser", tool_parser, _TOOL_PARSERS)
+    reasoning = _look_up("reasoning_parser", reasoning_parser, _REASONING)
+    return OutputParser(
+        tool_class if tools else None,
+        reasoning,
+        tools=tools or (),
+        starts_in_reasoning=reasoning is not None and (prompt_ends_in_reasoning or reasoning.starts_inside),
+        max_tool_calls=max_tool_calls,
+        make_call_id=make_call_id,
+    )
+
+
+def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
+    """By the markup that the template writes around calls and reasoning; it renders a few short conversations."""
+    if template is None:
+        return DetectedParsers(None, None, None)
+    try:
+        tool, markup = find_tool_markup(template)
+        return DetectedParsers(tool, _find_reasoning(template), markup)
+    except TokenizerError:  # the model has no template
+        return DetectedParsers(None, None, None)
+
+
+def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> DetectedParsers:
+    """Both as the server's settings name them: "auto", "none", or a parser.
+
+    A tool parser that is named takes the template's markup if that is its own, else the usual one of its family.
+
+    Raises:
+        ConfigError: no such parser.
+    """
+    detected = detect_parsers(template)
+    tool = detected.tool if tool_parser == AUTO else None if tool_parser == NONE else tool_parser
+    reasoning = (
+        detected.reasoning if reasoning_parser == AUTO else None if reasoning_parser == NONE else reasoning_parser
+    )
+    _look_up("tool_call_parser", tool, _TOOL_PARSERS)
+    _look_up("reasoning_parser", reasoning, _REASONING)
+    if tool is None or tool == detected.tool:
+        return DetectedParsers(tool, reasoning, detected.markup if tool else None)
+    return DetectedParsers(tool, reasoning, default_markup(tool))
+
+
+def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | None:
+    if name is None:
+        return None
+    if name not in table:
+        raise ConfigError(f"{option}={name!r} is none of {', '.join([AUTO, NONE, *table])}")
+    return table[name]
+
+
+def _find_reasoning(template: ChatTemplate) -> str | None:
+    """A family whose tags the template writes around a thought, or into a new turn, or takes out of a past one."""
+    question = {"role": "user", "content": "?"}
+    opened = _render(template, [question], add_generation_prompt=True).rstrip()
+    thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
+    written = _render(template, [question, thought])
+    for name in ("qwen3", "mistral"):
+        begin, end = _REASONING[name].begin, _REASONING[name].end
+        if opened.endswith((begin, end)) or re.search(rf"{re.escape(begin)}\s*{_THOUGHT}", written):
+            return name
+        inline = {"role": "assistant", "content": f"{begin}\n{_THOUGHT}\n{end}\n\n{_ANSWER}"}
+        past = _render(template, [question, inline, question], add_generation_prompt=True)
+        if _ANSWER in past and _THOUGHT not in past:
+            return name
+    return None
+
+
+def _render(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+) -> str:  # Any: JSON
+    """ "" if the template refuses them."""
+    try:
+        return template.render(messages, add_generation_prompt=add_generation_prompt)
+    except InvalidRequestError:
+        return ""

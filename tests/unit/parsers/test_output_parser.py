@@ -1,0 +1,269 @@
+"""Parsers: what each text means, that it means the same however it is split, in linear time and bounded memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given
+
+from inflight.errors import ConfigError
+from inflight.parsers.event_writer import MAX_HELD
+from inflight.parsers.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    join_deltas,
+)
+from inflight.parsers.selector import create_output_parser, reasoning_parser_names, tool_parser_names
+from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
+
+IDS = [f"{case.tool}-{case.reasoning}-{case.text[:24]!r}" for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_what_a_text_means(case: Case) -> None:
+    assert parse(case.parser(), [case.text]) == case.expected
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_every_two_way_split_and_every_character_alone(case: Case) -> None:
+    for i in range(len(case.text) + 1):
+        assert parse(case.parser(), [case.text[:i], case.text[i:]]) == case.expected, i
+    assert parse(case.parser(), list(case.text)) == case.expected
+
+
+@given(st.sampled_from(CASES), st.lists(st.integers(0, 400), max_size=12))
+def test_any_split(case: Case, cuts: list[int]) -> None:
+    bounds = [0, *sorted(min(cut, len(case.text)) for cut in cuts), len(case.text)]
+    pieces = [case.text[start:end] for start, end in pairwise(bounds)]
+    assert parse(case.parser(), pieces) == case.expected
+
+
+_MARKUP = [
+    "<tool_call>",
+    "</tool_call>",
+    "\n",
+    " ",
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    "\\",
+    ":",
+    ",",
+    ";",
+    '"name"',
+    '"arguments"',
+    '"f"',
+    "{}",
+    '{"name": "f", "arguments": ',
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "<|python_tag|>",
+    "<function=f>",
+    "<parameter=s>",
+    "<parameter=n>",
+    "</parameter>",
+    "</function>",
+    "<",
+    "x",
+    "é",
+    "🙂",
+    '"parameters": {"a": 1}}',
+]
+NAMES = [None, *tool_parser_names()]
+
+
+@given(
+    st.lists(st.sampled_from(_MARKUP), max_size=24),
+    st.sampled_from(NAMES),
+    st.sampled_from([None, *reasoning_parser_names()]),
+    st.booleans(),
+    st.integers(1, 7),
+)
+@example([hermes("f", "{}")], "hermes", None, False, 1)
+def test_any_soup_of_markup_is_read_the_same_in_any_split_and_loses_no_text(
+    parts: list[str], tool: str | None, reasoning: str | None, is_inside: bool, width: int
+) -> None:
+    text = "".join(parts)
+    case = Case(tool, text, [], reasoning, {"prompt_ends_in_reasoning": is_inside})
+    events = parse(case.parser(), [text])
+    assert parse(case.parser(), [text[i : i + width] for i in range(0, len(text), width)]) == events
+    check_order(events)
+    if not any(isinstance(event, ToolCallStart | ReasoningDelta) for event in events) and reasoning is None:
+        assert "".join(text_of(event) for event in events) == text
+    position = 0
+    for event in events:  # what is shown stands in the text, in this order
+        shown = event.name if isinstance(event, ToolCallStart) else text_of(event)
+        if tool != "qwen3_coder" and shown != "{}":  # which writes JSON of its own
+            position = text.find(shown, 0 if isinstance(event, ToolArgumentsDelta) else position)
+            assert position >= 0, (shown, text)
+
+
+def text_of(event: Event) -> str:
+    return "" if isinstance(event, ToolCallStart) else event.text
+
+
+def check_order(events: list[Event]) -> None:
+    """Reasoning first; calls count up, and arguments follow their own call's start."""
+    assert not any(isinstance(event, ReasoningDelta) for event in events[1:])
+    starts = [event for event in events if isinstance(event, ToolCallStart)]
+    assert [start.index for start in starts] == list(range(len(starts)))
+    for before, event in zip([None, *events], events, strict=False):
+        if isinstance(event, ToolArgumentsDelta):
+            assert isinstance(before, ToolCallStart)
+            assert before.index == event.index
+
+
+def test_events_come_as_soon_as_they_are_sure() -> None:
+    parser = create_output_parser("hermes", "qwen3", tools=TOOLS, make_call_id=lambda: "id")
+    steps: list[tuple[str, list[Event]]] = [
+        ("<think>Hm", [ReasoningDelta("Hm")]),
+        (" ok", [ReasoningDelta(" ok")]),
+        ("</think>", []),
+        ("Sure.", [ContentDelta("Sure.")]),
+        (" a <", [ContentDelta(" a")]),
+        ("b", [ContentDelta(" <b")]),
+        ('\n<tool_call>\n{"name": "f", "arguments"', []),
+        (": {", [ToolCallStart(0, "id", "f"), ToolArgumentsDelta(0, "{")]),
+        ('"s": "x', [ToolArgumentsDelta(0, '"s": "x')]),
+        ("yz", [ToolArgumentsDelta(0, "yz")]),
+        ('"}', [ToolArgumentsDelta(0, '"}')]),
+        ("}\n</tool_call>", []),
+    ]
+    for text, expected in steps:
+        assert parser.push(text) == expected, text
+    assert parser.num_tool_calls == 1
+    assert parser.finish() == []
+
+
+def seconds_for(case: Case, pieces: list[str]) -> float:
+    start = time.process_time()
+    parser = case.parser()
+    for piece in pieces:
+        parser.push(piece)
+    parser.finish()
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize(
+    ("tool", "reasoning", "start", "unit"),
+    [
+        ("hermes", None, "", "<tool_call"),
+        ("hermes", None, "", " "),
+        ("hermes", None, "", '<tool_call>{"name": "f", "arguments": {'),
+        ("hermes", None, '<tool_call>{"arguments": {"a": "', "\\\\"),
+        ("hermes", None, '<tool_call>{"name": "f", "arguments": {"a": ', "["),
+        ("llama3_json", None, '{"name": "', "a"),
+        ("mistral", None, "[TOOL_CALLS]", "[TOOL_CALLS]f"),
+        ("qwen3_coder", None, "<tool_call><function=f><parameter=s>", "\n</param"),
+        ("qwen3_coder", None, "<tool_call><function=f><parameter=n>", "1"),
+        ("hermes", "qwen3", "<think>", " </thin"),
+    ],
+)
+def test_time_is_linear_in_the_text_however_it_comes(tool: str, reasoning: str | None, start: str, unit: str) -> None:
+    """Quadratic work would take 16 times as long for 4 times the text; the bound is 8 times, and the best of three counts."""
+    case = Case(tool, "", [], reasoning)
+    short = start + unit * (12_000 // len(unit))
+    long = start + unit * (48_000 // len(unit))
+    for split in (list, lambda text: [text]):
+        ratio = min(seconds_for(case, split(long)) / max(seconds_for(case, split(short)), 1e-4) for _ in range(3))
+        assert ratio < 8
+
+
+@pytest.mark.parametrize(
+    ("tool", "start", "unit"),
+    [
+        ("hermes", "", " "),
+        ("hermes", '<tool_call>{"name": "', "a"),
+        ("hermes", '<tool_call>{"arguments": ', "{"),
+        ("hermes", "<tool_call>", " "),
+        ("qwen3_coder", "<tool_call><function=f><parameter=n>", "1"),
+    ],
+)
+def test_what_waits_is_bounded_and_then_content_in_any_split(tool: str, start: str, unit: str) -> None:
+    text = start + unit * (MAX_HELD + 1000) + hermes("f", "{}")
+    expected = parse(Case(tool, "", []).parser(), [text])
+    assert parse(Case(tool, "", []).parser(), [text[i : i + 997] for i in range(0, len(text), 997)]) == expected
+    parser = Case(tool, "", []).parser()
+    num_in = num_out = 0
+    for i in range(0, len(text), 100):
+        num_in += len(text[i : i + 100])
+        num_out += sum(len(text_of(event)) for event in parser.push(text[i : i + 100]))
+        assert num_in - num_out <= MAX_HELD + 200
+
+
+def test_ids_are_of_the_familys_form_and_never_the_same() -> None:
+    def ids(tool: str, text: str) -> list[str]:
+        parser = create_output_parser(tool, None, tools=TOOLS)
+        return [event.id for event in parser.push(text) if isinstance(event, ToolCallStart)]
+
+    found = ids("hermes", hermes("f", "{}") * 50)
+    assert len(set(found)) == 50
+    assert all(name.startswith("call_") and len(name) == 29 for name in found)
+    found = ids("mistral", "[TOOL_CALLS]f{}" * 50)
+    assert len(set(found)) == 50
+    assert all(len(name) == 9 and name.isalnum() and name.isascii() for name in found)
+
+
+def test_what_must_not_be_skipped() -> None:
+    def needs(tool: str | None, reasoning: str | None, tools: list[dict[str, object]] | None = TOOLS) -> bool:
+        return create_output_parser(tool, reasoning, tools=tools).needs_special_tokens
+
+    assert needs("mistral", None)
+    assert needs("llama3_json", None)
+    assert needs(None, "mistral")
+    assert not needs(None, "qwen3")
+    assert not needs("mistral", None, tools=None)
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(ConfigError, match="tool_call_parser='hermse' is none of auto, none, hermes, llama3_json"):
+        create_output_parser("hermse", None, tools=TOOLS)
+    with pytest.raises(ConfigError, match="reasoning_parser='r1' is none of auto, none, deepseek_r1"):
+        create_output_parser(None, "r1", tools=None)
+
+
+def test_joining_keeps_calls_apart() -> None:
+    events: list[Event] = [
+        ContentDelta("a"),
+        ContentDelta("b"),
+        ReasoningDelta("c"),
+        ToolCallStart(0, "i", "f"),
+        ToolCallStart(1, "j", "g"),
+        ToolArgumentsDelta(1, "{"),
+        ToolArgumentsDelta(1, "}"),
+        ContentDelta("d"),
+    ]
+    assert join_deltas(events) == [
+        ContentDelta("ab"),
+        ReasoningDelta("c"),
+        ToolCallStart(0, "i", "f"),
+        ToolCallStart(1, "j", "g"),
+        ToolArgumentsDelta(1, "{}"),
+        ContentDelta("d"),
+    ]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_arguments_are_passed_on_to_the_character(value: object) -> None:
+    arguments = json.dumps({"a": value}, ensure_ascii=False)
+    events = parse(Case("hermes", "", []).parser(), list(hermes("f", arguments)))
+    assert events == [ToolCallStart(0, "id0", "f"), ToolArgumentsDelta(0, arguments)]

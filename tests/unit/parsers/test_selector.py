@@ -1,0 +1,177 @@
+"""Which parsers a chat template calls for, and that each reads back what its family's templates write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from inflight.errors import ConfigError, InvalidRequestError
+from inflight.parsers.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.parsers.markup import MARKUPS
+from inflight.parsers.selector import (
+    DetectedParsers,
+    create_output_parser,
+    detect_parsers,
+    prompt_ends_in_reasoning,
+    reasoning_end,
+    reasoning_parser_names,
+    resolve_parsers,
+    tool_parser_names,
+)
+from inflight.tokenizer.chat_template import ChatTemplate
+from tests.unit.parsers.parser_cases import TOOLS, counted_ids, parse
+from tests.unit.structured_output.grammar_case import MODEL
+
+TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+END = "</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+QWEN_CALLS = (
+    '{% for c in m.tool_calls or [] %}{{ \'\\n<tool_call>\\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"
+    "{{ '}\\n</tool_call>' }}{% endfor %}"
+)
+HERMES_CALLS = (
+    "{% for c in m.tool_calls or [] %}{{ '\\n<tool_call>\\n{ \"arguments\": ' + c.function.arguments | tojson + "
+    "', \"name\": \"' + c.function.name + '\"}\\n</tool_call> ' }}{% endfor %}"
+)
+LLAMA_CALLS = (
+    "{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}{{ raise_exception('one call only') }}{% endif %}"
+    "{% set c = m.tool_calls[0].function %}"
+    '{{ \'{"name": "\' + c.name + \'", "parameters": \' + c.arguments | tojson + "}" }}{% endif %}'
+)
+MISTRAL_CALLS = (
+    "{% if m.tool_calls %}[TOOL_CALLS]SPACE[{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('id') }}"
+    "{% endif %}{{ (c.function | tojson)[:-1] + ', \"id\": \"' + c.id + '\"}' }}{% if not loop.last %}, {% endif %}"
+    "{% endfor %}]{% endif %}"
+)
+MISTRAL_NEW_CALLS = (
+    "{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}ARGS"
+    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}{% endfor %}"
+)
+CODER_CALLS = (
+    "{% for c in m.tool_calls or [] %}{{ '\\n<tool_call>\\n<function=' + c.function.name + '>\\n' }}"
+    "{% for k, v in c.function.arguments | items %}"
+    "{{ '<parameter=' + k + '>\\n' + (v if v is string else v | tojson) + '\\n</parameter>\\n' }}{% endfor %}"
+    "{{ '</function>\\n</tool_call>' }}{% endfor %}"
+)
+GLM_CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}<arg_key>a</arg_key></tool_call>{% endfor %}"
+)
+QWEN_THOUGHT = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content and loop.last %}"
+    "{{ '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}{% endif %}{{ m.content }}"
+)
+R1_THOUGHT = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}"
+MAGISTRAL_THOUGHT = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}{{ m.content }}"
+)
+
+TEMPLATES: dict[str, tuple[str, DetectedParsers]] = {
+    "qwen": (TURN + QWEN_CALLS + END, DetectedParsers("hermes", None, MARKUPS[0])),
+    "qwen, thinking": (QWEN_THOUGHT + QWEN_CALLS + END, DetectedParsers("hermes", "qwen3", MARKUPS[0])),
+    "hermes": (TURN + HERMES_CALLS + END, DetectedParsers("hermes", None, None)),
+    "llama": (TURN + LLAMA_CALLS + END, DetectedParsers("llama3_json", None, MARKUPS[1])),
+    "mistral": (TURN + MISTRAL_CALLS.replace("SPACE", " ") + END, DetectedParsers("mistral", None, MARKUPS[2])),
+    "mistral, tekken": (TURN + MISTRAL_CALLS.replace("SPACE", "") + END, DetectedParsers("mistral", None, MARKUPS[3])),
+    "mistral, v13": (
+        TURN + MISTRAL_NEW_CALLS.replace("ARGS", "[ARGS]") + END,
+        DetectedParsers("mistral", None, MARKUPS[4]),
+    ),
+    "mistral, v11": (TURN + MISTRAL_NEW_CALLS.replace("ARGS", "") + END, DetectedParsers("mistral", None, MARKUPS[5])),
+    "mistral, call id": (
+        TURN + MISTRAL_NEW_CALLS.replace("ARGS", "[CALL_ID]{{ c.id }}[ARGS]") + END,
+        DetectedParsers("mistral", None, None),
+    ),
+    "magistral": (MAGISTRAL_THOUGHT + END, DetectedParsers(None, "mistral", None)),
+    "coder": (TURN + CODER_CALLS + END, DetectedParsers("qwen3_coder", None, None)),
+    "r1": (R1_THOUGHT + END.replace("<assistant>", "<assistant><think>\\n"), DetectedParsers(None, "qwen3", None)),
+    "r1, old": (R1_THOUGHT + END, DetectedParsers(None, "qwen3", None)),
+    "v3.1": (TURN + END.replace("<assistant>", "<assistant></think>"), DetectedParsers(None, "qwen3", None)),
+    "glm": (TURN + GLM_CALLS + END, DetectedParsers(None, None, None)),
+    "plain": (TURN + END, DetectedParsers(None, None, None)),
+    "refuses all": ("{{ raise_exception('no') }}", DetectedParsers(None, None, None)),
+    "says how": ('Call as <tool_call>\n{"name": ...} <think>' + TURN + END, DetectedParsers(None, None, None)),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_a_template_calls_for(name: str) -> None:
+    source, expected = TEMPLATES[name]
+    assert detect_parsers(ChatTemplate({"default": source})) == expected
+
+
+def test_the_embedded_model_and_a_model_without_a_template() -> None:
+    assert detect_parsers(ChatTemplate.from_folder(MODEL)) == DetectedParsers("hermes", None, MARKUPS[0])
+    for template in (None, ChatTemplate({})):
+        assert detect_parsers(template) == DetectedParsers(None, None, None)
+
+
+def rendered(template: ChatTemplate, turn: dict[str, Any]) -> str:
+    """What the model would have written: what the template makes of the turn behind its generation prompt."""
+    question = {"role": "user", "content": "?"}
+    prompt = template.render([question], tools=TOOLS)
+    whole = template.render([question, turn], tools=TOOLS, add_generation_prompt=False)
+    assert whole.startswith(prompt)
+    return whole[len(prompt) :].removesuffix("</assistant>").removesuffix("<|im_end|>\n")
+
+
+ARGUMENTS = [
+    {"s": 'a "b"\n<x> 東京 🙂', "n": -3, "o": {"a": [1, {"b": None}]}, "b": True},
+    {},
+    {"s": "</tool_call> [TOOL_CALLS] }; {"},
+]
+
+
+@pytest.mark.parametrize("name", [*(name for name, (_, found) in TEMPLATES.items() if found.tool), "embedded"])
+def test_a_templates_own_rendering_of_calls_parses_back(name: str) -> None:
+    template = ChatTemplate.from_folder(MODEL) if name == "embedded" else ChatTemplate({"default": TEMPLATES[name][0]})
+    found = detect_parsers(template)
+    for arguments in ([ARGUMENTS[0]], [ARGUMENTS[1]], [ARGUMENTS[2]], ARGUMENTS):
+        calls = [
+            {"type": "function", "id": f"abcdefgh{i}", "function": {"name": "f", "arguments": each}}
+            for i, each in enumerate(arguments)
+        ]
+        turn = {"role": "assistant", "content": "" if name == "llama" else "Wait.", "tool_calls": calls}
+        turn |= {"reasoning_content": "I think\nso."} if found.reasoning else {}
+        try:
+            text = rendered(template, turn)
+        except InvalidRequestError:  # Llama's takes one call in a turn
+            assert (name, len(calls)) == ("llama", 3)
+            continue
+        parser = create_output_parser(found.tool, found.reasoning, tools=TOOLS, make_call_id=counted_ids())
+        events = parse(parser, list(text))
+        assert [event.text for event in events if isinstance(event, ContentDelta)] == ["Wait."] * bool(turn["content"])
+        assert [event.text for event in events if isinstance(event, ReasoningDelta)] == (
+            ["I think\nso."] if found.reasoning else []
+        )
+        assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["f"] * len(calls)
+        deltas = [json.loads(event.text) for event in events if isinstance(event, ToolArgumentsDelta)]
+        assert deltas == arguments
+
+
+def test_settings_are_resolved() -> None:
+    template = ChatTemplate({"default": TEMPLATES["mistral, v13"][0]})
+    assert resolve_parsers("auto", "auto", template) == DetectedParsers("mistral", None, MARKUPS[4])
+    assert resolve_parsers("mistral", "qwen3", template) == DetectedParsers("mistral", "qwen3", MARKUPS[4])
+    assert resolve_parsers("hermes", "none", template) == DetectedParsers("hermes", None, MARKUPS[0])
+    assert resolve_parsers("qwen3_coder", "none", None) == DetectedParsers("qwen3_coder", None, None)
+    assert resolve_parsers("none", "auto", template) == DetectedParsers(None, None, None)
+    for name in tool_parser_names():
+        assert resolve_parsers(name, "none", None).tool == name
+    for name in reasoning_parser_names():
+        assert resolve_parsers("none", name, None).reasoning == name
+    with pytest.raises(ConfigError, match="tool_call_parser='x' is none of auto, none, hermes"):
+        resolve_parsers("x", "auto", template)
+    with pytest.raises(ConfigError, match="reasoning_parser='x' is none of auto, none, deepseek_r1"):
+        resolve_parsers("auto", "x", template)
+
+
+def test_a_prompt_that_opens_the_reasoning() -> None:
+    assert prompt_ends_in_reasoning("<user>?</user><assistant><think>\n", "qwen3")
+    assert prompt_ends_in_reasoning("[THINK]", "mistral")
+    assert not prompt_ends_in_reasoning("<user>what is <think>?</user><assistant>", "qwen3")
+    assert not prompt_ends_in_reasoning("<assistant><think>\n\n</think>\n\n", "qwen3")
+    assert not prompt_ends_in_reasoning("<think>", None)
+    assert (reasoning_end("deepseek_r1"), reasoning_end("mistral"), reasoning_end(None)) == ("</think>", "[/THINK]", "")

@@ -1,0 +1,308 @@
+"""Tool choice and strict tools: the tag made of them, on both backends, in every markup, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+
+from inflight.errors import InvalidRequestError
+from inflight.parsers.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
+from inflight.parsers.markup import MARKUPS, ToolMarkup
+from inflight.parsers.selector import create_output_parser
+from inflight.parsers.tool_choice import ToolChoice, constrain_tools
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.structured_output.spec import GrammarSpec, StructuralTag, parse_structural_tag
+from tests.unit.parsers.parser_cases import parse
+from tests.unit.structured_output.grammar_case import BACKENDS, POINT, backend, text_of, tokenizer, walk
+
+HERMES = MARKUPS[0]
+NOTE = {"type": "object", "properties": {"text": {"enum": ["a", "b"]}}, "required": ["text"]}
+
+
+def tool(name: object = "plot", parameters: object = POINT, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+TOOLS = [tool(strict=True), tool("note", NOTE)]
+
+
+def call(name: str, arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def constraint(
+    tools: list[dict[str, Any]],
+    choice: ToolChoice = "auto",
+    *,
+    markup: ToolMarkup | None = HERMES,
+    parallel: bool = True,
+) -> StructuredOutputsParams | None:
+    params = SamplingParams()
+    return constrain_tools(params, tools, choice, parallel_tool_calls=parallel, markup=markup).structured_outputs
+
+
+def spec_of(*args: Any, **kwargs: Any) -> GrammarSpec:
+    params = constraint(*args, **kwargs)
+    assert params is not None
+    return GrammarSpec.from_params(params)
+
+
+def tag_of(*args: Any, **kwargs: Any) -> StructuralTag:
+    return parse_structural_tag(spec_of(*args, **kwargs).text)
+
+
+def structures(*tools: dict[str, Any]) -> list[tuple[str, object]]:
+    return [(tag.begin, tag.schema) for tag in tag_of(list(tools)).tags]
+
+
+def test_one_tag_a_tool_and_none_without_a_strict_one() -> None:
+    plot, note = '<tool_call>\n{"name": "plot", "arguments": ', '<tool_call>\n{"name": "note", "arguments": '
+    assert structures(*TOOLS) == [(plot, POINT), (note, {"type": "object"})]
+    assert structures({**tool(), "strict": True}) == [(plot, POINT)]
+    assert structures({"name": "plot", "parameters": POINT, "strict": True}) == [(plot, POINT)]
+    no_arguments = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert structures(tool(parameters=None, strict=True))[0][1] == no_arguments
+    params = SamplingParams()
+    for tools in (None, [], [tool()], [tool(strict=False)], [tool(strict=None)], [tool(name=3)], [tool(), tool()]):
+        assert constrain_tools(params, tools, markup=HERMES) is params
+        assert constrain_tools(params, tools, "none", markup=None) is params
+        assert constrain_tools(params, tools, parallel_tool_calls=False, markup=None) is params
+    assert constrain_tools(params, TOOLS, "none", markup=HERMES) is params
+
+
+def test_a_choice_leaves_the_tags_it_admits() -> None:
+    required = tag_of(TOOLS, "required")
+    assert [tag.schema for tag in required.tags] == [POINT, NOTE]  # strict or not
+    assert (required.separator, required.at_least_one, required.stop_after_first) == ("\n", True, False)
+    assert tag_of(TOOLS, "required", parallel=False).stop_after_first
+    named = tag_of(TOOLS, {"name": "note"})
+    assert [tag.schema for tag in named.tags] == [NOTE]
+    assert (named.at_least_one, named.stop_after_first) == (True, True)
+    auto = tag_of(TOOLS, parallel=False)
+    assert (auto.separator, auto.at_least_one, auto.stop_after_first) == (None, False, True)
+    assert tag_of([tool(parameters={"properties": {}})], "required").tags[0].schema == {
+        "type": "object",
+        "properties": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (tool(""), r"tools\[1\] has the name ''"),
+        (tool(None), r"tools\[1\] has the name None"),
+        (tool('a"b'), r"without white space, quotes"),
+        (tool("a\nb"), r"tools\[1\] has the name"),
+        (tool("a\\b"), r"tools\[1\] has the name"),
+        (tool("a b"), r"tools\[1\] has the name 'a b'; a name is a string without white space, quotes"),
+        (tool("plot"), r"tools\[1\] has the name 'plot' of an earlier tool"),
+        (tool("b", [], strict=True), r"tools\[1\] \('b'\) is strict: its parameters must be a JSON schema"),
+        (tool("b", {}, strict=True), r"tools\[1\] \('b'\) is strict: .* with \"type\": \"object\""),
+        (tool("b", {"type": "array"}, strict=True), r"tools\[1\] \('b'\) is strict"),
+        (tool("b", strict="yes"), r"tools\[1\]: strict is neither true nor false"),
+        ({**tool("b"), "strict": 1}, r"tools\[1\]: strict is neither true nor false"),
+        ({"function": "b"}, r"tools\[1\]: function is a str"),
+        ("b", r"tools\[1\] is a str"),
+    ],
+)
+def test_malformed_tools_are_refused_by_their_index(second: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        constraint([tool(strict=True), second])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_keyword_that_is_not_supported_is_named_with_its_tool(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+    with pytest.raises(InvalidRequestError, match=r'structures\[2\].*"bad".*: #/properties/a/not is not supported'):
+        backend(name, "embedded").check(spec_of([*TOOLS, tool("bad", schema)], "required"))
+    with pytest.raises(
+        InvalidRequestError, match=r"behind .\[TOOL_CALLS\] .: #/items/anyOf/1/properties/arguments/.*/not"
+    ):
+        backend(name, "embedded").check(spec_of([tool(), tool("bad", schema)], "required", markup=MARKUPS[2]))
+
+
+def test_a_one_of_that_may_overlap_is_named() -> None:
+    schema = {"type": "object", "properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
+    with pytest.raises(InvalidRequestError, match=r"oneOf \(#/structures/0/schema/properties/a/oneOf\)"):
+        backend("llguidance", "embedded").compile(spec_of([tool(parameters=schema, strict=True)]))
+
+
+GOOD = [
+    "no call",
+    "<tool_cal",
+    call("plot", {"x": 1}),
+    f"first {call('plot', {'x': 1})}\n{call('note', {'any': [1, 'b']})} then text",
+    call("note", {}),
+]
+BAD = [
+    "<tool_call>",
+    "<tool_call> text",
+    call("plot", {"x": 10}),
+    call("plot", {"y": 1}),
+    call("plot", {}),
+    call("note", [1]),
+    call("other", {}),
+    call("plot", {"x": 1}).replace("}\n", ', "more": 1}\n'),
+    call("plot", {"x": 1}).removesuffix("</tool_call>"),
+]
+
+
+PLOT, NOTED = call("plot", {"x": 1}), call("note", {"text": "a"})
+FORCED_BAD = [
+    "",
+    "text",
+    f" {PLOT}",
+    f"{PLOT} text",
+    PLOT + NOTED,
+    f"{PLOT}\n",
+    PLOT[:-1],
+    call("note", {"text": "c"}),
+    call("other", {}),
+]
+# choice, whether calls may be parallel, texts that are admitted, texts that are not
+CHOICES: list[tuple[ToolChoice, bool, list[str], list[str]]] = [
+    ("auto", True, GOOD, BAD),
+    ("auto", False, ["no call", PLOT, f"first {PLOT}"], [*BAD, f"{PLOT} text", f"{PLOT}\n{NOTED}"]),
+    ("required", True, [PLOT, NOTED, f"{PLOT}\n{NOTED}\n{PLOT}"], [*BAD, *FORCED_BAD]),
+    ("required", False, [PLOT, NOTED], [*BAD, *FORCED_BAD, f"{PLOT}\n{NOTED}"]),
+    ({"name": "note"}, True, [NOTED], [*BAD, *FORCED_BAD, PLOT, f"{NOTED}\n{NOTED}"]),
+]
+
+
+def admits(name: str, kind: str, spec: GrammarSpec, text: str) -> bool:
+    token_ids = tokenizer(kind).encode(text, add_special_tokens=False)
+    matcher = backend(name, kind).compile(spec).matcher()
+    return matcher.accept_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", ["embedded", "byte_level"])
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: f"{choice[0]}-{choice[1]}")
+def test_only_whole_calls_of_the_tools_are_admitted(
+    name: str, kind: str, choice: tuple[ToolChoice, bool, list[str], list[str]]
+) -> None:
+    wanted, parallel, good, bad = choice
+    spec = spec_of(TOOLS, wanted, parallel=parallel)
+    assert [text for text in good if not admits(name, kind, spec, text)] == []
+    assert [text for text in bad if admits(name, kind, spec, text)] == []
+
+
+def test_a_message_of_llamas_is_calls_or_does_not_begin_like_one() -> None:
+    spec = spec_of(TOOLS, markup=MARKUPS[1])
+    good = ["", "  a {b} c", "[1]", '{"name": "plot", "parameters": {"x": 1}}']
+    good.append(f'{good[-1]}; {{"name": "note", "parameters": {{"any": 1}}}}')
+    bad = [
+        "{",
+        " {}",
+        '{"name": "plot", "parameters": {"x": 10}}',
+        '{ "name": "plot", "parameters": {"x": 1}}',
+        f"{good[-1]} text",
+    ]
+    assert [text for text in good if not admits("llguidance", "embedded", spec, text)] == []
+    assert [text for text in bad if admits("llguidance", "embedded", spec, text)] == []
+    required = spec_of(TOOLS, "required", markup=MARKUPS[1])
+    assert not any(admits("llguidance", "embedded", required, text) for text in good[:3])
+
+
+TREE = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"$ref": "#/$defs/end"}},
+    "required": ["x", "next"],
+    "additionalProperties": False,
+    "$defs": {
+        "end": {
+            "anyOf": [{"const": {"$ref": "#"}}, {"type": "array", "items": {"$ref": "#/properties/x"}, "maxItems": 1}]
+        }
+    },
+}
+SCHEMAS: dict[str, dict[str, Any]] = {"plot": POINT, "note": {**NOTE, "additionalProperties": False}, "tree": TREE}
+
+
+@pytest.mark.parametrize("kind", ["embedded", "byte_level"])
+@pytest.mark.parametrize("markup", MARKUPS, ids=lambda markup: markup.begin("f"))
+def test_what_the_masks_allow_is_what_the_parser_reads(kind: str, markup: ToolMarkup) -> None:
+    """The model is a die here: the constraint alone makes the calls."""
+    grammar = backend("llguidance", kind)
+    tools = [tool(name, schema) for name, schema in SCHEMAS.items()]
+    called: set[str] = set()
+    num_calls = []
+    for choice, parallel, seeds in (("required", True, 8), ("required", False, 4), ({"name": "tree"}, True, 3)):
+        compiled = grammar.compile(spec_of(tools, choice, parallel=parallel, markup=markup))
+        for seed in range(seeds):
+            token_ids = walk(compiled.matcher(), grammar, random.Random(seed), max_tokens=600)
+            if token_ids[-1] not in grammar.eos_token_ids:  # white space, or one call after another
+                continue
+            text = text_of(kind, token_ids, grammar)
+            events = parse(create_output_parser(markup.parser, None, tools=tools), list(text))
+            assert not any(isinstance(event, ContentDelta) for event in events), text
+            starts = [event for event in events if isinstance(event, ToolCallStart)]
+            deltas = [event for event in events if isinstance(event, ToolArgumentsDelta)]
+            for start, arguments in zip(starts, deltas, strict=True):
+                jsonschema.validate(json.loads(arguments.text), SCHEMAS[start.name])
+                called.add(start.name)
+                assert choice == "required" or start.name == "tree"
+            num_calls.append(len(starts))
+            assert len(starts) == 1 or (choice == "required" and parallel and starts)
+    assert called == set(SCHEMAS)
+    assert len(num_calls) > 8
+    assert max(num_calls) > 1
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", ["embedded", "byte_level"])
+def test_what_the_masks_allow_behind_a_trigger_is_a_call(name: str, kind: str) -> None:
+    grammar = backend(name, kind)
+    schemas = {"plot": POINT, "note": NOTE | {"additionalProperties": False}}
+    compiled = grammar.compile(spec_of([tool(each, schema, strict=True) for each, schema in schemas.items()]))
+    start = tokenizer(kind).encode("<tool_call>", add_special_tokens=False)
+    called = set()
+    for seed in range(6):
+        matcher = compiled.matcher()
+        assert matcher.accept_tokens(start) == len(start)
+        text = text_of(kind, start + walk(matcher, grammar, random.Random(seed), max_tokens=300), grammar)
+        found = re.match(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+        assert found, text
+        body = json.loads(found[1])
+        jsonschema.validate(body["arguments"], schemas[body["name"]])
+        called.add(body["name"])
+    assert called == set(schemas)
+
+
+def test_parameters_are_constrained_once_and_only_where_they_must_be() -> None:
+    params = SamplingParams(temperature=0.5)
+    assert constrain_tools(params, [tool()], markup=HERMES) is params
+    constrained = constrain_tools(params, TOOLS, markup=HERMES)
+    assert constrained == SamplingParams(temperature=0.5, structured_outputs=constraint(TOOLS))
+    own = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    assert constrain_tools(own, [tool()], parallel_tool_calls=False, markup=HERMES) is own
+    with pytest.raises(InvalidRequestError, match="structured_outputs and a strict tool both constrain the text"):
+        constrain_tools(own, TOOLS, markup=HERMES)
+    with pytest.raises(InvalidRequestError, match="structured_outputs and tool_choice='required' both constrain"):
+        constrain_tools(own, [tool()], "required", markup=HERMES)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([tool()], "always", "tool_choice='always' is neither none, auto or required nor names a function"),
+        ([tool()], {"function": "plot"}, "nor names a function"),
+        ([], "required", "tool_choice='required' needs tools, and the request has none"),
+        (None, {"name": "plot"}, "tool_choice='plot' needs tools"),
+        ([tool()], {"name": "plod"}, "tool_choice names 'plod', which is none of the tools: plot"),
+        ([tool(parameters={"type": "array"})], "required", r"tools\[0\] \('plot'\) is one that must be called"),
+    ],
+)
+def test_choices_that_cannot_be(tools: Any, choice: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        constraint(tools, choice)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"name": "plot"}])
+def test_a_model_that_writes_calls_in_no_known_way_is_refused(choice: ToolChoice) -> None:
+    with pytest.raises(InvalidRequestError, match="needs a model whose chat template writes calls in a known way"):
+        constraint(TOOLS, choice, markup=None)
