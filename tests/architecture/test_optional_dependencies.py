@@ -19,6 +19,10 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("hub.py",),
     "typer": ("entrypoints/cli/",),
     "tqdm": ("entrypoints/", "demo/"),
+    "prometheus_client": ("metrics/exposition.py",),
+    "opentelemetry": ("metrics/tracing.py",),
+    "aiohttp": ("entrypoints/bench_serve/client.py",),
+    "matplotlib": ("entrypoints/bench_serve/plot.py", "demo/"),
 }
 
 # of these at most one file imports them, wherever it stands

@@ -8,7 +8,7 @@ import typer
 
 import inflight
 from inflight import envs
-from inflight.entrypoints.cli import bench, chat, env, generate, trace, worker
+from inflight.entrypoints.cli import bench, bench_serve, chat, env, generate, trace, worker
 from inflight.entrypoints.cli.command import HELP_SETTINGS, GroupedHelp, command, set_log_level
 
 EPILOG = """\b
@@ -40,11 +40,7 @@ app.command("worker", cls=GroupedHelp, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
 app.add_typer(bench_app, name="bench", help="Measure how fast a model runs here.")
 bench_app.command("offline", cls=GroupedHelp, epilog=bench.EPILOG)(bench.offline)
-
-
-@bench_app.callback()
-def bench_group() -> None:
-    """Keeps `offline` a command of its own while it is the only one."""
+bench_app.command("serve", cls=GroupedHelp, epilog=bench_serve.EPILOG)(bench_serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

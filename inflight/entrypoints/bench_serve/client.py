@@ -1,0 +1,152 @@
+"""`BenchClient`: one HTTP client for all requests, which fills a record of each. Needs the extra "bench"."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from inflight.entrypoints.bench_serve.dataset import BenchRequest
+from inflight.entrypoints.bench_serve.record import RequestRecord
+from inflight.entrypoints.bench_serve.sse import EventBuffer
+from inflight.errors import ConfigError
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise ConfigError('bench serve needs aiohttp: pip install "inflight-llm[bench]"') from error
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+MAX_ERROR_LENGTH = 500
+
+
+class BenchClient:
+    """An asynchronous context manager. `body` is merged into every request's; `timeout` in seconds is a request's."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        endpoint: str = COMPLETIONS,
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,  # Any: JSON
+        timeout: float = 600.0,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"--base-url {base_url!r} must begin with http:// or https://")
+        if endpoint not in (COMPLETIONS, CHAT):
+            raise ConfigError(f"--endpoint {endpoint!r} must be {COMPLETIONS} or {CHAT}")
+        self._base_url = base_url.rstrip("/")
+        self._endpoint = endpoint
+        self._headers = dict(headers or {})
+        self._body = dict(body or {})
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0)  # the server's queue is what is measured, not one in here
+        timeout = aiohttp.ClientTimeout(total=self._timeout)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # Any: JSON
+        """The JSON that a route answers: to a GET without `body`, else to a POST.
+
+        Raises:
+            ConnectionError: there is no server, or it answers with an error.
+        """
+        assert self._session is not None
+        try:
+            async with self._session.request(
+                "GET" if body is None else "POST", self._base_url + path, json=body
+            ) as answer:
+                if answer.status != 200:
+                    text = (await answer.text())[:MAX_ERROR_LENGTH]
+                    raise ConnectionError(f"{self._base_url}{path} answers {answer.status}: {text}")
+                return await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise ConnectionError(f"{self._base_url}{path} cannot be asked: {error!r}") from error
+
+    def request_body(self, model: str, request: BenchRequest) -> dict[str, Any]:  # Any: JSON
+        """What is posted for a request."""
+        body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        is_messages = isinstance(request.prompt, list) and isinstance(request.prompt[0], dict)
+        if self._endpoint == COMPLETIONS:
+            if is_messages:
+                raise ConfigError(f"the dataset has messages: they go to --endpoint {CHAT}")
+            body |= {"prompt": request.prompt, "max_tokens": request.max_tokens}
+        else:
+            messages = request.prompt if is_messages else [{"role": "user", "content": request.prompt}]
+            body |= {"messages": messages, "max_completion_tokens": request.max_tokens}
+        return body | self._body
+
+    async def send(self, data: bytes, num_prompt_tokens: int = 0) -> RequestRecord:
+        """Post a request's JSON and read its stream to the end. Whatever goes wrong is in the record, never raised."""
+        assert self._session is not None
+        record = RequestRecord(sent=time.perf_counter(), num_prompt_tokens=num_prompt_tokens)
+        try:
+            headers = {"Content-Type": "application/json"}
+            async with self._session.post(self._base_url + self._endpoint, data=data, headers=headers) as answer:
+                if answer.status != 200:
+                    record.error = f"HTTP {answer.status}: {(await answer.text())[:MAX_ERROR_LENGTH]}"
+                else:
+                    await _read_stream(answer.content, record)
+        except TimeoutError:
+            record.error = f"no end after {self._timeout:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            record.error = repr(error)
+        record.ended = time.perf_counter()
+        return record
+
+
+async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> None:
+    buffer = EventBuffer()
+    texts: list[str] = []
+    usage: Mapping[str, Any] | None = None  # Any: JSON
+    is_done = False
+    async for piece in content.iter_any():
+        now = time.perf_counter()
+        for data in buffer.push(piece):
+            if data == b"[DONE]":
+                is_done = True
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                record.error = f"error in the stream: {json.dumps(event['error'])[:MAX_ERROR_LENGTH]}"
+                continue
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                if text := _text(choice):
+                    texts.append(text)
+                    record.token_times.append(now)
+                if choice.get("finish_reason") in ("abort", "error"):
+                    record.error = record.error or f"the request ended with finish_reason {choice['finish_reason']!r}"
+    record.text = "".join(texts)
+    if usage is not None:
+        record.num_prompt_tokens = usage["prompt_tokens"]
+        record.num_output_tokens = usage["completion_tokens"]
+    if not is_done:
+        record.error = record.error or "the stream ended before [DONE]"
+    elif usage is None:
+        record.error = record.error or "the server sent no usage, so that its tokens are not known"
+
+
+def _text(choice: Mapping[str, Any]) -> str:  # Any: JSON
+    """What a chunk adds for the reader, of whatever kind: text, reasoning, a tool call."""
+    if "delta" not in choice:
+        return choice.get("text") or ""
+    delta = choice["delta"]
+    calls = (call.get("function") or {} for call in delta.get("tool_calls") or ())
+    parts = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")]
+    return "".join(
+        filter(None, [*parts, *(part for call in calls for part in (call.get("name"), call.get("arguments")))])
+    )

@@ -1,0 +1,123 @@
+"""`Exposition`: the instruments as prometheus_client's metrics, exposed under their own names and their aliases.
+
+Several front ends: where PROMETHEUS_MULTIPROC_DIR names a folder (prometheus_client reads it when it is imported, so it is
+set by who starts the processes, and empty then), every process keeps its values in files there, and what any one of them
+exposes is the sum over all, or of a gauge the value set last.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from inflight.metrics.instruments import Instrument
+
+MODEL_LABEL = "model_name"
+
+
+class CountingHistogram(Histogram):
+    """A histogram that takes many equal observations at once."""
+
+    @property
+    def upper_bounds(self) -> Sequence[float]:
+        """Of the buckets, infinity included; a bucket holds its bound."""
+        return self._upper_bounds
+
+    def observe_many(self, value: float, count: int) -> None:
+        """As `count` times `observe(value)`, at the price of one."""
+        self.add(value * count, {bisect_left(self._upper_bounds, value): count})
+
+    def add(self, total: float, counts: dict[int, int]) -> None:
+        """`counts`: bucket index -> observations in it; `total`: the sum of all."""
+        self._sum.inc(total)
+        for index, count in counts.items():
+            self._buckets[index].inc(count)
+
+
+class PendingHistogram:
+    """Observations counted in plain Python and moved on by `flush`: what may be called for every token."""
+
+    def __init__(self, histogram: CountingHistogram) -> None:
+        self._histogram = histogram
+        self._upper_bounds = histogram.upper_bounds
+        self._counts: dict[int, int] = {}
+        self._total = 0.0
+
+    def observe_many(self, value: float, count: int) -> None:
+        index = bisect_left(self._upper_bounds, value)
+        self._counts[index] = self._counts.get(index, 0) + count
+        self._total += value * count
+
+    def flush(self) -> None:
+        self._histogram.add(self._total, self._counts)
+        self._counts = {}
+        self._total = 0.0
+
+
+class Exposition(Collector):
+    """Owns the metrics of `instruments`. Not registered anywhere: two of them do not meet (but in one multiprocess folder)."""
+
+    def __init__(self, instruments: Iterable[Instrument], model_name: str) -> None:
+        self._model_name = model_name
+        self._instruments = {instrument.full_name: instrument for instrument in instruments}
+        self._metrics = {instrument.name: _create(instrument) for instrument in self._instruments.values()}
+        for instrument in self._instruments.values():
+            if not instrument.labels:  # exposed from the start, as zero: a rate can be taken of the first increase
+                self._metrics[instrument.name].labels(model_name)
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
+
+    def counter(self, name: str, *labels: str) -> Counter:
+        """With the values of its labels behind `model_name`, as of the others."""
+        metric = self._metrics[name]
+        assert isinstance(metric, Counter)
+        return metric.labels(self._model_name, *labels)
+
+    def gauge(self, name: str) -> Gauge:
+        metric = self._metrics[name]
+        assert isinstance(metric, Gauge)
+        return metric.labels(self._model_name)
+
+    def histogram(self, name: str, *labels: str) -> CountingHistogram:
+        metric = self._metrics[name]
+        assert isinstance(metric, CountingHistogram)
+        return metric.labels(self._model_name, *labels)
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, each followed by its aliases."""
+        for family in self._families():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+            for alias in self._instruments[family.name].aliases:
+                same = Metric(alias, family.documentation, family.type)
+                same.samples = [
+                    sample._replace(name=alias + sample.name.removeprefix(family.name)) for sample in family.samples
+                ]
+                yield same
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Body and content type of an answer to a scrape with this `Accept` header."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self), content_type
+
+    def _families(self) -> Iterable[Metric]:
+        if self._multiprocess is None:
+            return (family for metric in self._metrics.values() for family in metric.collect())
+        merged: Iterable[Metric] = self._multiprocess.collect()  # type: ignore[no-untyped-call]
+        by_name = {family.name: family for family in merged}
+        return [by_name[name] for name in self._instruments if name in by_name]  # in the order of the table
+
+
+def _create(instrument: Instrument) -> Counter | Gauge | CountingHistogram:
+    labels = (MODEL_LABEL, *instrument.labels)
+    if instrument.kind == "counter":
+        return Counter(instrument.full_name, instrument.help, labels, registry=None)
+    if instrument.kind == "gauge":  # only one front end sets it: what was set last is the truth
+        return Gauge(instrument.full_name, instrument.help, labels, registry=None, multiprocess_mode="mostrecent")
+    return CountingHistogram(instrument.full_name, instrument.help, labels, registry=None, buckets=instrument.buckets)

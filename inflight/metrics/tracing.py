@@ -1,0 +1,118 @@
+"""`RequestTracing`: the observer that sends one OpenTelemetry span per request over OTLP/HTTP. Needs the extra "tracing".
+
+The attributes are those of the GenAI semantic conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/),
+and of vLLM's spans the latencies, in seconds. Prompts and texts are never sent.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from inflight.errors import ConfigError
+from inflight.interface.statistics import SchedulerStats
+from inflight.metrics.observer import EngineObserver, FinishedRequest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.util.types import AttributeValue
+
+OPERATION = "text_completion"  # tokens in, tokens out: what became of a chat's messages before they came here
+
+
+class RequestTracing(EngineObserver):
+    """One per front end, on its event loop. Spans are sent in batches by a thread of its own.
+
+    A span's parent is the `traceparent` that the request came with; without one it is a trace of its own. Which spans are
+    kept is decided as the OTEL_TRACES_SAMPLER variables say: by default what the parent says, and all without a parent.
+    """
+
+    def __init__(self, model_name: str, endpoint: str, *, exporter: SpanExporter | None = None) -> None:
+        """`endpoint`: the URL that spans are posted to, such as http://localhost:4318/v1/traces. `exporter` is instead of it.
+
+        Raises:
+            ConfigError: the extra is not installed, or `endpoint` is no such URL.
+        """
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"the traces endpoint {endpoint!r} is no URL such as http://localhost:4318/v1/traces")
+        try:
+            from opentelemetry import trace
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise ConfigError('traces need OpenTelemetry: pip install "inflight-llm[tracing]"') from error
+        resource = Resource.create()
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):
+            resource = resource.merge(Resource({"service.name": "inflight"}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
+        self._tracer = self._provider.get_tracer("inflight")
+        self._propagator = TraceContextTextMapPropagator()
+        self._kind = trace.SpanKind.SERVER
+        self._error = trace.Status(trace.StatusCode.ERROR)
+        self._model_name = model_name
+
+    def request_finished(self, request: FinishedRequest) -> None:
+        to_wall_clock = time.time() - time.monotonic()
+        span = self._tracer.start_span(
+            f"{OPERATION} {self._model_name}",
+            context=self._propagator.extract(request.trace_headers),
+            kind=self._kind,
+            attributes=_attributes(request, self._model_name),
+            start_time=int((request.arrival_time + to_wall_clock) * 1e9),
+        )
+        if "error" in request.finish_reasons:
+            span.set_attribute("error.type", "engine_error")
+            span.set_status(self._error)
+        span.end(int((request.finished_time + to_wall_clock) * 1e9))
+
+    def close(self) -> None:
+        """Send what is left, for as long as the exporter's own timeout at most. Blocks: not on the event loop."""
+        self._provider.shutdown()
+
+    def stats_changed(self, stats: SchedulerStats) -> None:
+        pass
+
+    def first_token(self, seconds: float) -> None:
+        pass
+
+    def tokens_generated(self, count: int, seconds: float) -> None:
+        pass
+
+
+def _attributes(request: FinishedRequest, model_name: str) -> dict[str, AttributeValue]:
+    params = request.params
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": OPERATION,
+        "gen_ai.provider.name": "inflight",
+        "gen_ai.request.model": model_name,
+        "gen_ai.response.model": model_name,
+        "gen_ai.response.id": request.request_id,
+        "gen_ai.response.finish_reasons": request.finish_reasons,
+        "gen_ai.request.choice.count": params.n,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k,
+        "gen_ai.request.frequency_penalty": params.frequency_penalty,
+        "gen_ai.request.presence_penalty": params.presence_penalty,
+        "gen_ai.usage.input_tokens": request.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": request.num_generation_tokens,
+        "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
+        "gen_ai.latency.e2e": request.finished_time - request.arrival_time,
+    }
+    if params.max_tokens is not None:
+        attributes["gen_ai.request.max_tokens"] = params.max_tokens
+    if params.seed is not None:
+        attributes["gen_ai.request.seed"] = params.seed
+    if params.stop_strings:
+        attributes["gen_ai.request.stop_sequences"] = params.stop_strings
+    if (times := request.metrics) is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = times.time_to_first_token
+        attributes["gen_ai.latency.time_to_first_token"] = times.time_to_first_token
+        attributes["gen_ai.latency.time_in_queue"] = times.first_scheduled_time - times.arrival_time
+        attributes["gen_ai.latency.time_in_model_prefill"] = times.first_token_time - times.first_scheduled_time
+        attributes["gen_ai.latency.time_in_model_decode"] = times.finished_time - times.first_token_time
+    return attributes

@@ -1,0 +1,163 @@
+"""Figures out of records that are written down here, and the pieces that need no server."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight.entrypoints.bench_serve.arrivals import Arrivals
+from inflight.entrypoints.bench_serve.dataset import Lengths, custom_requests, random_requests, sharegpt_requests
+from inflight.entrypoints.bench_serve.load import Load
+from inflight.entrypoints.bench_serve.record import RequestRecord
+from inflight.entrypoints.bench_serve.report import ReportSettings, figures
+from inflight.entrypoints.bench_serve.sse import EventBuffer
+from inflight.errors import ConfigError
+
+
+def record(sent: float, ttft: float, gap: float, num_tokens: int, error: str = "") -> RequestRecord:
+    times = [sent + ttft + gap * index for index in range(num_tokens)]
+    return RequestRecord(
+        sent=sent, num_prompt_tokens=10, num_output_tokens=num_tokens, token_times=times, ended=times[-1], error=error
+    )
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_figures() -> None:
+    records = [record(index, 0.1 * (index + 1), 0.02, 11) for index in range(4)]
+    records += [record(0.5, 0.1, 0.0, 1), record(0, 5, 5, 5, error="lost")]
+    settings = ReportSettings.parse("ttft,tpot,itl,e2el", "50,99.5", ["ttft:250 tpot:20.001", "e2el:1000"])
+    result = figures(Load(records=records, seconds=5.0, cpu_seconds=1.0), settings)
+    assert (result["completed"], result["failed"]) == (5, 1)
+    assert result["total_input_tokens"] == 50
+    assert result["total_output_tokens"] == 45
+    assert result["request_throughput"] == 1.0
+    assert result["output_throughput"] == 9.0
+    assert result["total_token_throughput"] == 19.0
+    assert result["request_goodput"] == pytest.approx(3 / 5)  # TTFT of 100, 200 and 100 ms
+    assert result["median_ttft_ms"] == pytest.approx(200)
+    assert result["mean_ttft_ms"] == pytest.approx(220)
+    assert result["p99.5_ttft_ms"] == pytest.approx(np.percentile([100, 200, 300, 400, 100], 99.5))
+    assert result["mean_itl_ms"] == pytest.approx(20)
+    assert result["std_tpot_ms"] == pytest.approx(0, abs=1e-9)
+    assert result["max_concurrent_requests"] == 1
+    assert result["max_output_tokens_per_s"] == 12
+    assert result["client_cpu_share"] == 0.2
+    assert "mean_client_queue_time_ms" not in result
+
+
+def test_an_end_makes_room_for_a_start() -> None:
+    records = [record(0.0, 1.0, 0, 1), record(1.0, 1.0, 0, 1), record(1.5, 1.0, 0, 1)]
+    assert figures(Load(records=records, seconds=3, cpu_seconds=0), ReportSettings())["max_concurrent_requests"] == 2
+
+
+def test_tokens_of_a_piece_share_it() -> None:
+    """Three tokens in one piece are one latency to the reader, but tokens per output token all the same."""
+    one = RequestRecord(sent=0.0, num_output_tokens=3, token_times=[0.5], ended=1.5)
+    assert one.itls == []
+    assert one.tpot == 0.5
+
+
+@given(
+    st.lists(st.text("ab:d at\n", max_size=8), max_size=5),
+    st.lists(st.integers(0, 60), max_size=4),
+    st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_events_do_not_depend_on_how_they_are_cut(texts: list[str], cuts: list[int], newline: bytes) -> None:
+    events = [text.encode() for text in texts]
+    lines: list[bytes] = [b": a comment"]
+    for event in events:
+        lines += [b"data: " + line for line in event.split(b"\n")] + [b""]
+    stream = newline.join([*lines, b""])
+    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    buffer = EventBuffer()
+    pieces = [stream[low:high] for low, high in itertools.pairwise(bounds)]
+    assert [event for piece in pieces for event in buffer.push(piece)] == events
+
+
+def test_arrivals_are_poisson_at_their_rate() -> None:
+    times = Arrivals(request_rate=20).times(4000, rng())
+    gaps = np.diff(times)
+    assert times[-1] == pytest.approx(200)
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(1, abs=0.05)
+    assert list(times) == sorted(times)
+
+
+def test_burstiness_sets_the_spread_of_the_gaps() -> None:
+    for burstiness in (0.25, 4.0, 100.0):
+        gaps = np.diff(Arrivals(request_rate=5, burstiness=burstiness).times(4000, rng()))
+        assert np.std(gaps) / np.mean(gaps) == pytest.approx(1 / math.sqrt(burstiness), rel=0.1)
+
+
+def test_an_infinite_rate_sends_all_at_once() -> None:
+    assert Arrivals().times(3, rng()) == [0.0, 0.0, 0.0]
+
+
+def test_nothing_arrives_while_it_is_off() -> None:
+    times = np.array(Arrivals(request_rate=50, burst_on=2.0, burst_off=3.0).times(500, rng()))
+    assert np.all(times % 5.0 <= 2.0 + 1e-9)
+    assert times[-1] == pytest.approx(10 + 5 * 3)
+
+
+@pytest.mark.parametrize("ramp_up", ["linear", "exponential"])
+def test_a_ramp_goes_up(ramp_up: str) -> None:
+    arrivals = Arrivals(ramp_up=ramp_up, ramp_up_start=1, ramp_up_end=100, burstiness=1e6)
+    gaps = np.diff(arrivals.times(1000, rng()), prepend=0.0)
+    assert gaps[0] == pytest.approx(1, rel=0.02)
+    assert gaps[-1] == pytest.approx(0.01, rel=0.02)
+    middle = 50.5 if ramp_up == "linear" else 10.0
+    assert gaps[500] == pytest.approx(1 / middle, rel=0.03)
+
+
+def test_lengths() -> None:
+    assert set(Lengths(mean=7).draw(50, rng())) == {7}
+    uniform = Lengths(mean=100, range_ratio=0.2).draw(5000, rng())
+    assert (min(uniform), max(uniform)) == (80, 120)
+    lognormal = Lengths(mean=100, lognormal_sigma=0.5).draw(5000, rng())
+    assert np.mean(lognormal) == pytest.approx(100, rel=0.05)
+    assert np.std(np.log(lognormal)) == pytest.approx(0.5, rel=0.05)
+    assert min(Lengths(mean=1, lognormal_sigma=2).draw(1000, rng())) == 1
+
+
+def test_prefixes_are_shared() -> None:
+    lengths = Lengths(mean=5)
+    requests = random_requests(60, range(10, 999), lengths, lengths, rng(), prefix_len=8, num_prefixes=3)
+    prompts = [request.prompt for request in requests]
+    assert {len(prompt) for prompt in prompts} == {13}
+    assert len({tuple(map(str, prompt[:8])) for prompt in prompts}) == 3
+    assert len({tuple(map(str, prompt)) for prompt in prompts}) == 60
+    assert all(request.num_prompt_tokens == 13 for request in requests)
+
+
+def test_sharegpt(tmp_path: Path) -> None:
+    path = tmp_path / "chats.json"
+    path.write_text(
+        '[{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "!"}]}, {"conversations": []}]'
+    )
+    assert [(each.prompt, each.max_tokens) for each in sharegpt_requests(path, 2, 9)] == [("Hi", 9), ("Hi", 9)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no prompts"),
+        ("{", "line 1, is not JSON"),
+        ('{"prompt": "a"}\n{"text": "b"}', "line 2, has neither"),
+        ('{"prompt": [true]}', "neither"),
+        ('{"prompt": "a", "output_tokens": 0}', "output_tokens=0"),
+        ("[]", "neither"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        custom_requests(path, 1, 1)

@@ -1,0 +1,199 @@
+"""`ServingMetrics`: what is scraped after a scripted series of calls, under every name, from one front end or several."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from inflight.metrics.instruments import INSTRUMENTS, PREFIX
+from inflight.metrics.serving import ServingMetrics
+from inflight.sampling_params import SamplingParams
+from tests.unit.metrics.observed import finished, observe_one_request, scrape, stats
+
+# what dashboards and autoscalers made for vLLM ask for
+VLLM_NAMES = """
+vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:prefix_cache_queries vllm:prefix_cache_hits
+vllm:prompt_tokens vllm:generation_tokens vllm:request_success vllm:num_preemptions vllm:time_to_first_token_seconds
+vllm:inter_token_latency_seconds vllm:time_per_output_token_seconds vllm:request_time_per_output_token_seconds
+vllm:e2e_request_latency_seconds vllm:request_queue_time_seconds vllm:request_prefill_time_seconds
+vllm:request_decode_time_seconds vllm:request_inference_time_seconds vllm:request_prompt_tokens
+vllm:request_generation_tokens vllm:request_params_max_tokens vllm:request_params_n
+""".split()
+
+
+class Scraped:
+    def __init__(self, metrics: ServingMetrics) -> None:
+        self._values = scrape(metrics)
+
+    def __call__(self, name: str, **labels: str) -> float:
+        own = self._values[PREFIX + name, frozenset(labels.items())]
+        alias = self._values.get(("vllm:" + name, frozenset(labels.items())))
+        assert alias is None or alias == own
+        return own
+
+
+def test_one_request() -> None:
+    metrics = ServingMetrics("m")
+    observe_one_request(metrics)
+    value = Scraped(metrics)
+    assert value("prompt_tokens_total") == 10
+    assert value("generation_tokens_total") == 5
+    assert value("request_success_total", finished_reason="stop") == 1
+    assert value("request_success_total", finished_reason="length") == 0
+    assert value("time_to_first_token_seconds_sum") == 0.5
+    assert value("time_to_first_token_seconds_bucket", le="0.5") == 1
+    assert value("time_to_first_token_seconds_bucket", le="0.3") == 0
+    assert value("inter_token_latency_seconds_count") == 4
+    assert value("inter_token_latency_seconds_sum") == pytest.approx(1.6)
+    assert value("inter_token_latency_seconds_bucket", le="0.2") == 3  # three tokens, 0.2 s each
+    assert value("inter_token_latency_seconds_bucket", le="1.0") == 4
+    assert value("e2e_request_latency_seconds_sum") == 2.5
+    assert value("request_queue_time_seconds_sum") == 0.25
+    assert value("request_prefill_time_seconds_sum") == 0.25
+    assert value("request_decode_time_seconds_sum") == 2.0
+    assert value("request_inference_time_seconds_sum") == 2.25
+    assert value("request_time_per_output_token_seconds_sum") == 0.5
+    assert value("request_prompt_tokens_sum") == 10
+    assert value("request_generation_tokens_sum") == 5
+    assert value("request_params_max_tokens_sum") == 64
+    assert value("request_params_n_sum") == 1
+
+
+def test_a_request_that_had_no_token_has_no_latency() -> None:
+    metrics = ServingMetrics("m")
+    metrics.request_finished(finished("abort", params=SamplingParams(max_tokens=None), times=None))
+    value = Scraped(metrics)
+    assert value("request_success_total", finished_reason="abort") == 1
+    assert value("prompt_tokens_total") == 10
+    assert value("e2e_request_latency_seconds_count") == 0
+    assert value("request_params_max_tokens_count") == 0
+
+
+def test_every_completion_counts() -> None:
+    metrics = ServingMetrics("m")
+    metrics.first_token(0.5)
+    for _ in range(3):
+        metrics.tokens_generated(4, 2.0)
+    metrics.request_finished(finished("stop", "length", "stop", params=SamplingParams(n=3)))
+    value = Scraped(metrics)
+    assert value("generation_tokens_total") == value("request_generation_tokens_sum") == 15
+    assert value("request_success_total", finished_reason="stop") == 2
+    assert value("request_success_total", finished_reason="length") == 1
+    assert value("e2e_request_latency_seconds_count") == 1
+    assert value("request_time_per_output_token_seconds_sum") == 0.5
+
+
+def test_what_the_engine_says() -> None:
+    metrics = ServingMetrics("m")
+    assert math.isnan(Scraped(metrics)("hidden_share"))
+    metrics.stats_changed(stats(step_id=7))
+    metrics.stats_changed(stats(step_id=12))
+    value = Scraped(metrics)
+    assert value("num_requests_running") == 3
+    assert value("num_requests_waiting") == 2
+    assert value("num_waiting_tokens") == 900
+    assert value("kv_cache_usage_perc") == 0.25
+    assert value("prefix_cache_queries_total") == 200
+    assert value("prefix_cache_hits_total") == 80
+    assert value("num_preemptions_total") == 2
+    assert value("engine_steps_total") == 5
+    assert value("step_gap_seconds_count") == 4
+    assert value("step_gap_seconds_bucket", le="0.001") == 2
+    assert value("hidden_share") == 0.9
+    assert value("engine_up") == 1
+    metrics.engine_died()
+    value = Scraped(metrics)
+    assert value("engine_up") == 0
+    assert value("num_requests_running") == 0
+
+
+def test_http() -> None:
+    metrics = ServingMetrics("m")
+    metrics.http_request("/v1/completions", 200, 0.05)
+    metrics.http_request("/v1/completions", 503, 0.001)
+    metrics.request_refused("queue_full")
+    value = Scraped(metrics)
+    assert value("http_requests_total", route="/v1/completions", status="200") == 1
+    assert value("http_requests_total", route="/v1/completions", status="503") == 1
+    assert value("http_request_duration_seconds_count", route="/v1/completions") == 2
+    assert value("requests_refused_total", reason="queue_full") == 1
+
+
+def test_every_alias_is_there_and_of_its_kind() -> None:
+    families = {
+        family.name: family.type
+        for family in text_string_to_metric_families(ServingMetrics("m").render("")[0].decode())
+    }
+    for instrument in INSTRUMENTS:
+        for name in (instrument.full_name, *instrument.aliases):
+            assert families.pop(name) == instrument.kind
+    assert families == {}
+    assert {alias for instrument in INSTRUMENTS for alias in instrument.aliases} == set(VLLM_NAMES)
+
+
+def test_a_scraper_gets_the_format_it_asks_for() -> None:
+    metrics = ServingMetrics("m")
+    body, content_type = metrics.render("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    assert metrics.render("*/*")[1].startswith("text/plain")
+
+
+def test_buckets_are_in_order() -> None:
+    for instrument in INSTRUMENTS:
+        assert list(instrument.buckets) == sorted(set(instrument.buckets)), instrument.name
+        assert bool(instrument.buckets) == (instrument.kind == "histogram")
+
+
+def test_many_tokens_cost_as_much_as_one() -> None:
+    metrics = ServingMetrics("m")
+    start = time.perf_counter()
+    metrics.tokens_generated(10**9, 10**9 * 0.02)  # a loop would take minutes
+    assert time.perf_counter() - start < 1.0
+    assert Scraped(metrics)("inter_token_latency_seconds_bucket", le="0.02") == 10**9
+
+
+FRONT_END = """
+import json, sys
+from inflight.metrics.serving import ServingMetrics
+from tests.unit.metrics.observed import observe_one_request, scrape, stats
+index = int(sys.argv[1])
+metrics = ServingMetrics("m", records_engine=index == 0)
+observe_one_request(metrics)
+metrics.stats_changed(stats(step_id=1))
+metrics.stats_changed(stats(step_id=3))
+metrics.http_request("/health", 200, 0.01)
+if index == 2:
+    print(json.dumps([[name, sorted(labels), value] for (name, labels), value in scrape(metrics).items()]))
+"""
+
+
+def test_several_front_ends_add_up(tmp_path: Path) -> None:
+    """Three processes, all told of the same steps; the last of them, which does not count steps, is scraped."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for index in range(3):
+        command = [sys.executable, "-c", FRONT_END, str(index)]
+        printed = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+    values = {(name, *(f"{k}={v}" for k, v in labels)): value for name, labels, value in json.loads(printed)}
+    for prefix in (PREFIX, "vllm:"):
+        assert values[prefix + "generation_tokens_total",] == 15
+        assert values[prefix + "inter_token_latency_seconds_count",] == 12
+        assert values[prefix + "inter_token_latency_seconds_bucket", "le=0.2"] == 9
+        assert values[prefix + "request_success_total", "finished_reason=stop"] == 3
+        assert values[prefix + "num_requests_running",] == 3
+        assert values[prefix + "prefix_cache_queries_total",] == 200
+        assert values[prefix + "num_preemptions_total",] == 2
+    assert values["inflight:engine_up",] == 1
+    assert values["inflight:engine_steps_total",] == 2
+    assert values["inflight:step_gap_seconds_count",] == 4
+    assert values["inflight:http_requests_total", "route=/health", "status=200"] == 3
