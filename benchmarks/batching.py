@@ -28,7 +28,7 @@ from benchmarks.report import allow_slow_steps, print_table, verdict
 from inflight import SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.llm_engine import LLMEngine
-from inflight.engine.output_processor import RequestOutputKind
+from inflight.engine.request_state import RequestOutputKind
 from inflight.entrypoints.cli.workloads import Workload
 
 PIPELINE_BATCH, PIPELINE_DECODE_GOAL, PIPELINE_PREFILL_GOAL = 64, 1.5, 1.7

@@ -39,9 +39,9 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import Machine, resolve
 from inflight.engine.core import EngineCore
-from inflight.engine.input_processor import InputProcessor
+from inflight.engine.front_end import FrontEnd
 from inflight.engine.llm_engine import LLMEngine
-from inflight.engine.output_processor import RequestOutputKind
+from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import RankFigures, step_figures
 from inflight.executor.executor import Executor
 from inflight.executor.multiproc import MultiprocExecutor
@@ -51,10 +51,7 @@ from inflight.interface.messages import ExecuteModel, StepReply
 from inflight.interface.request import EngineCoreOutput
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
-from inflight.structured_output.manager import StructuredOutputManager
-from inflight.structured_output.selector import create_backend
 from inflight.timeline import Event, chrome_trace
-from inflight.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -195,18 +192,14 @@ def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, Recordi
         machine=Machine(device="cpu", num_cores=1, dtypes=("float32",)),
         timeout_seconds=60.0,
     )
-    tokenizer = Tokenizer.from_folder(folder)
-    input_processor = InputProcessor(config.model, tokenizer, None, 0, structured_outputs=config.structured_outputs)
-    end_ids, vocab_size = sorted(input_processor.eos_token_ids), config.model.architecture.vocab_size
-    create = partial(create_backend, config.structured_outputs.backend, tokenizer, vocab_size, end_ids)
-    grammars = StructuredOutputManager(create, vocab_size, num_buffers=depth + 1)
+    front_end = FrontEnd(args, config)
     executor = RecordingExecutor(config)
     try:
-        core = TimedCore(config, executor, grammars)
+        core = TimedCore(config, executor, front_end.make_grammars())
     except BaseException:  # an interrupt, too
         executor.shutdown()
         raise
-    return LLMEngine(core, executor, input_processor, tokenizer, None, serves_priorities=False), core, executor
+    return LLMEngine(core, executor, front_end), core, executor
 
 
 def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:

@@ -6,24 +6,21 @@ copied within the time of the forward; if that takes longer (a row of 151,936 is
 
 from __future__ import annotations
 
-import ctypes
 import os
-import threading
 import time
 
 import torch
 from torch import Tensor
 
+from benchmarks.precise_sleep import PreciseSleep
 from benchmarks.stand_in_model import StandInModel, StandInWorker
 from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 
 FORWARD_SECONDS = 0.005
-SPIN_SECONDS = 0.0001  # the end of a forward: a sleeper wakes this much too late
 NUM_TABLE_ROWS = 64
 WORKER_CLASS = "benchmarks.mock_device:MockDeviceWorker"
-_PR_SET_TIMERSLACK = 29
 
 
 class MockModel(StandInModel):
@@ -34,7 +31,7 @@ class MockModel(StandInModel):
         self._table = torch.randn(NUM_TABLE_ROWS, architecture.vocab_size, generator=generator)
         self._logits = self._table[:0]  # memory of its own, used again: fresh pages cost more than the copy
         self._ends_at = 0.0
-        self._precise_threads = threading.local()
+        self._sleep = PreciseSleep()
 
     def forward(
         self,
@@ -54,18 +51,8 @@ class MockModel(StandInModel):
         if len(hidden) > len(self._logits):
             self._logits = torch.empty(len(hidden), self._table.shape[1])
         logits = torch.index_select(self._table, 0, hidden % NUM_TABLE_ROWS, out=self._logits[: len(hidden)])
-        self._sleep_until_the_end()
+        self._sleep.until(self._ends_at)
         return logits
-
-    def _sleep_until_the_end(self) -> None:
-        if not getattr(self._precise_threads, "is_this_one", False):
-            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # nanoseconds; 50,000 by default
-            self._precise_threads.is_this_one = True
-        rest = self._ends_at - SPIN_SECONDS - time.perf_counter()
-        if rest > 0:
-            time.sleep(rest)
-        while time.perf_counter() < self._ends_at:
-            time.sleep(0)  # lets other threads run, as a device does
 
 
 class MockDeviceWorker(StandInWorker):

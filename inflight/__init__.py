@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from inflight.engine.async_llm import AsyncLLM
     from inflight.entrypoints.llm import LLM
     from inflight.errors import ConfigError, EngineError, InflightError, InvalidRequestError
     from inflight.outputs import CompletionOutput, Logprob, RequestOutput
@@ -25,6 +26,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 _HOME = {
     "LLM": "inflight.entrypoints.llm",
+    "AsyncLLM": "inflight.engine.async_llm",
     "SamplingParams": "inflight.sampling_params",
     "StructuredOutputsParams": "inflight.sampling_params",
     "RequestOutput": "inflight.outputs",
@@ -38,6 +40,7 @@ _HOME = {
 
 __all__ = [  # noqa: RUF022 - resolved by __getattr__, in the order of use
     "LLM",
+    "AsyncLLM",
     "SamplingParams",
     "StructuredOutputsParams",
     "RequestOutput",

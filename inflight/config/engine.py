@@ -82,7 +82,7 @@ class ParallelConfig:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     pipeline_layer_partition: tuple[int, ...]  # [pipeline_parallel_size]
-    distributed_executor_backend: str  # "uni" | "mp" | "external_launcher"
+    distributed_executor_backend: str  # "uni" | "mp" | "external_launcher" | "package.module:ClassName"
     nnodes: int = 1
     master_addr: str = "127.0.0.1"
     master_port: int = 29501

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,9 +20,10 @@ _CHOICES = {
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu"),
     "generation_config": ("auto", "none"),
-    "distributed_executor_backend": (None, "uni", "mp", "external_launcher"),
     "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
+_EXECUTORS = ("uni", "mp", "external_launcher")
+_QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 _BOUNDS = {
     "max_model_len": (1, 2**24),
     "max_num_seqs": (1, 65536),
@@ -85,7 +87,8 @@ class EngineArgs:
         pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
         distributed_executor_backend: "uni" runs the ranks as threads of this process, "mp" as a process each; None is "uni"
             for one rank and "mp" for more. "external_launcher" is for a script that torchrun starts once per rank: each is an
-            engine with one rank, and all make the same calls and return the same outputs.
+            engine with one rank, and all make the same calls and return the same outputs. "package.module:ClassName" is an
+            `Executor` of your own.
         nnodes: machines to split the ranks over; the others run `inflight worker`.
         node_rank: which of them this is. The engine runs on node 0.
         master_addr: the address of node 0 that the other nodes connect to.
@@ -174,6 +177,17 @@ class EngineArgs:
         if self.node_rank != 0:
             raise ConfigError(
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
+        self._check_executor()
+
+    def _check_executor(self) -> None:
+        backend = self.distributed_executor_backend
+        if backend is None:
+            return
+        if not isinstance(backend, str) or not (backend in _EXECUTORS or _QUALIFIED_NAME.fullmatch(backend)):
+            raise ConfigError(
+                f"distributed_executor_backend={backend!r} is not one of {', '.join(_EXECUTORS)}, nor a class named as "
+                "'package.module:ClassName'"
             )
         if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
             raise ConfigError(

@@ -17,6 +17,8 @@ class Completion:
 
     Attributes:
         has_news: something was added since the last `take_delta`.
+        num_tokens: so far.
+        last_token_time: kept here for the output processor, None before the first.
     """
 
     def __init__(
@@ -30,6 +32,8 @@ class Completion:
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.has_news = False
+        self.num_tokens = 0
+        self.last_token_time: float | None = None
         self._stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs
@@ -79,6 +83,7 @@ class Completion:
 
     def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
         self._token_ids += token_ids
+        self.num_tokens += len(token_ids)
         self.has_news |= bool(token_ids)
         if self._logprobs is None or self._num_logprobs is None or not token_ids:
             return

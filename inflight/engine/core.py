@@ -7,6 +7,8 @@ Everything that a step computes goes plan -> `Executor.execute_model(non_block=T
 synchronous; with 2 the next step is planned, and in the workers' hands, before the result of this one is known; a pipeline
 has more, so that every stage has one. The masks of a step with grammars follow its plan, as soon as the tokens before it have
 been committed: it runs meanwhile.
+
+Who serves others while a step runs takes in what has come (new requests, aborts) in `before_plan`: it is in the very next plan.
 """
 
 from __future__ import annotations
@@ -14,29 +16,40 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.step_clock import StepClock
 from inflight.errors import EngineError, RankError
 from inflight.executor.executor import Executor
+from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
+from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.kv_cache.sizing import make_kv_cache_configs
+from inflight.scheduler.added_tokens import StepCounters
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
 from inflight.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
-IDLE_SECONDS = 0.1  # that a step waits for a grammar when there is nothing else to do
+IDLE_SECONDS = (
+    0.01  # that a step waits for a grammar when there is nothing else to do; so long does an arrival wait then
+)
 
 
 class EngineCore:
-    """Owns the executor: `close` shuts it down. Not thread-safe; one caller drives it."""
+    """Owns the executor: `close` shuts it down. Not thread-safe; one caller drives it.
+
+    Attributes:
+        before_plan: called in `step` right before each plan; it may add and abort requests. Does nothing by default.
+    """
 
     def __init__(
         self, config: EngineConfig, executor: Executor, grammars: StructuredOutputManager | None = None
@@ -44,7 +57,12 @@ class EngineCore:
         """`grammars` serves requests with `structured_outputs`; the core closes it."""
         self._executor = executor
         self._grammars = grammars
+        self.before_plan: Callable[[], None] = _nothing
         self.timeline = Timeline()
+        self._clock = StepClock()
+        self._newest_step = -1  # of those committed
+        self._reported = StepCounters()
+        start = time.perf_counter()
         specs = executor.get_kv_cache_specs()
         if config.cache.memory_bytes is not None:
             available = [config.cache.memory_bytes] * len(specs)
@@ -56,16 +74,22 @@ class EngineCore:
             max_model_len=config.model.max_model_len,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
         )
+        sized = time.perf_counter()
         executor.initialize_from_config(kv_cache_configs)
         self.kv_cache_config = kv_cache_configs[0]
-        kv_cache = KVCacheManager(
+        self.num_kv_cache_tokens = _num_tokens(self.kv_cache_config)
+        logger.info("memory was measured in %.2f s", sized - start)
+        logger.info(
+            "a KV cache of %d tokens, and warm-up: %.2f s", self.num_kv_cache_tokens, time.perf_counter() - sized
+        )
+        self._kv_cache = KVCacheManager(
             self.kv_cache_config,
             fingerprint=config.model.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(
             config.scheduler,
-            kv_cache,
+            self._kv_cache,
             max_model_len=config.model.max_model_len,
             grammars=grammars,
             num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
@@ -135,23 +159,32 @@ class EngineCore:
 
     def _submit_steps(self) -> None:
         while len(self._in_flight) < self._depth:
+            self.before_plan()
             start = time.perf_counter_ns()
             plan = self.scheduler.schedule()
             if plan is None:
                 break
-            self.timeline.record(plan.step_id, "plan", start, time.perf_counter_ns())
+            end = time.perf_counter_ns()
+            self.timeline.record(plan.step_id, "plan", start, end)
+            self._clock.worked(start, end)
+            was_idle = self._idle_since_ns is not None
             if self._idle_since_ns is not None:
                 self.timeline.record(plan.step_id, "idle", self._idle_since_ns, start)
                 self._idle_since_ns = None
-            self._in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
+            future = self._executor.execute_model(plan, non_block=True)
+            self._clock.submitted(future, after_idleness=was_idle)
+            self._in_flight.append((plan, future))
             self._send_masks()
 
     def _commit_oldest(self) -> None:
         plan, future = self._in_flight[0]
         with self.timeline.span(plan.step_id, "wait"):
             output = future.result()
+        start = time.perf_counter_ns()
         with self.timeline.span(plan.step_id, "commit"):
             self._outputs += self.scheduler.update_from_output(plan, output)
+        self._clock.worked(start, time.perf_counter_ns())
+        self._newest_step = plan.step_id
         self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
         self._send_masks()
 
@@ -162,6 +195,7 @@ class EngineCore:
             self._executor.provide_grammar_output(step_id, grammar_output)
             end = time.perf_counter_ns()
             self.timeline.record(step_id, "mask", start, end)
+            self._clock.worked(start, end)
             start = end
 
     @contextmanager
@@ -193,6 +227,24 @@ class EngineCore:
         for step_id, empty in self.scheduler.void():
             self._executor.provide_grammar_output(step_id, empty)
 
+    def take_stats(self) -> SchedulerStats:
+        """The state now, and what was counted since the last call."""
+        scheduler, before = self.scheduler, self._reported
+        self._reported = now = replace(scheduler.stats)
+        gaps, hidden_share = self._clock.take()
+        return SchedulerStats(
+            step_id=self._newest_step,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            kv_cache_usage=self._kv_cache.usage,
+            prefix_cache_queries=now.num_queried_tokens - before.num_queried_tokens,
+            prefix_cache_hits=now.num_hit_tokens - before.num_hit_tokens,
+            num_preemptions=now.num_preemptions - before.num_preemptions,
+            step_gaps=gaps,
+            hidden_share=hidden_share,
+        )
+
     def reset_prefix_cache(self) -> None:
         self.scheduler.reset_prefix_cache()
 
@@ -206,3 +258,12 @@ class EngineCore:
         """Devices that stand still from now to the next plan do not wait for the engine."""
         if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
             self._idle_since_ns = time.perf_counter_ns()
+
+
+def _num_tokens(config: KVCacheConfig) -> int:
+    """What the KV cache holds of sequences without a window."""
+    return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
+
+
+def _nothing() -> None:
+    """Nobody else has requests for the next plan."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inflight.config.architecture import ModelArchitecture
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.tokenizer import Tokenizer
 
 _FIELDS = {
     "temperature": "temperature",
@@ -49,3 +51,12 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
     if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
         raise ConfigError(f"generation_config.json: eos_token_id={found!r} is neither a token id nor a list of them")
     return frozenset(ids)
+
+
+def model_eos_token_ids(
+    architecture: ModelArchitecture, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any] | None
+) -> frozenset[int]:
+    """The model's own end tokens, from all its files."""
+    own = {tokenizer.eos_token_id} if tokenizer is not None else set()
+    ids = {*architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
+    return frozenset(i for i in ids if i is not None and i < architecture.vocab_size)

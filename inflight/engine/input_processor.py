@@ -1,20 +1,21 @@
 """`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
 
 The one place where a request meets the model's limits; every front end passes through it. It owns a counter of requests,
-from which those without a seed get one: the i-th call with the same engine seed draws the same, run after run.
+from which those without a seed get one: the i-th request with the same engine seed draws the same, run after run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from inflight.config.engine import ModelConfig, StructuredOutputsConfig
-from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.engine.generation_defaults import default_sampling_params, model_eos_token_ids
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.sample.seeds import derive_seed
@@ -42,7 +43,8 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 class ProcessedRequest:
     """A request, ready: `children` go to the engine core, all of it to the output processor.
 
-    `prompt` is None when the request was given as token ids. `children` are in the order of their index.
+    `prompt` is None when the request was given as token ids. `children` are in the order of their index. `trace_headers` are
+    the W3C headers that came with it, in lower case: observers of the engine get them.
     """
 
     request_id: str
@@ -51,10 +53,11 @@ class ProcessedRequest:
     params: SamplingParams
     arrival_time: float
     children: tuple[EngineCoreRequest, ...]
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class InputProcessor:
-    """Not thread-safe: one front end drives it.
+    """Several threads may use it: it keeps nothing of a request but the count, and who needs an order takes numbers in it.
 
     Attributes:
         default_params: the `SamplingParams` of a request that brings none.
@@ -77,15 +80,17 @@ class InputProcessor:
         self._vocab_size = model_config.architecture.vocab_size
         self._max_model_len = model_config.max_model_len
         self._engine_seed = engine_seed
-        self._num_requests = 0
+        self._numbers = itertools.count(1)
         self.default_params = default_sampling_params(generation_config if use_generation_defaults else None)
-        own = {tokenizer.eos_token_id} if tokenizer is not None else set()
-        ids = {*model_config.architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
-        self.eos_token_ids = frozenset(i for i in ids if i is not None and i < self._vocab_size)
+        self.eos_token_ids = model_eos_token_ids(model_config.architecture, tokenizer, generation_config)
         self._structured_outputs = structured_outputs
         self._reasoning_end_ids: tuple[int, ...] = ()
         if structured_outputs is not None and structured_outputs.reasoning_end and tokenizer is not None:
             self._reasoning_end_ids = tuple(tokenizer.encode(structured_outputs.reasoning_end, False))
+
+    def next_number(self) -> int:
+        """The number of the next request, to be given to `process`."""
+        return next(self._numbers)
 
     def process(
         self,
@@ -97,10 +102,13 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        number: int | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Check and resolve one request.
 
         Args:
+            number: which request this is, for its seed; None takes the next number, once the request has been checked.
             params: None takes `default_params`, whose max_tokens gives way to the context's end.
             arrival_time: `time.monotonic()`.
             cache_salt: also a key of a dict prompt, which then counts.
@@ -126,7 +134,7 @@ class InputProcessor:
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
-            seed=self._next_seed(params.seed),
+            seed=self._seed(params.seed, number),
             max_tokens=max_tokens,
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
@@ -149,6 +157,7 @@ class InputProcessor:
             params=params,
             arrival_time=arrival_time,
             children=_make_children(parent),
+            trace_headers=dict(trace_headers or {}),
         )
 
     def _check_structured_outputs(self, params: SamplingParams, wanted: StructuredOutputsParams) -> None:
@@ -198,7 +207,13 @@ class InputProcessor:
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         self._check_length(len(token_ids))  # before anything is copied
-        for position, token_id in enumerate(token_ids):
+        if set(map(type, token_ids)) == {
+            int
+        }:  # without a loop in Python: a long prompt is not to hold up other threads
+            lowest, highest = min(token_ids), max(token_ids)
+            if lowest >= 0 and highest < self._vocab_size:
+                return np.array(token_ids, dtype=np.int32)
+        for position, token_id in enumerate(token_ids):  # the slow way, which knows where it is wrong
             if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
                 raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
             if not 0 <= token_id < self._vocab_size:
@@ -262,10 +277,10 @@ class InputProcessor:
             raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
         return tuple(token_ids)
 
-    def _next_seed(self, seed: int | None) -> int:
-        """The user's, or the next of the engine's sequence. Every request advances the sequence."""
-        self._num_requests += 1
-        return derive_seed(self._engine_seed, self._num_requests) if seed is None else derive_seed(seed, 0)
+    def _seed(self, seed: int | None, number: int | None) -> int:
+        """The user's, or that of the request's number. A request with a seed takes a number, too."""
+        number = self.next_number() if number is None else number
+        return derive_seed(self._engine_seed, number) if seed is None else derive_seed(seed, 0)
 
 
 def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, Any]:  # Any: checked by the caller

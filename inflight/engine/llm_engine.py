@@ -1,4 +1,4 @@
-"""`LLMEngine`: prompts in, `RequestOutput`s out, in one process: input processor, `EngineCore`, output processor."""
+"""`LLMEngine`: prompts in, `RequestOutput`s out, in one process: `FrontEnd`, `EngineCore`, output processor."""
 
 from __future__ import annotations
 
@@ -6,36 +6,21 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from inflight import envs
-from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.gguf_config import read_model_config
-from inflight.config.gguf_file import read_gguf
-from inflight.config.machine import detect_machine
-from inflight.config.parse_architecture import parse_architecture
-from inflight.config.resolve import resolve
 from inflight.engine.core import EngineCore
-from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
-from inflight.engine.output_processor import OutputProcessor, RequestOutputKind
+from inflight.engine.front_end import FrontEnd, resolve_config
+from inflight.engine.input_processor import ProcessedRequest, Prompt
+from inflight.engine.output_processor import OutputProcessor
+from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import ENGINE, StepFigures, step_figures
-from inflight.errors import EngineClosedError, InvalidRequestError
+from inflight.errors import EngineClosedError
 from inflight.executor.executor import Executor
-from inflight.hub import read_generation_config, resolve_model_folder, resolve_tokenizer_folder
 from inflight.outputs import RequestOutput
-from inflight.parsers.markup import ToolMarkup
-from inflight.parsers.selector import detect_parsers
-from inflight.parsers.tool_choice import constrain_tools
 from inflight.sampling_params import SamplingParams
-from inflight.structured_output.manager import StructuredOutputManager
-from inflight.structured_output.selector import create_backend
 from inflight.timeline import Event, chrome_trace
-from inflight.tokenizer.chat_template import ChatTemplate
-from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
-from inflight.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -50,24 +35,13 @@ class LLMEngine:
         default_params: the `SamplingParams` of a request that brings none.
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        executor: Executor,
-        input_processor: InputProcessor,
-        tokenizer: Tokenizer | None,
-        chat_template: ChatTemplate | None,
-        *,
-        serves_priorities: bool,
-    ) -> None:
+    def __init__(self, core: EngineCore, executor: Executor, front_end: FrontEnd) -> None:
         self.core = core
         self.executor = executor
-        self.tokenizer = tokenizer
-        self.default_params = input_processor.default_params
-        self._input_processor = input_processor
-        self._output_processor = OutputProcessor(tokenizer)
-        self._chat_template = chat_template
-        self._serves_priorities = serves_priorities
+        self.tokenizer = front_end.tokenizer
+        self.default_params = front_end.default_params
+        self._front_end = front_end
+        self._output_processor = OutputProcessor(front_end.tokenizer)
         self._is_closed = False
 
     @classmethod
@@ -78,38 +52,16 @@ class LLMEngine:
             ConfigError: the arguments, the folder or the machine do not fit; nothing is left running.
         """
         start = time.perf_counter()
-        folder = resolve_model_folder(args.model, args.revision)
-        config = resolve(
-            args,
-            folder=folder,
-            architecture=parse_architecture(read_model_config(folder)),
-            machine=detect_machine(args.device),
-            timeout_seconds=envs.execute_model_timeout_seconds(),
-        )
-        tokenizer, chat_template = _read_tokenizer(args, folder)
-        input_processor = InputProcessor(
-            config.model,
-            tokenizer,
-            read_generation_config(folder),
-            args.seed,
-            use_generation_defaults=args.generation_config == "auto",
-            structured_outputs=config.structured_outputs,
-        )
+        config = resolve_config(args)
+        front_end = FrontEnd(args, config)
         executor = Executor.get_class(config)(config)
         try:
-            core = EngineCore(config, executor, _make_grammars(config, tokenizer, input_processor.eos_token_ids))
+            core = EngineCore(config, executor, front_end.make_grammars())
         except BaseException:  # an interrupt, too: no worker outlives the constructor that failed
             executor.shutdown()
             raise
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
-        return cls(
-            core,
-            executor,
-            input_processor,
-            tokenizer,
-            chat_template,
-            serves_priorities=config.scheduler.policy == "priority",
-        )
+        return cls(core, executor, front_end)
 
     def process(
         self,
@@ -126,17 +78,8 @@ class LLMEngine:
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
         self._check_open()
-        if priority and not self._serves_priorities:
-            raise InvalidRequestError(
-                f"priority={priority} has no effect with scheduling_policy='fcfs'; make the engine with 'priority'"
-            )
-        return self._input_processor.process(
-            request_id,
-            prompt,
-            params,
-            arrival_time=time.monotonic(),
-            priority=priority,
-            add_special_tokens=add_special_tokens,
+        return self._front_end.process(
+            request_id, prompt, params, priority=priority, add_special_tokens=add_special_tokens
         )
 
     def add_processed(self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> None:
@@ -191,30 +134,19 @@ class LLMEngine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """A conversation as the token ids of a prompt, by the model's chat template."""
-        if self.tokenizer is None or self._chat_template is None:
-            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
-        text = self._chat_template.render(
+        return self._front_end.render_chat(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
         """The parameters of a chat that `render_chat` renders with `tools`: calls of one that is strict satisfy its schema."""
-        if not tools or self._chat_template is None:
-            return params
-        given = params or self.default_params
-        constrained = constrain_tools(given, tools, markup=self._tool_markup)
-        return params if constrained is given else constrained
-
-    @cached_property
-    def _tool_markup(self) -> ToolMarkup | None:
-        return detect_parsers(self._chat_template).markup
+        return self._front_end.with_strict_tools(params, tools)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """What is still in the rings of steps `first_step` and later: of "engine", and of "rank 0", "rank 1", ...
@@ -244,25 +176,3 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
-
-
-def _make_grammars(
-    config: EngineConfig, tokenizer: Tokenizer | None, eos_token_ids: frozenset[int]
-) -> StructuredOutputManager | None:
-    """It costs nothing before the first request that needs it."""
-    if tokenizer is None:
-        return None
-    vocab_size = config.model.architecture.vocab_size
-    create = partial(create_backend, config.structured_outputs.backend, tokenizer, vocab_size, sorted(eos_token_ids))
-    return StructuredOutputManager(create, vocab_size, num_buffers=2 * config.scheduler.depth)
-
-
-def _read_tokenizer(args: EngineArgs, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    if args.skip_tokenizer_init:
-        return None, None
-    source = folder if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
-    if source.is_file() and not (source.parent / "tokenizer.json").is_file():
-        file = read_gguf(source)
-        return gguf_tokenizer(file), gguf_chat_template(file, args.chat_template)
-    source = source.parent if source.is_file() else source
-    return Tokenizer.from_folder(source), ChatTemplate.from_folder(source, args.chat_template)

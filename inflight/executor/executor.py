@@ -13,6 +13,7 @@ Plans, arguments and results may pass by reference (in one process they do): the
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import threading
 from abc import ABC, abstractmethod
@@ -45,7 +46,11 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """The class for `config.parallel.distributed_executor_backend`. Imports what that class needs, and no other."""
+        """The class for `config.parallel.distributed_executor_backend`. Imports what that class needs, and no other.
+
+        Raises:
+            ConfigError: it is the name of a class that cannot be imported, or is no Executor.
+        """
         backend = config.parallel.distributed_executor_backend
         if backend == "uni":
             from inflight.executor.uniproc import UniProcExecutor  # it imports this module, for its base class
@@ -59,7 +64,7 @@ class Executor(ABC):
             from inflight.executor.external_launcher import ExternalLauncherExecutor
 
             return ExternalLauncherExecutor
-        raise ConfigError(f"distributed_executor_backend={backend!r} is not one of: 'uni', 'mp', 'external_launcher'")
+        return _class_of_name(backend)
 
     def __init__(self, config: EngineConfig) -> None:
         parallel = config.parallel
@@ -301,3 +306,19 @@ class Executor(ABC):
     def _rank_died(self, rank: int, reason: str) -> None:
         """A rank is gone for good. From any thread, any number of times."""
         self._table.rank_died(rank, reason)
+
+
+def _class_of_name(name: str) -> type[Executor]:
+    """`name`: "package.module:ClassName"."""
+    module, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except Exception as error:  # whatever the module raises as it is imported
+        raise ConfigError(
+            f"distributed_executor_backend={name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Executor)):
+        raise ConfigError(
+            f"distributed_executor_backend={name!r} is no subclass of inflight.executor.executor.Executor"
+        )
+    return found

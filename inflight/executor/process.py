@@ -1,7 +1,7 @@
-"""`WorkerProcess`: one worker process on this machine, from its start to its end. Linux only: it is watched by a pidfd.
+"""`ChildProcess`: a process of the engine on this machine, from its start to its end. Linux only: it is watched by a pidfd.
 
-The process gets three standard streams (stdin is empty), the one descriptor of its byte stream, and this process's import
-path. It dies with the thread that started it (PR_SET_PDEATHSIG), and when its stream ends.
+The process gets three standard streams (stdin is empty), the descriptors of its byte streams, and this process's import path.
+It ends when its streams end; a worker also dies with the thread that started it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from inflight.config.ranks import RankLayout
@@ -29,19 +29,22 @@ def worker_title(layout: RankLayout, rank: int) -> str:
     return f"inflight: worker tp{layout.tp_rank(rank)} pp{layout.pp_rank(rank)}"
 
 
-class WorkerProcess:
+class ChildProcess:
     """
     Args:
-        title: what `ps` shows, see `worker_title`.
-        stream_fd: the descriptor of the byte stream. The caller closes its own copy.
+        title: for log lines; the program's first argument.
+        module: what `python -m` runs.
+        stream_fds: the descriptors of its byte streams, its other arguments. The caller closes its own copies.
+        keeps_secrets: it gets the cluster's token, too.
     """
 
-    def __init__(self, title: str, stream_fd: int) -> None:
-        command = [sys.executable, "-P", "-m", "inflight.executor.worker_main", title, str(stream_fd)]
+    def __init__(self, title: str, module: str, stream_fds: Sequence[int], *, keeps_secrets: bool = False) -> None:
+        command = [sys.executable, "-P", "-m", module, title, *map(str, stream_fds)]
+        environment = _environment(os.environ, sys.path)
+        if not keeps_secrets:
+            environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
         self.title = title
-        self._popen = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[stream_fd], env=_environment(os.environ, sys.path)
-        )
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment)
         self.pid = self._popen.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
@@ -92,7 +95,14 @@ class WorkerProcess:
         os.close(self.pidfd)
 
 
-def wait_for_end(processes: Iterable[WorkerProcess], seconds: float) -> list[WorkerProcess]:
+class WorkerProcess(ChildProcess):
+    """A worker. `title`: what `ps` shows, see `worker_title`. `stream_fd`: the descriptor of its byte stream."""
+
+    def __init__(self, title: str, stream_fd: int) -> None:
+        super().__init__(title, "inflight.executor.worker_main", [stream_fd])
+
+
+def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[ChildProcess]:
     """Wait until all have ended, at most so long. Returns those that have not."""
     end = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive]
@@ -102,19 +112,19 @@ def wait_for_end(processes: Iterable[WorkerProcess], seconds: float) -> list[Wor
     return alive
 
 
-def wait_for_first_end(processes: Iterable[WorkerProcess]) -> None:
+def wait_for_first_end(processes: Iterable[ChildProcess]) -> None:
     """Wait, however long, until at least one has ended."""
     _wait_for_any(list(processes), None)
 
 
-def _wait_for_any(processes: list[WorkerProcess], seconds: float | None) -> None:
+def _wait_for_any(processes: list[ChildProcess], seconds: float | None) -> None:
     poll = select.poll()
     for process in processes:
         poll.register(process, select.POLLIN)
     poll.poll(None if seconds is None else seconds * 1000)
 
 
-def stop_processes(processes: Iterable[WorkerProcess], grace_seconds: float) -> None:
+def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> None:
     """Wait for those that end by themselves, then SIGTERM, then SIGKILL, which ends a stopped process too."""
     alive = wait_for_end(processes, grace_seconds)
     for number, seconds in ((signal.SIGTERM, SIGTERM_SECONDS), (signal.SIGKILL, SIGKILL_SECONDS)):
@@ -125,10 +135,9 @@ def stop_processes(processes: Iterable[WorkerProcess], grace_seconds: float) -> 
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """This process's, with its import path, so that the child finds what was found here, and its log level; no secret."""
+    """This process's, with its import path, so that the child finds what was found here, and its log level."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
     result = {**environment, "PYTHONPATH": path}
-    result.pop("INFLIGHT_CLUSTER_TOKEN", None)
     level = logging.getLogger("inflight").level
     if level != logging.NOTSET:  # set by `-v`, or by the program
         known = [name for name in ("DEBUG", "INFO", "WARNING", "ERROR") if getattr(logging, name) <= max(level, 10)]

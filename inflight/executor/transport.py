@@ -173,11 +173,11 @@ class BlockingStream:
         self._frames: deque[Frame] = deque()
         self._lock = threading.Lock()  # held while one frame is sent
 
-    def receive(self) -> Message | None:
+    def receive(self, allowed: Sequence[type] = MESSAGE_TYPES) -> Message | None:
         """The next message; None at the end of the stream.
 
         Raises:
-            CodecError: what came is damaged.
+            CodecError: what came is damaged, or of a type that is not allowed.
             OSError: the stream was lost.
         """
         while not self._frames:
@@ -185,7 +185,7 @@ class BlockingStream:
             if count == 0:
                 return None
             self._frames.extend(self._reader.received(count))
-        return self._decoder.decode(self._frames.popleft())
+        return self._decoder.decode(self._frames.popleft(), allowed)
 
     def send(self, message: Message) -> None:
         """

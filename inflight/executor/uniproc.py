@@ -87,8 +87,10 @@ class UniProcExecutor(Executor):
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:
     """What makes the workers, and what frees those that wait for each other."""
+    start = time.perf_counter()
     from inflight.worker.worker import Worker  # loads torch, which an executor of other workers does not need
 
+    logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
     if config.parallel.world_size == 1:
         return Worker, _nothing
     from inflight.distributed.thread_world import ThreadWorlds  # as above

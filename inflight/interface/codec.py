@@ -36,6 +36,17 @@ from inflight.interface.messages import (
     WorkerEvent,
     WorkerFailure,
 )
+from inflight.interface.serving import (
+    AbortRequests,
+    AddRequest,
+    EngineDied,
+    EngineOutputs,
+    EngineReady,
+    EngineStartFailed,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    StartEngine,
+)
 from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.timeline import Event
@@ -75,6 +86,15 @@ Message = (
     | StartUpFailed
     | Stop
     | Submitted
+    | StartEngine
+    | EngineReady
+    | EngineStartFailed
+    | AddRequest
+    | AbortRequests
+    | ResetPrefixCache
+    | PrefixCacheReset
+    | EngineOutputs
+    | EngineDied
 )
 
 
@@ -127,6 +147,15 @@ _BODIES: dict[type, type] = {
     StartUpFailed: StartUpFailed,
     Stop: Stop,
     Submitted: Submitted,
+    StartEngine: StartEngine,
+    EngineReady: EngineReady,
+    EngineStartFailed: EngineStartFailed,
+    AddRequest: AddRequest,
+    AbortRequests: AbortRequests,
+    ResetPrefixCache: ResetPrefixCache,
+    PrefixCacheReset: PrefixCacheReset,
+    EngineOutputs: EngineOutputs,
+    EngineDied: EngineDied,
 }
 _KINDS = {message_type: kind for kind, message_type in enumerate(_BODIES)}
 MESSAGE_TYPES: tuple[type, ...] = tuple(_BODIES)

@@ -15,7 +15,7 @@ NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, o
 
 
 @dataclass(slots=True)
-class SchedulerStats:
+class StepCounters:
     """Counters since the start."""
 
     num_preemptions: int = 0
@@ -39,7 +39,7 @@ NOTHING_ADDED = AddedTokens((), None, "")
 
 
 def add_tokens(
-    request: Request, drawn: SampledRow, grammars: RequestGrammars | None, stats: SchedulerStats
+    request: Request, drawn: SampledRow, grammars: RequestGrammars | None, stats: StepCounters
 ) -> AddedTokens:
     """Append what was drawn, and what a grammar forces then.
 

@@ -21,6 +21,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all requests that wait. It looks at each of them."""
+        return sum(request.num_tokens for _, request in self._heap if request.status is not RequestStatus.FINISHED)
+
     def key(self, request: Request) -> tuple[int, int]:
         return (request.core.priority if self._by_priority else 0, request.order)
 

@@ -34,7 +34,7 @@ from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
-from inflight.scheduler.added_tokens import NOTHING_ADDED, AddedTokens, SchedulerStats, add_tokens, make_output
+from inflight.scheduler.added_tokens import NOTHING_ADDED, AddedTokens, StepCounters, add_tokens, make_output
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.plan import PlannedRow, make_plan
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
@@ -72,7 +72,7 @@ class Scheduler:
         self._num_added = 0
         self._num_steps = 0
         self._failed: list[EngineCoreOutput] = []  # ended outside a commit; told by the next `take_failures`
-        self.stats = SchedulerStats()
+        self.stats = StepCounters()
 
     @property
     def num_running(self) -> int:
@@ -81,6 +81,10 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return self._waiting.num_tokens
 
     @property
     def num_free_blocks(self) -> int:
@@ -105,8 +109,7 @@ class Scheduler:
     def abort_requests(self, request_ids: Collection[str]) -> None:
         """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
         for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is not None:
+            if (request := self._requests.get(request_id)) is not None:
                 self._finish(request)
         self._failed = [output for output in self._failed if output.request_id not in request_ids]
 
@@ -336,8 +339,7 @@ class Scheduler:
                 request.num_drawn_tokens = drawn.position + len(drawn.token_ids)
             if request.status is RequestStatus.FINISHED:
                 continue
-            piece = prompt_logprobs.get(row)
-            if piece is not None:
+            if (piece := prompt_logprobs.get(row)) is not None:
                 request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
             added = NOTHING_ADDED if drawn is None else add_tokens(request, drawn, self._grammars, self.stats)
             num_computed = min(num_computed, request.num_tokens)

@@ -94,7 +94,8 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
             ) from error
-        encoded: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # a batch of one: for it the library lets other threads run, who would else wait for a second per million characters
+        encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return encoded
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -288,3 +288,13 @@ def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pyte
     released.set()
     engine.run()
     assert engine.finished["bad"] is FinishReason.ERROR
+
+
+def test_what_arrives_while_a_step_runs_is_in_the_next_plan() -> None:
+    engine = MockEngine(depth=1)
+    engine.add("a", [1, 2, 3], max_tokens=6)
+    engine.step()
+    engine.core.before_plan = lambda: None if "b" in engine.wanted else engine.add("b", [4, 5], max_tokens=3)
+    engine.step()
+    assert engine.executor.plans[-1].request_ids == ("a", "b")
+    engine.run()

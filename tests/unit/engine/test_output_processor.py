@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.engine.input_processor import ProcessedRequest
-from inflight.engine.output_processor import OutputProcessor, RequestOutputKind
+from inflight.engine.output_processor import OutputProcessor
+from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import (
     EngineCoreOutput,
@@ -239,20 +240,21 @@ def test_abort() -> None:
     processor.process([output("0_p", [97], FinishReason.LENGTH), output("1_p", [98]), output("q", [0xC3])])
     result = processor.abort(["p", "unknown", "q", "p"])
     assert result.requests_to_abort == ["1_p", "q"]
-    p, q = result.request_outputs
+    p, q = (state.take_output() for state in result.changed)
     assert [(c.text, c.finish_reason) for c in p.outputs] == [("a", "length"), ("b", "abort")]
     assert [(c.text, c.token_ids, c.finish_reason) for c in q.outputs] == [("�", [], "abort")]
     assert p.finished
     assert q.finished
     assert not processor.has_unfinished_requests()
-    assert processor.abort(["p"]).request_outputs == []
+    assert processor.abort(["p"]).changed == []
     assert processor.process([output("1_p", [98])]).request_outputs == []
 
 
 def test_abort_before_the_first_token() -> None:
     processor = OutputProcessor(byte_tokenizer())
     processor.add_request(request(logprobs=1))
-    [result] = processor.abort(["r"]).request_outputs
+    [state] = processor.abort(["r"]).changed
+    result = state.take_output()
     [completion] = result.outputs
     assert (completion.text, completion.token_ids, completion.logprobs, completion.cumulative_logprob) == (
         "",

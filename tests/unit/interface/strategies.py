@@ -19,8 +19,26 @@ from inflight.interface.messages import (
     WorkerEvent,
     WorkerFailure,
 )
-from inflight.interface.request import LogprobsColumns, ResolvedSampling
+from inflight.interface.request import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    LogprobsColumns,
+    ResolvedSampling,
+)
+from inflight.interface.serving import (
+    AbortRequests,
+    AddRequest,
+    EngineDied,
+    EngineOutputs,
+    EngineReady,
+    EngineStartFailed,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    StartEngine,
+)
 from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
+from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import (
     BlockTableDelta,
     GrammarOutput,
@@ -149,6 +167,41 @@ plain_data = st.recursive(
     ),
     max_leaves=6,
 )
+core_requests = st.builds(
+    EngineCoreRequest,
+    request_id=texts,
+    prompt_token_ids=int32s,
+    sampling=samplings,
+    arrival_time=st.floats(0, 99),
+    priority=st.integers(-9, 9),
+    cache_salt=texts,
+    prompt_leader=st.none() | texts,
+)
+core_outputs = st.builds(
+    EngineCoreOutput,
+    request_id=texts,
+    new_token_ids=st.lists(ids, max_size=3).map(tuple),
+    logprobs=st.none() | columns,
+    prompt_logprobs=st.none() | columns,
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+    stop_reason=st.none() | ids,
+    num_cached_tokens=ids,
+    first_scheduled_time=st.floats(0, 99),
+    error=texts,
+)
+scheduler_stats = st.builds(
+    SchedulerStats,
+    step_id=st.integers(-1, 99),
+    num_running=ids,
+    num_waiting=ids,
+    num_waiting_tokens=ids,
+    kv_cache_usage=st.floats(0, 1),
+    prefix_cache_queries=ids,
+    prefix_cache_hits=ids,
+    num_preemptions=ids,
+    step_gaps=st.lists(st.floats(0, 9), max_size=3).map(tuple),
+    hidden_share=st.none() | st.floats(0, 1),
+)
 rendezvous = st.builds(Rendezvous, host=texts, port=ids, epoch=ids, timeout_seconds=st.floats(0, 99))
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
@@ -179,6 +232,22 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     StartUpFailed: st.builds(StartUpFailed, rank=ids, failure=failures),
     Stop: st.builds(Stop),
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
+    StartEngine: st.builds(
+        StartEngine, config=st.just(engine_config()), tokenizer=st.none() | texts, skip_tokenizer_init=st.booleans()
+    ),
+    EngineReady: st.builds(EngineReady, front_end=ids, num_kv_cache_tokens=ids),
+    EngineStartFailed: st.builds(EngineStartFailed, failure=failures),
+    AddRequest: st.builds(AddRequest, children=st.lists(core_requests, max_size=2).map(tuple)),
+    AbortRequests: st.builds(AbortRequests, request_ids=st.lists(texts, max_size=3).map(tuple)),
+    ResetPrefixCache: st.builds(ResetPrefixCache, call_id=ids),
+    PrefixCacheReset: st.builds(PrefixCacheReset, call_id=ids),
+    EngineOutputs: st.builds(
+        EngineOutputs,
+        outputs=st.lists(core_outputs, max_size=3).map(tuple),
+        num_received=ids,
+        stats=st.none() | scheduler_stats,
+    ),
+    EngineDied: st.builds(EngineDied, reason=texts),
 }
 
 

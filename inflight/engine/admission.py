@@ -1,0 +1,104 @@
+"""`Admission`: the bounded queue in front of the engine. Whether a request may join it is known at once, without asking.
+
+What waits is what the engine's newest report says, and what was sent after it. A report names how many sequences the engine
+had received by then, so nothing is counted twice or forgotten. While nothing waited then, its free slots take what comes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from inflight.engine.input_processor import ProcessedRequest
+from inflight.errors import ConfigError, OverloadedError
+from inflight.interface.statistics import SchedulerStats
+
+MAX_RETRY_SECONDS = 60
+RATE_WINDOW = 64  # requests by whose ends the rate is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueLimits:
+    """What may wait for its first step: sequences (n of a request), and prompt tokens. None: no bound.
+
+    A request is never refused while nothing waits, however large it is. The limits are of one front end's view: each of
+    several refuses by itself.
+    """
+
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_queued_requests", "max_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r} is not an integer of 1 or more; leave it out for no bound")
+
+
+class Admission:
+    """Of one front end."""
+
+    def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
+        self._limits = limits
+        self._max_num_seqs = max_num_seqs
+        self._sent: deque[tuple[int, int]] = (
+            deque()
+        )  # (sequences sent up to here, prompt tokens) since the newest report
+        self._num_sent = self._num_unreported = self._num_unreported_tokens = 0
+        self._stats: SchedulerStats | None = None
+        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
+
+    def check(self, num_sequences: int, num_tokens: int) -> None:
+        """Whether a request of so many sequences and prompt tokens may join.
+
+        Raises:
+            OverloadedError: the queue is full.
+        """
+        stats, limits = self._stats, self._limits
+        waiting, tokens, free_slots = 0, 0, self._max_num_seqs
+        if stats is not None:
+            waiting, tokens = stats.num_waiting, stats.num_waiting_tokens
+            free_slots = self._max_num_seqs - stats.num_running
+        if waiting == 0 and self._num_unreported == 0:
+            return
+        queued = waiting + self._num_unreported - (free_slots if waiting == 0 else 0)
+        tokens += self._num_unreported_tokens
+        most, most_tokens = limits.max_queued_requests, limits.max_queued_tokens
+        if most is not None and queued + num_sequences > most:
+            raise OverloadedError(
+                f"the queue is full: {max(queued, 0)} of {most} sequences wait; come again later",
+                retry_after_seconds=self._retry_after(queued),
+            )
+        if most_tokens is not None and tokens + num_tokens > most_tokens:
+            raise OverloadedError(
+                f"the queue is full: {tokens} of {most_tokens} prompt tokens wait, and this request has {num_tokens}; come "
+                "again later",
+                retry_after_seconds=self._retry_after(queued),
+            )
+
+    def sent(self, request: ProcessedRequest) -> None:
+        """It has gone to the engine. The prompt is computed once for all of its sequences."""
+        self._num_sent += len(request.children)
+        self._num_unreported += len(request.children)
+        self._num_unreported_tokens += len(request.prompt_token_ids)
+        self._sent.append((self._num_sent, len(request.prompt_token_ids)))
+
+    def reported(self, stats: SchedulerStats, num_received: int) -> None:
+        """The engine's state, as it was when it had received so many sequences of this front end."""
+        self._stats = stats
+        self._num_unreported = self._num_sent - num_received
+        while self._sent and self._sent[0][0] <= num_received:
+            self._num_unreported_tokens -= self._sent.popleft()[1]
+
+    def ended(self) -> None:
+        """A request has."""
+        self._ends.append(time.monotonic())
+
+    def _retry_after(self, queued: int) -> int:
+        """Seconds until what waits now has gone, at the rate at which requests have ended lately."""
+        if len(self._ends) < 2:
+            return 1
+        rate = (len(self._ends) - 1) / max(time.monotonic() - self._ends[0], 1e-3)
+        return min(max(math.ceil(queued / rate), 1), MAX_RETRY_SECONDS)

@@ -1,0 +1,431 @@
+"""`AsyncLLM`: many requests at once on an event loop, with the engine in a process of its own. What a server is made of.
+
+    process()  texts to tokens, templates: on threads            |  engine core's process
+    submit()   -- AddRequest -->  ........................socket.|.......................  scheduler, executor, compute
+    OutputStream  <-- detokenizer <-- slices of the event loop <-|-- EngineOutputs --
+
+Everything runs on the event loop but texts. What the engine sends is taken in in slices of `SLICE_SECONDS`, so that one large
+batch delays nobody; when more comes than can be taken in, it is left in the engine, which merges it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from inflight.config.engine import EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.admission import Admission, QueueLimits
+from inflight.engine.async_front_end import AsyncFrontEnd
+from inflight.engine.core_client import CoreClient, EngineProcess
+from inflight.engine.front_end import FrontEnd, resolve_config
+from inflight.engine.input_processor import ProcessedRequest, Prompt
+from inflight.engine.output_processor import OutputProcessor, Update
+from inflight.engine.output_stream import OutputStream
+from inflight.engine.readiness import Readiness
+from inflight.engine.request_state import RequestOutputKind
+from inflight.errors import EngineClosedError, EngineDeadError, RequestTimeoutError
+from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady, ResetPrefixCache
+from inflight.metrics.observer import EngineObserver
+from inflight.outputs import RequestOutput
+from inflight.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+SLICE_SECONDS = 0.001  # of the event loop, for outputs of the engine
+SLICE_OUTPUTS = 16  # taken in between two looks at the clock
+MAX_BACKLOG = 4096  # outputs here that have not been taken in; what is more stays in the engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What is served. `name`: as it was given, "embedded" for None. `num_kv_cache_tokens`: what the KV cache holds."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    max_num_seqs: int
+    num_kv_cache_tokens: int
+
+
+class AsyncLLM(AsyncFrontEnd):
+    """Made by `from_args` (or `attach`), ended by `close`; also an asynchronous context manager. Belongs to one event loop.
+
+        async with await AsyncLLM.from_args(EngineArgs(model="path/to/model")) as engine:
+            async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
+                print(output.outputs[0].text)
+
+    Attributes:
+        model: what is served.
+    """
+
+    def __init__(self, front_end: FrontEnd, limits: QueueLimits, observers: Sequence[EngineObserver]) -> None:
+        super().__init__(front_end)
+        config = front_end.config
+        self._observers = observers
+        self._process: EngineProcess | None = None  # where it is this front end's own
+        self._outputs = OutputProcessor(front_end.tokenizer, observers)
+        self._admission = Admission(limits, config.scheduler.max_num_seqs)
+        self._readiness = Readiness(config.execute_model_timeout_seconds)
+        self._streams: dict[str, OutputStream] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._backlog: deque[EngineCoreOutput] = deque()
+        self._is_paused = False
+        self._serials = itertools.count()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._death = ""  # why the engine is gone
+        self._is_draining = False
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- start -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def from_args(
+        cls, args: EngineArgs, *, limits: QueueLimits | None = None, observers: Sequence[EngineObserver] = ()
+    ) -> AsyncLLM:
+        """Start the engine's process. The tokenizer is read here while the model is loaded there.
+
+        Raises:
+            ConfigError: the arguments, the folder or the machine do not fit; nothing is left running.
+            EngineError: the engine could not start for another reason.
+        """
+        begin = time.perf_counter()
+        config = await asyncio.to_thread(resolve_config, args)
+        logger.info("the configuration was resolved in %.2f s", time.perf_counter() - begin)
+        process = await asyncio.to_thread(EngineProcess, args, config)
+        try:
+            engine = await cls._connect(args, config, process.sockets.pop(), limits, observers)
+        except BaseException as error:
+            await asyncio.to_thread(process.close)
+            if isinstance(error, EngineDeadError):
+                raise EngineDeadError(f"{error}: {process.process.state}") from None
+            raise
+        engine._process = process
+        logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - begin)
+        return engine
+
+    @classmethod
+    async def attach(
+        cls,
+        args: EngineArgs,
+        engine_socket: socket.socket,
+        *,
+        limits: QueueLimits | None = None,
+        observers: Sequence[EngineObserver] = (),
+    ) -> AsyncLLM:
+        """One of several front ends of an engine that another process has started, see `EngineProcess`. `args` are the same
+        there. The socket is this front end's now; the engine ends when all front ends have closed theirs.
+
+        Raises: as `from_args`.
+        """
+        config = await asyncio.to_thread(resolve_config, args)
+        return await cls._connect(args, config, engine_socket, limits, observers)
+
+    @classmethod
+    async def _connect(
+        cls,
+        args: EngineArgs,
+        config: EngineConfig,
+        engine_socket: socket.socket,
+        limits: QueueLimits | None,
+        observers: Sequence[EngineObserver],
+    ) -> AsyncLLM:
+        # what the engine sends before it is ready is its readiness, or why there is none: nobody misses an output
+        receiver = _Receiver()
+        client = CoreClient(receiver.on_outputs, receiver.on_end)
+        await client.connect(engine_socket)
+        try:
+            begin = time.perf_counter()
+            front_end = await asyncio.to_thread(FrontEnd, args, config)
+            logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
+            ready = await client.ready
+            engine = cls(front_end, limits or QueueLimits(), observers)
+            engine._adopt(client, ready)
+            receiver.engine = engine
+        except BaseException:
+            client.close()
+            await client.closed
+            raise
+        return engine
+
+    def _adopt(self, client: CoreClient, ready: EngineReady) -> None:
+        config = self._front_end.config
+        self._client = client
+        self._id_prefix = f"{ready.front_end}."
+        self.model = ModelInfo(
+            name=config.model.name,
+            max_model_len=config.model.max_model_len,
+            vocab_size=config.model.architecture.vocab_size,
+            dtype=config.model.dtype,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            num_kv_cache_tokens=ready.num_kv_cache_tokens,
+        )
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def check_admission(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
+        """Whether `submit` would take such a request now; before it is tokenised, for instance.
+
+        Raises:
+            OverloadedError: the queue is full.
+            EngineClosedError: the engine was closed, or drains.
+            EngineDeadError: its process is gone.
+        """
+        self._check_open()
+        if self._is_draining:
+            raise EngineClosedError("the engine takes no more requests: it is about to end")
+        self._admission.check(num_sequences, num_tokens)
+
+    def submit(
+        self,
+        request: ProcessedRequest,
+        *,
+        kind: RequestOutputKind = RequestOutputKind.DELTA,
+        timeout: float | None = None,
+    ) -> OutputStream:
+        """Start a request that `process` returned. `timeout`: seconds that it may take since its arrival.
+
+        Raises:
+            InvalidRequestError: a request with this id is still running.
+            OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`. Nothing has been started.
+        """
+        self.check_admission(len(request.children), len(request.prompt_token_ids))
+        request = self._with_own_ids(request)
+        state = self._outputs.add_request(request, kind)
+        stream = OutputStream(state, partial(self._end, [request.request_id], FinishReason.ABORT))
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._send(request)
+        if timeout is not None:
+            left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
+            expire = partial(self._expire, request.request_id, timeout)
+            self._timers[request.request_id] = asyncio.get_running_loop().call_later(left, expire)
+        return stream
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+        timeout: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """`process` and `submit` in one; the request is aborted when the generator is closed."""
+        request = await self.process(
+            f"request-{next(self._serials)}" if request_id is None else request_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            add_special_tokens=add_special_tokens,
+            trace_headers=trace_headers,
+        )
+        stream = self.submit(request, kind=kind, timeout=timeout)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request, by the user's id. One that is unknown, or has ended, is passed over."""
+        self._end([request_id], FinishReason.ABORT)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the KV blocks of earlier prompts."""
+        self._check_open()
+        call_id = next(self._serials)
+        done = self._client.expect_reset(call_id)
+        self._client.send(ResetPrefixCache(call_id=call_id))
+        await done
+
+    def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
+        """Ids that the core has never had: what is still on its way of an earlier request with this id is not taken for
+        this one's, nor are requests of another front end."""
+        prefix = f"{self._id_prefix}{next(self._serials)}."
+        children = [
+            replace(
+                child,
+                request_id=prefix + child.request_id,
+                prompt_leader=None if child.prompt_leader is None else prefix + child.prompt_leader,
+            )
+            for child in request.children
+        ]
+        return replace(request, children=tuple(children))
+
+    def _send(self, request: ProcessedRequest) -> None:
+        self._client.send(AddRequest(children=request.children))
+        self._admission.sent(request)
+
+    def _end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
+        self._publish(self._outputs.abort(request_ids, reason))
+
+    def _expire(self, request_id: str, timeout: float) -> None:
+        stream = self._streams[request_id]
+        self._end([request_id], FinishReason.ABORT)
+        stream.fail(RequestTimeoutError(f"the request did not end within {timeout:g} s; it has been aborted"))
+
+    # -- outputs ---------------------------------------------------------------------------------------------------
+
+    def on_outputs(self, message: EngineOutputs) -> None:
+        """Called by the client."""
+        if message.stats is not None:
+            self._admission.reported(message.stats, message.num_received)
+            for observer in self._observers:
+                observer.stats_changed(message.stats)
+        self._readiness.note(message.outputs)
+        was_empty = not self._backlog
+        self._backlog.extend(message.outputs)
+        if was_empty:
+            self._take_in()
+        if len(self._backlog) > MAX_BACKLOG and not self._is_paused:
+            self._is_paused = True
+            self._client.pause()
+
+    def _take_in(self) -> None:
+        """One slice of the backlog."""
+        end = time.perf_counter() + SLICE_SECONDS
+        while self._backlog:
+            if time.perf_counter() > end:
+                asyncio.get_running_loop().call_soon(self._take_in)
+                return
+            some = [self._backlog.popleft() for _ in range(min(SLICE_OUTPUTS, len(self._backlog)))]
+            self._publish(self._outputs.update(some))
+        if self._is_paused:
+            self._is_paused = False
+            self._client.resume()
+
+    def _publish(self, update: Update) -> None:
+        for state in update.changed:
+            request_id = state.request.request_id
+            if state.has_output:
+                self._streams[request_id].notify()
+            if state.finished:
+                del self._streams[request_id]
+                if (timer := self._timers.pop(request_id, None)) is not None:
+                    timer.cancel()
+                self._admission.ended()
+        if not self._streams:
+            self._idle.set()
+        if update.requests_to_abort:
+            self._client.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
+
+    # -- health and end --------------------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._streams)
+
+    async def check_health(self) -> None:
+        """
+        Raises:
+            EngineClosedError: the engine was closed.
+            EngineDeadError: its process is gone.
+        """
+        self._check_open()
+
+    async def check_ready(self) -> None:
+        """Whether steps are made. An idle engine makes one for it: a token of no request, every 10 seconds at most.
+
+        Raises:
+            EngineError: none is; or as `check_health`.
+        """
+        self._check_open()
+        await self._readiness.check(self._start_canary, is_busy=bool(self._streams))
+
+    def _start_canary(self) -> str:
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        canary = self._with_own_ids(self._front_end.process("canary", [0], params, number=0))
+        self._send(canary)
+        return canary.children[0].request_id
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more requests, and wait until all have ended; after `timeout` seconds abort the rest."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("%d requests did not end within %g s and are aborted", len(self._streams), timeout)
+            self._end(self._outputs.request_ids(), FinishReason.ABORT)
+
+    async def close(self) -> None:
+        """End the engine's process, if it is this front end's own. What is unfinished fails. Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._close_texts()
+        self._client.close()
+        await self._client.closed
+        if self._process is not None:
+            await asyncio.to_thread(self._process.close)
+
+    def on_end(self, reason: str) -> None:
+        """Called by the client: nothing more comes."""
+        if self._closing is None:
+            self._death = reason
+            logger.error("%s; %d requests were under way", reason, len(self._streams))
+        self._backlog.clear()
+        self._readiness.end(self._gone())
+        streams = list(self._streams.values())
+        self._end(self._outputs.request_ids(), FinishReason.ERROR)
+        for stream in streams:
+            stream.fail(self._gone())
+
+    def _check_open(self) -> None:
+        if self._death or self._closing is not None:
+            raise self._gone()
+
+    def _gone(self) -> EngineClosedError | EngineDeadError:
+        if not self._death:
+            return EngineClosedError("the engine was closed; make a new one")
+        code = None if self._process is None or self._closing is not None else self._process.process.exit_code
+        return EngineDeadError(
+            self._death if code is None or self._process is None else f"{self._death}: {self._process.process.state}"
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Receiver:
+    """Takes the client's calls before the engine is there."""
+
+    def __init__(self) -> None:
+        self.engine: AsyncLLM | None = None
+
+    def on_outputs(self, message: EngineOutputs) -> None:
+        if self.engine is not None:
+            self.engine.on_outputs(message)
+
+    def on_end(self, reason: str) -> None:
+        if self.engine is not None:
+            self.engine.on_end(reason)

@@ -1,0 +1,99 @@
+"""The program of the engine core's process: `python -m inflight.engine.core_main TITLE STREAM_FD ...`, a stream a front end.
+
+It ignores SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole group: the front ends drain first, and the
+end of their streams ends this process. Workers that it starts inherit that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from functools import partial
+
+from inflight import envs
+from inflight.engine.core import EngineCore
+from inflight.engine.core_process import CoreServer, FrontEndLink
+from inflight.engine.front_end import make_grammars, read_tokenizer
+from inflight.errors import InflightError
+from inflight.executor.executor import Executor
+from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.executor.worker_loop import failure_of
+from inflight.interface.serving import EngineReady, EngineStartFailed, StartEngine
+
+logger = logging.getLogger("inflight.engine.core_main")  # as a program its name is __main__
+
+EXIT_FAILED = 1
+_PR_SET_NAME = 15
+
+
+def main() -> int:
+    start = time.perf_counter()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _name_process(sys.argv[1])
+    streams = [BlockingStream(socket.socket(fileno=int(fd))) for fd in sys.argv[2:]]
+    start_engine = streams[0].receive((StartEngine,))
+    if start_engine is None:
+        return EXIT_STREAM_ENDED
+    assert isinstance(start_engine, StartEngine)
+    links = [FrontEndLink(index, stream) for index, stream in enumerate(streams)]
+    server = CoreServer(links)
+    server.start_reading()
+    try:
+        executor, core = _start(start_engine)
+    except Exception as error:  # its front ends raise it
+        if not isinstance(error, InflightError):
+            logger.exception("the engine could not start")
+        server.tell_all(EngineStartFailed(failure=failure_of(error)))
+        server.say_goodbye()
+        return EXIT_FAILED
+    gc.collect()
+    gc.freeze()  # libraries and model stay: looking through them again holds up a step
+    logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
+    for link in links:
+        link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
+    try:
+        server.run(core, executor)
+    except Exception as error:
+        logger.error("the engine cannot go on: %s", error, exc_info=not isinstance(error, InflightError))
+        server.say_goodbye()
+        return EXIT_FAILED
+    finally:
+        core.close()
+    return 0
+
+
+def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
+    """Load the model, size the KV cache, warm up. Says how long each took."""
+    config = start_engine.config
+    begin = time.perf_counter()
+    executor = Executor.get_class(config)(config)
+    logger.info("imports, and the model's weights: %.2f s", time.perf_counter() - begin)
+    try:
+        grammars = None
+        if not start_engine.skip_tokenizer_init:
+            grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))
+        return executor, EngineCore(config, executor, grammars)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def _name_process(title: str) -> None:
+    """Log lines begin with the title, `top` shows it without blanks."""
+    logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
+    logging.getLogger("inflight").setLevel(envs.log_level())
+    name = title.replace(": ", "-").replace(" ", "-").encode()[:15]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # threads that still wait for a stream end with the process

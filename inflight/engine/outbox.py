@@ -1,0 +1,122 @@
+"""`Outbox`: what the engine core has for one front end, sent by a thread of its own. What is unsent is merged.
+
+So a front end that is slow, or does not read at all, holds up no step; what waits for it is one entry for each of its
+sequences, with the tokens that it has not been sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from inflight.engine.step_clock import MAX_GAPS
+from inflight.executor.transport import BlockingStream
+from inflight.interface.codec import Message
+from inflight.interface.request import EngineCoreOutput, LogprobsColumns
+from inflight.interface.serving import EngineOutputs
+from inflight.interface.statistics import SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+
+class Outbox:
+    """`put` and `send` may be called from any thread and never wait."""
+
+    def __init__(self, stream: BlockingStream, name: str) -> None:
+        self._stream = stream
+        self._outputs: dict[str, list[EngineCoreOutput]] = {}
+        self._stats: SchedulerStats | None = None
+        self._num_received = 0
+        self._messages: list[Message] = []
+        self._is_closed = False
+        self._wakes = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, outputs: Sequence[EngineCoreOutput], num_received: int, stats: SchedulerStats | None) -> None:
+        """Outputs of a step, and perhaps the engine's state: see `EngineOutputs`."""
+        with self._wakes:
+            for output in outputs:
+                pieces = self._outputs.setdefault(output.request_id, [])
+                pieces.append(output)
+                if len(pieces) >= MAX_PIECES:
+                    self._outputs[output.request_id] = [merge_outputs(pieces)]
+            if stats is not None:
+                self._stats = stats if self._stats is None else merge_stats(self._stats, stats)
+                self._num_received = num_received
+            self._wakes.notify()
+
+    def send(self, message: Message) -> None:
+        """Behind the outputs that are here."""
+        with self._wakes:
+            self._messages.append(message)
+            self._wakes.notify()
+
+    def close(self, seconds: float) -> None:
+        """Send what is here, within so long, and nothing after it."""
+        with self._wakes:
+            self._is_closed = True
+            self._wakes.notify()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._wakes:
+                    while not (self._outputs or self._stats or self._messages or self._is_closed):
+                        self._wakes.wait()
+                    outputs, self._outputs = self._outputs, {}
+                    stats, self._stats = self._stats, None
+                    messages, self._messages = self._messages, []
+                    num_received, is_closed = self._num_received, self._is_closed
+                if outputs or stats is not None:
+                    merged = tuple(merge_outputs(pieces) for pieces in outputs.values())
+                    self._stream.send(EngineOutputs(outputs=merged, num_received=num_received, stats=stats))
+                for message in messages:
+                    self._stream.send(message)
+                if is_closed:
+                    return
+        except OSError as error:  # the front end is gone, which the thread that reads its stream tells
+            logger.debug("a front end's stream was lost: %s", error)
+
+
+MAX_PIECES = 256  # of a sequence, unmerged: merging costs what it holds, and so is done seldom
+
+
+def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
+    """Consecutive outputs of one sequence, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return replace(
+        pieces[-1],
+        new_token_ids=tuple(token for piece in pieces for token in piece.new_token_ids),
+        logprobs=_join([piece.logprobs for piece in pieces]),
+        prompt_logprobs=_join([piece.prompt_logprobs for piece in pieces]),
+    )
+
+
+def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStats:
+    """The later state, and what was counted since the report before the earlier one."""
+    return replace(
+        later,
+        prefix_cache_queries=earlier.prefix_cache_queries + later.prefix_cache_queries,
+        prefix_cache_hits=earlier.prefix_cache_hits + later.prefix_cache_hits,
+        num_preemptions=earlier.num_preemptions + later.num_preemptions,
+        step_gaps=(earlier.step_gaps + later.step_gaps)[-MAX_GAPS:],
+        hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,
+    )
+
+
+def _join(columns: Sequence[LogprobsColumns | None]) -> LogprobsColumns | None:
+    found = [column for column in columns if column is not None]
+    if len(found) <= 1:
+        return found[0] if found else None
+    return LogprobsColumns(
+        token_ids=np.concatenate([column.token_ids for column in found]),
+        logprobs=np.concatenate([column.logprobs for column in found]),
+        ranks=np.concatenate([column.ranks for column in found]),
+    )

@@ -1,0 +1,45 @@
+"""Executors that fail where a test says, and what is none."""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks.mock_executor import MockExecutor, MockTokensWorker
+from inflight.config.engine import EngineConfig
+from inflight.errors import OutOfMemoryError
+from inflight.executor.uniproc import UniProcExecutor
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+
+NO_EXECUTOR = 7
+
+
+class FailingWorker(MockTokensWorker):
+    """A prompt that begins with token 13 fails its step; with token 14, the rank."""
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        first = [int(new.token_ids[0]) for new in scheduler_output.new_requests]
+        if 13 in first:
+            raise ValueError("thirteen")
+        if 14 in first:
+            raise SystemExit("fourteen")
+        return super().execute_model(scheduler_output)
+
+
+class FailingExecutor(UniProcExecutor):
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config, FailingWorker)
+
+
+class TooLarge(MockExecutor):
+    def __init__(self, config: EngineConfig) -> None:
+        raise OutOfMemoryError("it does not fit")
+
+
+class Defective(MockExecutor):
+    def __init__(self, config: EngineConfig) -> None:
+        raise ZeroDivisionError("a defect")
+
+
+class Vanishing(MockExecutor):
+    def __init__(self, config: EngineConfig) -> None:
+        os._exit(9)

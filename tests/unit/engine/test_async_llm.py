@@ -1,0 +1,397 @@
+"""`AsyncLLM` against `LLM` on the embedded model, and against mock steps where time and many requests matter."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from benchmarks.mock_executor import mock_tokens
+from inflight import LLM
+from inflight.engine.admission import QueueLimits
+from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.request_state import RequestOutputKind
+from inflight.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestTimeoutError,
+)
+from inflight.interface.statistics import SchedulerStats
+from inflight.metrics.observer import FinishedRequest
+from inflight.sampling_params import SamplingParams
+from tests.unit.engine.serving import (
+    EMBEDDED,
+    endless,
+    mock_engine,
+    read,
+    reasons_of,
+    submit,
+    text_of,
+    tokens_of,
+)
+
+PROMPTS = ["Hello", "The capital of France is", "once", [5, 6, 7]]
+
+
+class Observed:
+    """An observer that keeps all it hears."""
+
+    def __init__(self) -> None:
+        self.stats: list[SchedulerStats] = []
+        self.first: list[float] = []
+        self.further: list[tuple[int, float]] = []
+        self.finished: list[FinishedRequest] = []
+
+    def stats_changed(self, stats: SchedulerStats) -> None:
+        self.stats.append(stats)
+
+    def first_token(self, seconds: float) -> None:
+        self.first.append(seconds)
+
+    def tokens_generated(self, count: int, seconds: float) -> None:
+        self.further.append((count, seconds))
+
+    def request_finished(self, request: FinishedRequest) -> None:
+        self.finished.append(request)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """The engine's next report may be 50 ms away."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(limited())
+
+
+# -- the truth: what LLM gives ---------------------------------------------------------------------------------------
+
+
+def test_tokens_texts_and_logprobs_are_those_of_llm() -> None:
+    params = [
+        SamplingParams(max_tokens=12, temperature=0.0, logprobs=2, prompt_logprobs=1),
+        SamplingParams(max_tokens=12, temperature=1.0),  # with the seeds of the engine's sequence
+        SamplingParams(max_tokens=9, temperature=1.0, n=3),
+        SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True),
+    ]
+    with LLM(**{name: getattr(EMBEDDED, name) for name in ("dtype", "num_threads", "kv_cache_memory_bytes")}) as llm:
+        wanted = llm.generate(PROMPTS, params, use_tqdm=False)
+
+    async def test() -> None:
+        async with await AsyncLLM.from_args(EMBEDDED) as engine:
+            requests = [
+                engine.process(str(i), prompt, each)
+                for i, (prompt, each) in enumerate(zip(PROMPTS, params, strict=True))
+            ]
+            processed = await asyncio.gather(*requests)
+            streams = [engine.submit(request) for request in processed]
+            found = await asyncio.gather(*map(read, streams))
+            for outputs, expected in zip(found, wanted, strict=True):
+                for completion in expected.outputs:
+                    assert tokens_of(outputs, completion.index) == completion.token_ids
+                    assert text_of(outputs, completion.index) == completion.text
+                    assert completion.finish_reason in reasons_of(outputs) or len(expected.outputs) > 1
+            logprobs = [row for output in found[0] for row in output.outputs[0].logprobs or ()]
+            assert [list(row) for row in logprobs] == [list(row) for row in wanted[0].outputs[0].logprobs or ()]
+            (prompt_rows,) = [output.prompt_logprobs for output in found[0] if output.prompt_logprobs is not None]
+            assert [row and list(row) for row in prompt_rows] == [
+                row and list(row) for row in wanted[0].prompt_logprobs
+            ]
+            last = [o async for o in engine.generate(PROMPTS[3], params[3], kind=RequestOutputKind.FINAL_ONLY)]
+            assert [output.outputs[0].token_ids for output in last] == [wanted[3].outputs[0].token_ids]
+            assert await engine.encode("Hello") == processed[0].prompt_token_ids
+            assert await engine.decode(processed[0].prompt_token_ids) == "Hello"
+            chat = await engine.render_chat([{"role": "user", "content": "Hi"}])
+            assert "Hi" in await engine.decode(chat)
+
+    run(test)
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            [full] = [o async for o in engine.generate("x", endless(60), kind=RequestOutputKind.FINAL_ONLY)]
+            text = full.outputs[0].text
+            stop = text[20:26]
+            outputs = await read(await submit(engine, "a", "x", endless(1500, stop=[stop])))
+            assert text_of(outputs) == text[: text.index(stop)]
+            assert outputs[-1].outputs[0].stop_reason == stop
+            await until(lambda: engine._admission._stats is not None and engine._admission._stats.num_running == 0)
+
+    run(test)
+
+
+def test_the_front_end_loads_no_torch() -> None:
+    code = "import sys, inflight.engine.async_llm; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- streams -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_slow_reader_has_not_read_is_merged_and_no_token_is_lost() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            slow, fast = [await submit(engine, name, "abc", endless(200)) for name in ("slow", "fast")]
+            quick = await read(fast)
+            await until(lambda: slow._state.finished)
+            merged = await read(slow)
+            wanted = mock_tokens(engine.tokenizer, slow.request.prompt_token_ids, 200)
+            assert len(quick) > 50
+            assert len(merged) == 1
+            assert tokens_of(merged) == tokens_of(quick) == wanted
+            assert text_of(merged) == text_of(quick)
+
+    run(test)
+
+
+def test_an_event_loop_that_stands_still_loses_no_token() -> None:
+    """What is sent meanwhile is merged in the engine's process."""
+
+    async def test() -> None:
+        async with mock_engine() as engine:
+            streams = [await submit(engine, str(i), f"prompt {i}", endless(150)) for i in range(32)]
+            await streams[0].__anext__()
+            time.sleep(1.0)
+            for stream in streams:
+                tokens = tokens_of(await read(stream))
+                wanted = mock_tokens(engine.tokenizer, stream.request.prompt_token_ids, 150)
+                assert tokens == wanted[-len(tokens) :]
+                assert len(tokens) == 150 or stream is streams[0]
+
+    run(test)
+
+
+def test_random_cancels_leave_nothing_behind() -> None:
+    async def test() -> None:
+        rng = random.Random(0)
+        async with mock_engine({"max_num_seqs": 64}) as engine:
+
+            async def one(i: int) -> None:
+                params = (
+                    endless(rng.randrange(1, 200), n=1)
+                    if i % 4
+                    else SamplingParams(n=3, max_tokens=100, ignore_eos=True)
+                )
+                generator = engine.generate("word " * rng.randrange(1, 300), params)
+                try:
+                    async with asyncio.timeout(rng.random() * 0.3):
+                        async for _ in generator:
+                            pass
+                except TimeoutError:
+                    pass
+                finally:
+                    await generator.aclose()
+
+            await asyncio.gather(*(one(i) for i in range(200)))
+            assert engine.num_unfinished_requests == 0
+
+            def is_idle() -> bool:
+                stats = engine._admission._stats
+                return stats is not None and (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+            await until(is_idle, 1.0)
+            assert len(tokens_of(await read(await submit(engine, "a", "x", endless(5))))) == 5
+
+    run(test)
+
+
+def test_abort_and_reuse_of_an_id() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            first = await submit(engine, "a", "x", endless())
+            await first.__anext__()
+            with pytest.raises(InvalidRequestError, match="still running"):
+                await submit(engine, "a", "y", endless())
+            first.abort()
+            first.abort()
+            second = await submit(engine, "a", "y", endless(5))  # outputs of the first one are still on their way
+            assert reasons_of(await read(first)) == ["abort"]
+            assert tokens_of(await read(second)) == mock_tokens(engine.tokenizer, second.request.prompt_token_ids, 5)
+            third = await submit(engine, "b", "x", endless())
+            await engine.abort("b")
+            await engine.abort("unknown")
+            assert reasons_of(await read(third)) == ["abort"]
+            fourth = await submit(engine, "c", "x", endless())
+            await fourth.aclose()
+            assert await read(fourth) == []
+
+    run(test)
+
+
+def test_a_timeout() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            stream = await submit(engine, "a", "x", endless(), timeout=0.1)
+            start = time.monotonic()
+            with pytest.raises(RequestTimeoutError, match=r"within 0\.1 s"):
+                await read(stream)
+            assert time.monotonic() - start < 1.0
+            assert engine.num_unfinished_requests == 0
+            assert len(await read(await submit(engine, "a", "x", endless(3), timeout=20.0))) >= 1
+            assert not engine._timers
+
+    run(test)
+
+
+# -- the queue -----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    async def test() -> None:
+        limits = QueueLimits(max_queued_requests=4)
+        async with mock_engine({"max_num_seqs": 2}, limits=limits) as engine:
+            streams = [await submit(engine, str(i), "x", endless()) for i in range(6)]  # two slots, four wait
+            for _ in range(3):  # before and after a report of the engine
+                start = time.monotonic()
+                with pytest.raises(OverloadedError, match="the queue is full: 4 of 4") as caught:
+                    engine.submit(await engine.process("more", "x", endless()))
+                assert time.monotonic() - start < 0.05
+                assert 1 <= caught.value.retry_after_seconds <= 60
+                with pytest.raises(OverloadedError):
+                    engine.check_admission()
+                await asyncio.sleep(0.1)
+            streams[-1].abort()
+            await until(lambda: engine._admission._stats.num_waiting == 3)
+            streams.append(await submit(engine, "more", "x", endless()))
+            for stream in streams:
+                stream.abort()
+
+    run(test)
+
+
+def test_a_queue_full_of_tokens() -> None:
+    async def test() -> None:
+        limits = QueueLimits(max_queued_tokens=300)
+        async with mock_engine({"max_num_seqs": 1}, limits=limits) as engine:
+            streams = [await submit(engine, "large", [7] * 1000, endless(1000))]  # whatever its size: nothing waits
+            await streams[0].__anext__()
+            await until(lambda: engine._admission._stats is not None and engine._admission._stats.num_running == 1)
+            streams += [await submit(engine, f"{i}", [7] * 140, endless()) for i in range(2)]
+            with pytest.raises(OverloadedError, match="280 of 300 prompt tokens wait, and this request has 140"):
+                await submit(engine, "more", [7] * 140, endless())
+            streams.append(await submit(engine, "small", [7] * 20, endless()))
+            for stream in streams:
+                stream.abort()
+
+    run(test)
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_drain() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            streams = [await submit(engine, str(i), "x", endless(40)) for i in range(20)]
+            request = await engine.process("late", "x", endless())
+            drained = asyncio.create_task(engine.drain(10.0))
+            await asyncio.sleep(0)
+            assert engine.is_draining
+            with pytest.raises(EngineClosedError, match="takes no more"):
+                engine.submit(request)
+            await drained
+            assert [reasons_of(await read(stream)) for stream in streams] == [["length"]] * 20
+        async with mock_engine() as engine:
+            stream = await submit(engine, "a", "x", endless())
+            start = time.monotonic()
+            await engine.drain(0.2)
+            assert 0.2 <= time.monotonic() - start < 1.0
+            assert reasons_of(await read(stream)) == ["abort"]
+
+    run(test)
+
+
+def test_close_fails_what_is_unfinished() -> None:
+    async def test() -> None:
+        engine: AsyncLLM
+        async with mock_engine() as engine:
+            stream = await submit(engine, "a", "x", endless())
+            await stream.__anext__()
+        await engine.close()
+        with pytest.raises(EngineClosedError):
+            await read(stream)
+        for call in (engine.check_health, engine.check_ready, engine.reset_prefix_cache):
+            with pytest.raises(EngineClosedError):
+                await call()
+        with pytest.raises(EngineClosedError):
+            await engine.process("b", "x")
+
+    run(test)
+
+
+# -- what operators see --------------------------------------------------------------------------------------------
+
+
+def test_observers_hear_of_tokens_ends_and_the_engines_state() -> None:
+    async def test() -> None:
+        observed = Observed()
+        async with mock_engine({"max_num_seqs": 4}, observers=[observed]) as engine:
+            prompt = [7] * 64
+            request = await engine.process("a", prompt, endless(30), trace_headers={"traceparent": "x"})
+            await read(engine.submit(request))
+            await read(await submit(engine, "b", prompt, endless(30)))
+            stream = await submit(engine, "c", prompt, endless())
+            await until(lambda: len(observed.first) == 3)
+            stream.abort()
+            await until(lambda: sum(each.prefix_cache_queries for each in observed.stats) == 3 * 64)
+        a, b, c = observed.finished
+        assert (a.request_id, a.num_prompt_tokens, a.num_cached_tokens, a.num_generation_tokens) == ("a", 64, 0, 30)
+        assert (a.finish_reasons, c.finish_reasons) == (("length",), ("abort",))
+        assert a.trace_headers == {"traceparent": "x"}
+        assert b.num_cached_tokens == 48
+        assert a.metrics is not None
+        assert a.arrival_time <= a.metrics.first_scheduled_time <= a.metrics.first_token_time <= a.finished_time
+        generated = sum(request.num_generation_tokens for request in observed.finished)
+        assert sum(count for count, _ in observed.further) + len(observed.first) == generated
+        stats = observed.stats
+        assert sum(each.prefix_cache_queries for each in stats) == 3 * 64
+        assert sum(each.prefix_cache_hits for each in stats) == 2 * 48
+        assert [each.step_id for each in stats] == sorted(each.step_id for each in stats)
+        assert any(each.num_running == 1 and each.kv_cache_usage > 0 for each in stats)
+        shares = [each.hidden_share for each in stats if each.hidden_share is not None]
+        assert shares
+        assert all(0.0 <= share <= 1.0 for share in shares)
+        assert sum(len(each.step_gaps) for each in stats) > 50
+
+    run(test)
+
+
+def test_an_idle_engine_shows_by_a_step_that_it_is_ready() -> None:
+    async def test() -> None:
+        observed = Observed()
+        async with mock_engine(observers=[observed]) as engine:
+            await asyncio.gather(engine.check_ready(), engine.check_ready())
+            await engine.check_ready()  # the first one's token is young enough
+            await engine.check_health()
+            await until(lambda: bool(observed.stats) and observed.stats[-1].num_running == 0)
+            assert observed.stats[-1].step_id == 0
+            assert not observed.finished  # it is nobody's request
+            await engine.reset_prefix_cache()
+
+    run(test)
+
+
+def test_seeds_follow_the_order_of_the_calls() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            prompts = ["long " * 400, "short"]
+            first = await asyncio.gather(*(engine.process(str(i), prompt) for i, prompt in enumerate(prompts)))
+        async with mock_engine() as engine:
+            second = [await engine.process(str(i), prompt) for i, prompt in enumerate(prompts)]
+        assert [r.children[0].sampling.seed for r in first] == [r.children[0].sampling.seed for r in second]
+        assert first[0].children[0].sampling.seed != first[1].children[0].sampling.seed
+
+    run(test)

@@ -1,0 +1,269 @@
+"""The engine core's process: several front ends, deaths on either side, failing steps, starts that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.core_client import EngineProcess
+from inflight.engine.front_end import resolve_config
+from inflight.engine.outbox import Outbox
+from inflight.errors import (
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    InflightError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+)
+from inflight.executor.transport import BlockingStream
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.interface.serving import EngineOutputs
+from inflight.interface.statistics import SchedulerStats
+from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
+from tests.unit.engine.test_async_llm import run, until
+from tests.unit.executor.processes import children, exists, have_ended, run_script
+
+BROKEN = "tests.unit.engine.broken_executor:"
+
+
+def pid_of(engine: AsyncLLM) -> int:
+    assert engine._process is not None
+    return engine._process.process.pid
+
+
+# -- deaths ------------------------------------------------------------------------------------------------------------
+
+
+def test_when_the_engine_is_killed_every_stream_hears_of_it() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            streams = [await submit(engine, str(i), "x", endless()) for i in range(10)]
+            await streams[0].__anext__()
+            start = time.monotonic()
+            os.kill(pid_of(engine), signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(EngineDeadError, match="process is gone"):
+                    await read(stream)
+            assert time.monotonic() - start < 1.0
+            assert engine.num_unfinished_requests == 0
+            for call in (engine.check_health, engine.check_ready):
+                with pytest.raises(EngineDeadError):
+                    await call()
+            request = await engine.process("late", "x", endless())
+            with pytest.raises(EngineDeadError):
+                engine.submit(request)
+
+    run(test)
+
+
+def test_when_the_front_end_is_killed_the_engine_ends() -> None:
+    script = """
+    import asyncio
+    from tests.unit.engine.serving import *
+    async def main():
+        async with mock_engine() as engine:
+            stream = await submit(engine, "a", "x", endless())
+            await stream.__anext__()
+            print("up", flush=True)
+            await asyncio.sleep(60)
+    asyncio.run(main())
+    """
+    process = run_script(script)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        engines = children(process.pid)
+        assert len(engines) == 1
+        process.kill()
+        assert have_ended(engines, 3.0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_signals_to_the_group_leave_the_engine_to_its_front_end() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            stream = await submit(engine, "a", "x", endless(60))
+            await stream.__anext__()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid_of(engine), number)
+            assert reasons_of(await read(stream)) == ["length"]
+            pid = pid_of(engine)
+        assert not exists(pid)
+
+    run(test)
+
+
+# -- several front ends ----------------------------------------------------------------------------------------------
+
+
+def test_several_front_ends_share_one_engine() -> None:
+    async def test() -> None:
+        args = mock_args(max_num_seqs=8)
+        process = EngineProcess(args, resolve_config(args), num_front_ends=2)
+        try:
+            first, second = await asyncio.gather(*(AsyncLLM.attach(args, process.sockets.pop()) for _ in range(2)))
+            streams = [await submit(engine, "same", "x", endless(1000)) for engine in (first, second)]  # the same ids
+            ends = [await submit(engine, "end", "y", endless(20)) for engine in (first, second)]
+            for stream in ends:
+                assert len(tokens_of(await read(stream))) == 20
+            await until(lambda: second._admission._stats.num_running == 2)
+            await first.close()
+            await until(lambda: second._admission._stats.num_running == 1)  # those of the first one were aborted
+            assert process.process.is_alive
+            streams[1].abort()
+            await read(streams[1])
+            await second.close()
+            assert await asyncio.to_thread(have_ended, [process.process.pid], 3.0)
+        finally:
+            process.close()
+
+    run(test)
+
+
+def test_a_front_end_that_sends_nonsense_is_dropped_alone() -> None:
+    async def test() -> None:
+        args = mock_args()
+        process = EngineProcess(args, resolve_config(args), num_front_ends=2)
+        nonsense, good = process.sockets.pop(), process.sockets.pop()
+        try:
+            engine = await AsyncLLM.attach(args, good)
+            nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            assert len(tokens_of(await read(await submit(engine, "a", "x", endless(20))))) == 20
+            await engine.close()
+            assert await asyncio.to_thread(have_ended, [process.process.pid], 3.0)
+        finally:
+            nonsense.close()
+            process.close()
+
+    run(test)
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
+    async def test() -> None:
+        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+            other = await submit(engine, "other", "x", endless())
+            await other.__anext__()
+            bad = await submit(engine, "bad", [13], endless())
+            for stream in (other, bad):
+                last = (await read(stream))[-1]
+                assert last.outputs[0].finish_reason == "error"
+                assert "thirteen" in last.error
+                assert "\n" not in last.error
+            assert len(tokens_of(await read(await submit(engine, "good", "x", endless(10))))) == 10
+            await engine.check_health()
+
+    run(test)
+
+
+def test_a_lost_rank_is_the_end_of_the_engine() -> None:
+    async def test() -> None:
+        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+            stream = await submit(engine, "bad", [14], endless())
+            with contextlib.suppress(EngineDeadError):
+                assert reasons_of(await read(stream)) == ["error"]
+            await until(lambda: bool(engine._death))
+            with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0"):
+                await engine.check_health()
+            assert await asyncio.to_thread(have_ended, [pid_of(engine)], 3.0)
+            assert engine._process is not None
+            assert engine._process.process.exit_code == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"model": "/no/such/folder"}, ModelNotFoundError, "no folder '/no/such/folder'"),
+        ({"tokenizer": "/tmp"}, ConfigError, "tokenizer.json"),
+        ({"distributed_executor_backend": BROKEN + "TooLarge"}, OutOfMemoryError, "^it does not fit$"),
+        ({"distributed_executor_backend": BROKEN + "Defective"}, EngineError, "ZeroDivisionError: a defect"),
+        ({"distributed_executor_backend": BROKEN + "Vanishing"}, EngineDeadError, "gone: process .* exit code 9"),
+        ({"distributed_executor_backend": BROKEN + "NO_EXECUTOR"}, ConfigError, "is no subclass of"),
+        ({"distributed_executor_backend": BROKEN + "Missing"}, ConfigError, "cannot be imported: AttributeError"),
+        ({"distributed_executor_backend": "no.such:Thing"}, ConfigError, "cannot be imported: ModuleNotFoundError"),
+        ({"kv_cache_memory_bytes": 1000}, OutOfMemoryError, "KV"),
+    ],
+)
+def test_a_start_that_fails_raises_what_was_raised_there(
+    changes: dict[str, Any], kind: type[InflightError], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = children(os.getpid())
+
+    async def test() -> None:
+        with pytest.raises(kind, match=message) as caught:
+            async with mock_engine(changes):
+                pass
+        assert type(caught.value) is kind or kind is ConfigError
+
+    run(test)
+    assert children(os.getpid()) == before
+    assert ("Traceback" in capfd.readouterr().err) == (message == "ZeroDivisionError: a defect")
+
+
+# -- what is unsent ----------------------------------------------------------------------------------------------------
+
+
+def stats(step_id: int, **changes: Any) -> SchedulerStats:
+    return SchedulerStats(
+        step_id=step_id, num_running=1, num_waiting=step_id, num_waiting_tokens=0, kv_cache_usage=0.0, **changes
+    )
+
+
+def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    outbox = Outbox(BlockingStream(ours), "outbox")
+    count, sequences = 3000, 8
+    for step in range(count):
+        outputs = []
+        for i in range(sequences):
+            columns = LogprobsColumns(
+                token_ids=np.full((1, 1), step, np.int32),
+                logprobs=np.zeros((1, 1), np.float32),
+                ranks=np.ones(1, np.int32),
+            )
+            reason = FinishReason.LENGTH if step == count - 1 else None
+            outputs.append(
+                EngineCoreOutput(request_id=str(i), new_token_ids=(step,), logprobs=columns, finish_reason=reason)
+            )
+        outbox.put(outputs, step, stats(step, num_preemptions=1, step_gaps=(float(step),)))
+    assert len(outbox._outputs) == sequences
+    reader, found = BlockingStream(theirs), list[EngineOutputs]()
+    while not found or found[-1].stats is None or found[-1].stats.step_id < count - 1:
+        message = reader.receive()
+        assert isinstance(message, EngineOutputs)
+        found.append(message)
+    assert len(found) < count / 10
+    assert sum(message.stats.num_preemptions for message in found if message.stats) == count
+    assert found[-1].stats is not None
+    assert (found[-1].stats.num_waiting, found[-1].num_received) == (count - 1, count - 1)
+    for i in range(sequences):
+        own = [output for message in found for output in message.outputs if output.request_id == str(i)]
+        assert [token for output in own for token in output.new_token_ids] == list(range(count))
+        assert np.concatenate([o.logprobs.token_ids[:, 0] for o in own if o.logprobs]).tolist() == list(range(count))
+        assert [output.finish_reason for output in own][-1] is FinishReason.LENGTH
+    outbox.close(1.0)
+    ours.close()
+    reader.close()
+
+
+def test_a_name_that_is_no_class_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"package\.module:ClassName"):
+        EngineArgs(distributed_executor_backend="no such thing")
