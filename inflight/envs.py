@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
+# Keys that clients bring: the front end reads them, and no process that it starts is given them.
+API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
+
 
 def execute_model_timeout_seconds() -> float:
     """Budget of one step in seconds: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`, or vLLM's name for it; default 60."""
@@ -88,9 +91,9 @@ def _integer(name: str) -> int:
         raise ConfigError(f"{name}={text!r} is not an integer") from None
 
 
-def log_level() -> str:
-    """`INFLIGHT_LOG_LEVEL`: DEBUG, INFO, WARNING (the default) or ERROR."""
-    level = os.environ.get("INFLIGHT_LOG_LEVEL", "WARNING").upper()
+def log_level(default: str = "WARNING") -> str:
+    """`INFLIGHT_LOG_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
+    level = os.environ.get("INFLIGHT_LOG_LEVEL", default).upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"INFLIGHT_LOG_LEVEL={level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     return level

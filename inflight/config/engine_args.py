@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -151,50 +151,51 @@ class EngineArgs:
         return cls(**kwargs)
 
     def __post_init__(self) -> None:
+        # A combination is judged only where its parts are what they should be.
+        if problems := list(self._wrong_values()) or list(self._conflicts()):
+            raise ConfigError("; ".join(problems))
+
+    def _wrong_values(self) -> Iterator[str]:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices or type(value) not in {type(choice) for choice in choices}:
-                raise ConfigError(f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}")
+                yield f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}"
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ConfigError(f"{name}={value!r} is not an integer in [{low}, {high}]")
+                yield f"{name}={value!r} is not an integer in [{low}, {high}]"
         for name in ("enable_prefix_caching", "enable_chunked_prefill", "skip_tokenizer_init", "batch_invariant"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not True or False")
-        if not isinstance(self.async_scheduling, bool | None):
-            raise ConfigError(f"async_scheduling={self.async_scheduling!r} is not True, False or None")
+                yield f"{name}={getattr(self, name)!r} is not True or False"
+        if not isinstance(getattr(self, "async_scheduling"), bool | None):  # noqa: B009 for mypy it can be nothing else
+            yield f"async_scheduling={self.async_scheduling!r} is not True, False or None"
         share = self.gpu_memory_utilization
         if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
-            raise ConfigError(f"gpu_memory_utilization={share!r} is not in (0, 1]")
+            yield f"gpu_memory_utilization={share!r} is not in (0, 1]"
         for name, example in (("pipeline_layer_partition", "8,8,6,6"), ("cpu_threads_bind", "0-3,8")):
             if not isinstance(getattr(self, name), str | None):
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not a text like {example!r}")
-        if not isinstance(self.reasoning_end, str):
-            raise ConfigError(f"reasoning_end={self.reasoning_end!r} is not a text like '</think>'")
-        if self.node_rank != 0:
-            raise ConfigError(
-                f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
-            )
-        self._check_executor()
-
-    def _check_executor(self) -> None:
+                yield f"{name}={getattr(self, name)!r} is not a text like {example!r}"
+        if not isinstance(getattr(self, "reasoning_end"), str):  # noqa: B009 as above
+            yield f"reasoning_end={self.reasoning_end!r} is not a text like '</think>'"
         backend = self.distributed_executor_backend
-        if backend is None:
-            return
-        if not isinstance(backend, str) or not (backend in _EXECUTORS or _QUALIFIED_NAME.fullmatch(backend)):
-            raise ConfigError(
+        is_class = isinstance(backend, str) and _QUALIFIED_NAME.fullmatch(backend) is not None
+        if backend is not None and backend not in _EXECUTORS and not is_class:
+            yield (
                 f"distributed_executor_backend={backend!r} is not one of {', '.join(_EXECUTORS)}, nor a class named as "
                 "'package.module:ClassName'"
             )
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.node_rank != 0:
+            yield (
+                f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
         if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
-            raise ConfigError(
+            yield (
                 f"nnodes={self.nnodes} with distributed_executor_backend='external_launcher': the launcher knows "
                 "the nodes; give --nnodes to torchrun and leave it out here"
             )
         if self.nnodes > 1 and self.distributed_executor_backend == "uni":
-            raise ConfigError(
-                f"nnodes={self.nnodes} with distributed_executor_backend='uni': threads run on one node; use 'mp'"
-            )
+            yield (f"nnodes={self.nnodes} with distributed_executor_backend='uni': threads run on one node; use 'mp'")

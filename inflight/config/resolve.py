@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +55,7 @@ def resolve(
     """
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
-    max_model_len = args.max_model_len or architecture.max_position_embeddings
-    if max_model_len > architecture.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len={max_model_len} is more than the model's own limit of "
-            f"{architecture.max_position_embeddings} positions; lower it"
-        )
+    max_model_len = _resolve_max_model_len(args, architecture)
     load_format = _resolve_load_format(args.load_format, folder)
     parallel = _resolve_parallel(args, architecture)
     quantization = _resolve_quantization(args)
@@ -94,6 +90,40 @@ def resolve(
         speculative=resolve_speculative(args.speculative_config),
         execute_model_timeout_seconds=timeout_seconds,
     )
+
+
+def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine) -> list[str]:
+    """All that `resolve` would refuse, where it names the first; empty if it would not."""
+    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    max_model_len = args.max_model_len or architecture.max_position_embeddings
+    parts: list[Callable[[], object]] = [
+        lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
+        lambda: _resolve_dtype(args.dtype, architecture.dtype, machine),
+        lambda: _resolve_max_model_len(args, architecture),
+        lambda: _resolve_load_format(args.load_format, folder),
+        lambda: _resolve_parallel(args, architecture),
+        lambda: _resolve_scheduler(args, max_model_len),
+        lambda: _resolve_depth(args),
+        lambda: _resolve_device(args, max(1, world_size // args.nnodes), machine),
+        lambda: resolve_speculative(args.speculative_config),
+    ]
+    found: list[str] = []
+    for part in parts:
+        try:
+            part()
+        except ConfigError as error:
+            found += [] if str(error) in found else [str(error)]
+    return found
+
+
+def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
+    max_model_len = args.max_model_len or architecture.max_position_embeddings
+    if max_model_len > architecture.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={max_model_len} is more than the model's own limit of "
+            f"{architecture.max_position_embeddings} positions; lower it"
+        )
+    return max_model_len
 
 
 def _resolve_scheduler(args: EngineArgs, max_model_len: int) -> SchedulerConfig:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from inflight import errors
 from inflight.config.engine import EngineConfig
@@ -124,8 +125,7 @@ class CoreClient(asyncio.BufferedProtocol):
     # -- asyncio's calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no class of asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()

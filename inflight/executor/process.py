@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from inflight import envs
 from inflight.config.ranks import RankLayout
 
 logger = logging.getLogger(__name__)
@@ -135,9 +136,11 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """This process's, with its import path, so that the child finds what was found here, and its log level."""
+    """This process's, with its import path, so that the child finds what was found here, and its log level; no API key."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
     result = {**environment, "PYTHONPATH": path}
+    for name in envs.API_KEY_VARIABLES:
+        result.pop(name, None)
     level = logging.getLogger("inflight").level
     if level != logging.NOTSET:  # set by `-v`, or by the program
         known = [name for name in ("DEBUG", "INFO", "WARNING", "ERROR") if getattr(logging, name) <= max(level, 10)]

@@ -196,9 +196,12 @@ class EngineOptions:
         Raises:
             ConfigError: a value is out of bounds.
         """
+        return EngineArgs(**{**self.to_values(), **changes})
+
+    def to_values(self) -> dict[str, Any]:
+        """By the names of `EngineArgs`, unchecked."""
         names = {field.name for field in fields(EngineArgs)}
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
-        return EngineArgs(**{**values, **changes})
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
 
 
 def start_engine(context: typer.Context, options: EngineOptions, **changes: Any) -> LLMEngine:

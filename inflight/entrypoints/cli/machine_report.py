@@ -22,7 +22,7 @@ CPU_FLAGS = (
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
 )
 _VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
-_SECRET = "TOKEN"
+_SECRETS = ("TOKEN", "API_KEY")  # in the name of a variable; API_KEY_FILE is shown as little
 
 Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 
@@ -56,7 +56,9 @@ def to_text(report: Report) -> str:
 def environment(variables: Any) -> dict[str, str]:  # Any: os.environ.items() has no public type
     """The variables that matter; secrets are named, not shown."""
     return {
-        name: "(set)" if _SECRET in name else value for name, value in sorted(variables) if name.startswith(_VARIABLES)
+        name: "(set)" if any(secret in name for secret in _SECRETS) else value
+        for name, value in sorted(variables)
+        if name.startswith(_VARIABLES)
     }
 
 

@@ -8,14 +8,16 @@ import typer
 
 import inflight
 from inflight import envs
-from inflight.entrypoints.cli import bench, bench_serve, chat, env, generate, trace, worker
+from inflight.entrypoints.cli import bench, bench_serve, chat, env, generate, serve, trace, worker
 from inflight.entrypoints.cli.command import HELP_SETTINGS, GroupedHelp, command, set_log_level
+from inflight.entrypoints.cli.layered import LayeredCommand
 
 EPILOG = """\b
 Examples:
   inflight generate -p "What is 2 + 3?"
   inflight generate -m ./my-model -i questions.jsonl -o answers.jsonl
   inflight chat -m ./my-model
+  inflight serve ./my-model
 
 Without --model the commands run the small model that is part of the installation. Exit codes: 1 the engine or the machine
 failed, 2 a wrong option or input, 130 interrupted.
@@ -35,6 +37,12 @@ bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 app.command("generate", cls=GroupedHelp, epilog=generate.EPILOG)(generate.generate)
 app.command("chat", cls=GroupedHelp, epilog=chat.EPILOG)(chat.chat)
+app.command(
+    "serve",
+    cls=LayeredCommand,
+    epilog=serve.EPILOG,
+    context_settings={**HELP_SETTINGS, "auto_envvar_prefix": serve.ENVIRONMENT_PREFIX},
+)(serve.serve)
 app.command("trace", cls=GroupedHelp, epilog=trace.EPILOG)(trace.trace)
 app.command("worker", cls=GroupedHelp, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)

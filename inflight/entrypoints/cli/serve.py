@@ -1,0 +1,77 @@
+"""`inflight serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from inflight import envs
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.command import command, set_log_level
+from inflight.entrypoints.cli.engine_options import EngineOptions
+from inflight.entrypoints.cli.layered import collect, is_given_on_command_line, problems_of, without_wrong_values
+from inflight.entrypoints.cli.serve_options import ServerOptions
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "INFLIGHT_SERVE"
+
+EPILOG = """\b
+Examples:
+  inflight serve
+  inflight serve ./my-model --port 9000 --served-model-name my-model
+  inflight serve --config serve.yaml --check
+
+Every option may also stand in the environment, as INFLIGHT_SERVE_MAX_MODEL_LEN, or in the file of --config, as
+max_model_len: 4096. The command line goes before the environment, and that before the file. docs/serving.md has more.
+"""
+
+
+@command
+def serve(
+    context: typer.Context,
+    given_model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="PATH", is_eager=True, help="YAML file with options by their names.")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only report everything that is wrong, reading no weights: exit code 0 or 2."),
+    ] = False,
+    *,
+    server: ServerOptions,
+    engine: EngineOptions,
+) -> None:
+    """Serve a model over HTTP, with the API of OpenAI."""
+    set_log_level("DEBUG" if engine.verbose else envs.log_level("INFO"))
+    problems = problems_of(context)
+    engine_values, server_values = engine.to_values(), server.to_values()
+    server_values["api_keys"] = collect(problems, server.read_keys) or ()
+    if given_model is not None:
+        if engine.model != given_model and is_given_on_command_line(context, "model"):
+            problems.append(f"the model is {given_model!r}, and with --model {engine.model!r}: give one")
+        engine_values["model"] = given_model
+    settings = collect(problems, lambda: ServerSettings(**server_values))
+    args = collect(problems, lambda: EngineArgs(**engine_values))
+    if check:
+        settings = settings or without_wrong_values(ServerSettings, server_values)
+        args = args or without_wrong_values(EngineArgs, engine_values)
+        _report(problems, settings, args)
+    if problems or settings is None or args is None:
+        raise ConfigError("; ".join(problems))
+    from inflight.entrypoints.serve.command import run_server  # uvicorn: not for `--help`, not for a mistyped option
+
+    raise typer.Exit(run_server(settings, args))
+
+
+def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:
+    from inflight.entrypoints.serve.check import model_problems, server_problems  # reads tokenizers: as above
+
+    problems += [] if settings is None else server_problems(settings)
+    problems += [] if args is None else model_problems(args)
+    for problem in problems:
+        typer.echo(f"error: {problem}", err=True)
+    if not problems:
+        typer.echo("no conflict found; weights have not been read")
+    raise typer.Exit(2 if problems else 0)

@@ -1,0 +1,152 @@
+"""`ServerOptions`: the options of `inflight serve` that are not the engine's, named after `ServerSettings`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inflight import envs
+from inflight.entrypoints.cli.engine_options import parse_bytes
+from inflight.entrypoints.serve.api_keys import read_key_file
+from inflight.entrypoints.serve.settings import ServerSettings
+
+SERVER, ACCESS, LIMITS, ANSWERS = "Server", "Access", "Limits", "Answers"
+NO_BOUND = "none"
+
+
+def parse_bound(text: str) -> int | None:
+    """A number, or "none" for no bound."""
+    if str(text).strip().lower() == NO_BOUND:
+        return None
+    try:
+        return int(str(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor {NO_BOUND!r}") from None
+
+
+def _server(help: str, *names: str, **more: Any) -> Any:  # Any: typer's own type of an option
+    return typer.Option(*names, help=help, rich_help_panel=SERVER, **more)
+
+
+def _access(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=ACCESS, **more)
+
+
+def _limit(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=LIMITS, **more)
+
+
+def _answer(help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=ANSWERS, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Fields have the names and the defaults of `ServerSettings`; what may be given several times is singular here."""
+
+    host: Annotated[str, _server("Address to listen on; 0.0.0.0 for all.", metavar="HOST")] = "127.0.0.1"
+    port: Annotated[int, _server("Port to listen on; 0 takes a free one.", metavar="PORT")] = 8000
+    uds: Annotated[str | None, _server("Listen on this unix socket instead.", metavar="PATH")] = None
+    backlog: Annotated[int, _server("Connections that the kernel holds until accepted.", metavar="N")] = 2048
+    api_server_count: Annotated[
+        int, _server("Processes for HTTP and tokenisation, before one engine.", metavar="N")
+    ] = 1
+    shutdown_timeout: Annotated[float, _server("What SIGTERM leaves running requests to end.", metavar="SECONDS")] = (
+        30.0
+    )
+    keep_alive_timeout: Annotated[float, _server("How long an idle connection stays open.", metavar="SECONDS")] = 75.0
+    access_log: Annotated[str, _server("A line on stdout for every request.", metavar="text|json|off")] = "text"
+    otlp_traces_endpoint: Annotated[
+        str | None, _server("Send OpenTelemetry traces there (extra: tracing).", metavar="URL")
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        _access(
+            "Key that requests have to bring. May be repeated. Everybody on this machine sees it in `ps`: better "
+            "INFLIGHT_API_KEY or --api-key-file.",
+            metavar="KEY",
+            envvar=list(reversed(envs.API_KEY_VARIABLES)),
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None, _access("File with more keys, one a line; lines that begin with # are comments.", metavar="PATH")
+    ] = None
+    metrics_public: Annotated[
+        bool, _access("Serve /metrics without a key.", "--metrics-public/--no-metrics-public", show_default=False)
+    ] = False
+    ssl_certfile: Annotated[str | None, _access("Speak TLS with this certificate chain (PEM).", metavar="PATH")] = None
+    ssl_keyfile: Annotated[str | None, _access("Its private key. Default: it is in the same file.", metavar="PATH")] = (
+        None
+    )
+    ssl_ca_certs: Annotated[
+        str | None, _access("Clients must show a certificate signed by one of these.", metavar="PATH")
+    ] = None
+    allowed_origin: Annotated[
+        list[str] | None,
+        _access("Web pages of this origin may call (CORS); * for all. May be repeated.", metavar="ORIGIN"),
+    ] = None
+    allowed_method: Annotated[
+        list[str] | None, _access("With these methods. May be repeated. Default: GET, POST.", metavar="METHOD")
+    ] = None
+    allowed_header: Annotated[
+        list[str] | None, _access("And these headers. May be repeated. Default: all.", metavar="HEADER")
+    ] = None
+    allow_credentials: Annotated[
+        bool,
+        _access("And cookies.", "--allow-credentials/--no-allow-credentials", show_default=False),
+    ] = False
+    max_queued_requests: Annotated[
+        int | None, _limit("Requests that may wait; more is a 503.", parser=parse_bound, metavar=f"N|{NO_BOUND}")
+    ] = 1024
+    max_queued_tokens: Annotated[
+        int | None, _limit("Prompt tokens that may wait.", parser=parse_bound, metavar=f"N|{NO_BOUND}")
+    ] = 4 * 2**20
+    request_timeout: Annotated[
+        float | None, _limit("A request's deadline, from arrival to last token. Default: none.", metavar="SECONDS")
+    ] = None
+    header_timeout: Annotated[float, _limit("What a client has to send its headers.", metavar="SECONDS")] = 20.0
+    max_body_bytes: Annotated[
+        int, _limit("Largest request body; more is a 413.", parser=parse_bytes, metavar="BYTES")
+    ] = 16 * 2**20
+    max_header_bytes: Annotated[
+        int, _limit("Request line and headers together; more is a 431.", parser=parse_bytes, metavar="BYTES")
+    ] = 64 * 2**10
+    served_model_name: Annotated[
+        list[str] | None,
+        _answer("What requests call the model. May be repeated; answers say the first.", metavar="NAME"),
+    ] = None
+    tool_call_parser: Annotated[str, _answer("How the model writes tool calls.", metavar="auto|none|NAME")] = "auto"
+    reasoning_parser: Annotated[str, _answer("How it marks its thinking.", metavar="auto|none|NAME")] = "auto"
+    enable_request_chat_template: Annotated[
+        bool,
+        _answer(
+            "Let requests bring a chat template of their own.",
+            "--enable-request-chat-template/--no-enable-request-chat-template",
+            show_default=False,
+        ),
+    ] = False
+
+    def to_values(self) -> dict[str, Any]:  # Any: ServerSettings checks every value
+        """By the names of `ServerSettings`, without keys."""
+        names = {field.name for field in fields(ServerSettings)}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
+        several = {
+            "served_model_names": self.served_model_name,
+            "allowed_origins": self.allowed_origin,
+            "allowed_methods": self.allowed_method,
+            "allowed_headers": self.allowed_header,
+        }
+        values |= {name: tuple(given) for name, given in several.items() if given is not None}
+        return values
+
+    def read_keys(self) -> tuple[str, ...]:
+        """
+        Raises:
+            ConfigError: the key file cannot be read.
+        """
+        keys: Sequence[str] = self.api_key or ()
+        return (*keys, *(() if self.api_key_file is None else read_key_file(Path(self.api_key_file).expanduser())))

@@ -1,0 +1,32 @@
+"""`build_app`: the HTTP application over one engine. Keys, request ids, logs and limits on bodies are middlewares around it."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+import inflight
+from inflight.engine.async_llm import AsyncLLM
+from inflight.entrypoints.openai.errors import add_error_handlers
+from inflight.entrypoints.openai.generation_routes import add_generation_routes
+from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.strict_json import JsonRoute
+from inflight.entrypoints.openai.utility_routes import add_model_routes, add_operation_routes, add_token_routes
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.metrics.serving import ServingMetrics
+
+
+def build_app(engine: AsyncLLM, settings: ServerSettings, *, metrics: ServingMetrics | None = None) -> FastAPI:
+    """`engine` is started, and closed, by the caller. Without `metrics` there is no /metrics.
+
+    Raises:
+        ConfigError: a parser that the settings name is not known.
+    """
+    app = FastAPI(title="Inflight", version=inflight.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.router.route_class = JsonRoute
+    server = ApiServer(engine, settings)
+    add_error_handlers(app)
+    add_generation_routes(app, server)
+    add_model_routes(app, server)
+    add_token_routes(app, server)
+    add_operation_routes(app, server, metrics)
+    return app

@@ -1,0 +1,129 @@
+"""POST /v1/chat/completions: a `ChatCompletionRequest` to a `ValidatedRequest`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.openai.messages import NamedToolChoice
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.rendering import plain_tools, render_messages
+from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.validated import Presentation, TokenPrompt, ValidatedRequest
+from inflight.parsers.output_parser import OutputParser
+from inflight.parsers.selector import create_output_parser, prompt_ends_in_reasoning
+from inflight.parsers.tool_choice import ToolChoice, constrain_tools
+from inflight.sampling_params import SamplingParams
+
+_REASONING_TAIL = 8  # tokens of a prompt's end in which a template may have opened the reasoning
+
+
+async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
+    """Check, render, tokenise; nothing is started.
+
+    Raises:
+        ApiError, InvalidRequestError: what the client did wrong.
+    """
+    model = server.check_model(body.model)
+    body.check_stream()
+    tool_choice = _tool_choice(body)
+    tools = None if tool_choice == "none" else body.tools
+    params = _sampling_params(server, body)
+    if tools:
+        params = constrain_tools(
+            params,
+            plain_tools(tools) or [],
+            tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            markup=server.parsers.markup,
+        )
+    token_ids = await render_messages(
+        server,
+        body.messages,
+        tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        chat_template_kwargs=_template_kwargs(body),
+        add_special_tokens=body.add_special_tokens,
+    )
+    make_parser = await _parser_factory(server, body, plain_tools(tools), token_ids)
+    if make_parser is not None and make_parser().needs_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    options = body.stream_options
+    return ValidatedRequest(
+        kind="chat",
+        prompts=(TokenPrompt(token_ids=token_ids, text=None, params=params),),
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        presentation=Presentation(
+            model=model,
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            top_logprobs=params.logprobs,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            return_token_ids=bool(body.return_token_ids),
+            make_parser=make_parser,
+        ),
+    )
+
+
+def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> SamplingParams:
+    most, older = body.max_completion_tokens, body.max_tokens
+    if most is not None and older is not None and most != older:
+        raise FieldError("max_tokens", f"max_tokens={older} and max_completion_tokens={most} differ; give one of them")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise FieldError("top_logprobs", "top_logprobs needs logprobs: set it to true")
+    return body.sampling_params(
+        server.engine.default_params,
+        max_tokens=older if most is None else most,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none", "auto"):
+            raise FieldError("tool_choice", "tool_choice asks for a call, but there are no tools")
+        return "none"
+    if not isinstance(choice, NamedToolChoice):
+        return choice or "auto"
+    name = choice.function.name
+    if name not in [tool.function.name for tool in body.tools]:
+        raise FieldError("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
+    return {"name": name}
+
+
+def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
+    """reasoning_effort as gpt-oss' template reads it, and Qwen's switch; the request's own variables count more."""
+    effort: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        effort["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+    return {**effort, **(body.chat_template_kwargs or {})}
+
+
+async def _parser_factory(
+    server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
+) -> Callable[[], OutputParser] | None:
+    """None where the text is content and nothing else."""
+    tool_parser = server.parsers.tool if tools else None
+    reasoning_parser = server.parsers.reasoning
+    if tool_parser is None and reasoning_parser is None:
+        return None
+    prompt_end = await server.engine.decode(token_ids[-_REASONING_TAIL:])
+    return partial(
+        create_output_parser,
+        tool_parser,
+        reasoning_parser,
+        tools=tools,
+        prompt_ends_in_reasoning=prompt_ends_in_reasoning(prompt_end, reasoning_parser),
+        max_tool_calls=1 if body.parallel_tool_calls is False else None,
+    )

@@ -1,0 +1,181 @@
+"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: one table from exception to answer.
+
+A body says what the client did wrong, or that the server failed; it never carries a path, a traceback or an address.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from inflight.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    InflightError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestTimeoutError,
+    TokenizerError,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_MAX_VALIDATION_ERRORS = 3
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every answer other than 200 holds."""
+
+    error: ErrorDetail
+
+
+class ApiError(HTTPException):
+    """An answer that is an error.
+
+    Attributes:
+        type: "invalid_request_error", "server_error", ...
+        param: the field that is wrong, as a path like messages[0].role.
+        code: a name for programs, like "model_not_found".
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.type = type
+        self.param = param
+        self.code = code
+
+    def body(self) -> bytes:
+        """ASCII: what the client sent comes back escaped, lone surrogates included."""
+        message = _ADDRESS.sub("", str(self.detail))
+        if len(message) > MAX_MESSAGE:
+            message = message[: MAX_MESSAGE - 1] + "…"
+        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode("ascii")
+
+    def response(self) -> Response:
+        headers = dict(self.headers or {})
+        return Response(self.body(), self.status_code, headers, media_type="application/json")
+
+
+class FieldError(InvalidRequestError):
+    """One field of a request is wrong."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What the client is told. What it cannot have caused is logged, and told in general terms."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else None)
+    if isinstance(error, TokenizerError):  # no chat template; one in the request that is no Jinja
+        return ApiError(400, str(error))
+    if isinstance(error, OverloadedError):
+        headers = {"Retry-After": str(error.retry_after_seconds)}
+        return ApiError(503, str(error), type="overloaded_error", code="overloaded", headers=headers)
+    if isinstance(error, RequestTimeoutError):
+        return ApiError(504, str(error), type="timeout_error", code="request_timeout")
+    if isinstance(error, EngineClosedError):
+        message = "the server is shutting down and takes no new requests"
+        return ApiError(503, message, type="server_error", code="shutting_down", headers={"Retry-After": "1"})
+    if isinstance(error, EngineDeadError):
+        logger.error("a request met a dead engine: %s", error)
+        return ApiError(503, "the engine is not running", type="server_error", code="engine_dead")
+    logger.error("a request failed", exc_info=error)
+    name = "engine_error" if isinstance(error, InflightError) else "internal_error"
+    return ApiError(500, "the server failed to answer this request", type="server_error", code=name)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    async def on_error(_: Request, error: Exception) -> Response:
+        return to_api_error(error).response()
+
+    async def on_validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _validation_error(error.errors()).response()
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return (error if isinstance(error, ApiError) else _http_error(request, error)).response()
+
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(InflightError, on_error)
+    app.add_exception_handler(Exception, on_error)
+
+
+def _http_error(request: Request, error: HTTPException) -> ApiError:
+    """What the router raises: there is no such path, or it has no such method."""
+    if error.status_code == 404:
+        return ApiError(404, f"there is no {request.url.path} here", code="not_found")
+    if error.status_code == 405:
+        message = f"{request.url.path} does not take {request.method}"
+        return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+    phrase = HTTPStatus(error.status_code).phrase.lower()
+    return ApiError(error.status_code, phrase, headers=error.headers)
+
+
+def _validation_error(errors: Sequence[Any]) -> ApiError:  # Any: pydantic's error dicts
+    """One message of pydantic's several; `param` is the first field that is wrong."""
+    told: dict[str, dict[str, None]] = {}
+    for error in errors:
+        told.setdefault(_where(error["loc"]), {})[_what(error)] = None
+    # of a union's branches the ones count that got furthest; where all stop at one place, the value may be any of them
+    furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
+    whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
+    messages = [f"{where}: {what}" if where else what for where, what in whats.items()]
+    return ApiError(400, "; ".join(messages), param=furthest[0] or None)
+
+
+def _what(error: Mapping[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "this field is not known here"
+    if error["type"] == "missing":
+        return "this field is required" if len(error["loc"]) > 1 else "the body is missing; send a JSON object"
+    text = str(error["msg"])
+    return text[:1].lower() + text[1:]
+
+
+def _where(loc: Sequence[str | int]) -> str:
+    """("body", "messages", 0, "role") -> "messages[0].role". Names of a union's branches are left out."""
+    path = ""
+    for part in loc[1:] if loc and loc[0] in ("body", "path", "query") else loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif (
+            not re.search(r"[^\w-]|^(constrained-str|str|int|float|bool|[A-Z]\w+|text|json_object|json_schema)$", part)
+            or not path
+        ):
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,204 @@
+"""`GenerationFields`: what /v1/chat/completions and /v1/completions have in common; with it, the sampling parameters.
+
+Bounds are `SamplingParams`' own, shown here for the OpenAPI document; what needs the model is checked by the input processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_GRAMMAR_LENGTH,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOP_STRING_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+
+MAX_INT = 2**31 - 1
+MAX_PRIORITY = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_STRING_LENGTH)]
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
+Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
+
+
+class StreamOptions(StrictModel):
+    include_usage: bool | None = Field(None, description="A last chunk without choices carries the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk carries the usage so far.")
+    include_obfuscation: Annotated[Literal[False] | None, neutral("Padding against eavesdroppers is not written.")] = (
+        None
+    )
+
+
+class JsonSchemaFormat(StrictModel):
+    name: Annotated[str, no_effect("A name for the schema.", min_length=1, max_length=64)]
+    description: Annotated[str | None, no_effect("What the schema is for. The model does not see it.")] = None
+    schema_: Schema | None = Field(None, alias="schema", description="The JSON schema that the text satisfies.")
+    strict: Annotated[bool | None, no_effect("The schema is always followed, strict or not.")] = None
+
+
+class TextFormat(StrictModel):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(StrictModel):
+    type: Literal["json_object"]
+
+
+class JsonSchemaResponseFormat(StrictModel):
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaResponseFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(StrictModel):
+    """Exactly one of json, json_object, regex, choice, grammar and structural_tag; see docs/structured-output.md."""
+
+    json_: Schema | GrammarText | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: GrammarText | None = None
+    choice: Annotated[list[str] | None, Field(min_length=1, max_length=MAX_CHOICES)] = None
+    grammar: GrammarText | None = None
+    structural_tag: Schema | GrammarText | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: GrammarText | None = None
+    separators: Annotated[list[str] | None, Field(min_length=2, max_length=2)] = None
+
+
+class GenerationFields(StrictModel):
+    """Fields of both endpoints."""
+
+    model: str | None = Field(None, description="One of /v1/models; left out, the first of them.")
+    # what is drawn
+    n: int | None = Field(None, ge=1, le=MAX_N, description="How many completions of each prompt.")
+    temperature: float | None = Field(None, ge=0, le=1e4, description="0 is greedy.")
+    top_p: float | None = Field(None, gt=0, le=1, description="The smallest set of tokens of this probability is kept.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT, description="So many tokens are kept; 0 and -1 keep all.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Tokens below this share of the best are dropped.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted once from what was emitted.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted each time it was emitted.")
+    repetition_penalty: float | None = Field(None, gt=0, le=1e4, description="Divides what is in prompt or output.")
+    seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Makes the draws repeatable.")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_LOGIT_BIAS, description="Token id -> added to its logit."
+    )
+    bad_words: list[StopString] | None = Field(None, max_length=MAX_BAD_WORDS, description="Never completed.")
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, description="Nothing else is drawn.")
+    # where it ends
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+        None, description="Strings that end the text."
+    )
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end it.")
+    ignore_eos: bool | None = Field(None, description="Go on past the model's own end tokens.")
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INT, description="No end before so many tokens.")
+    include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
+    skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
+    # what the text must be
+    response_format: ResponseFormat | None = Field(None, description="text, json_object or a json_schema.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="A constraint in vLLM's words.")
+    guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
+    guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
+    guided_choice: list[str] | None = Field(
+        None, min_length=1, max_length=MAX_CHOICES, description="Older name of structured_outputs.choice."
+    )
+    guided_grammar: GrammarText | None = Field(None, description="Older name of structured_outputs.grammar.")
+    # how it is run
+    cache_salt: str | None = Field(None, max_length=1024, description="Separates prefix caches of users.")
+    priority: int | None = Field(
+        None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Lower runs first; needs scheduling_policy='priority'."
+    )
+    # how it is shown
+    stream: bool | None = Field(None, description="Server-sent events, ended by [DONE].")
+    stream_options: StreamOptions | None = Field(None, description="Of a stream only.")
+    return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="So many log-probabilities of each prompt token; not in a stream."
+    )
+    # what changes nothing
+    user: Annotated[str | None, no_effect("A mark of the caller's own; nothing is stored.")] = None
+    safety_identifier: Annotated[str | None, no_effect("As user.")] = None
+    metadata: Annotated[dict[str, str] | None, no_effect("Marks of the caller's own.", max_length=16)] = None
+    prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without it.")] = None
+    service_tier: Annotated[Literal["auto", "default"] | None, neutral("There is one tier.")] = None
+
+    def sampling_params(
+        self,
+        defaults: SamplingParams,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> SamplingParams:
+        """The fields that are given, over the model's own defaults.
+
+        Raises:
+            InvalidRequestError: they are out of bounds, or contradict each other.
+        """
+        given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
+        return replace(
+            defaults,
+            **given,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logit_bias=self._logit_bias(),
+            structured_outputs=self._structured_outputs(),
+        )
+
+    def check_stream(self) -> None:
+        """Options that a stream has, or has not."""
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "stream_options is of a stream only: set stream to true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise FieldError("prompt_logprobs", "prompt_logprobs is not part of a stream: set stream to false")
+
+    def _logit_bias(self) -> dict[int, float] | None:
+        if self.logit_bias is None:
+            return None
+        for key in self.logit_bias:
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise FieldError("logit_bias", f"logit_bias has the key {key!r}; keys are token ids in decimal")
+        return {int(key): value for key, value in self.logit_bias.items()}
+
+    def _structured_outputs(self) -> StructuredOutputsParams | None:
+        """Whatever of the several ways to say it is used; only one may be."""
+        found: dict[str, StructuredOutputsParams] = {}
+        if isinstance(self.response_format, JsonObjectFormat):
+            found["response_format"] = StructuredOutputsParams(json_object=True)
+        elif isinstance(self.response_format, JsonSchemaResponseFormat):
+            schema = self.response_format.json_schema.schema_
+            if schema is None:
+                raise FieldError("response_format.json_schema.schema", "response_format.json_schema has no schema")
+            found["response_format"] = StructuredOutputsParams(json=schema)
+        if self.structured_outputs is not None:
+            given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            found["structured_outputs"] = StructuredOutputsParams(**given)
+        for name in ("json", "regex", "choice", "grammar"):
+            if (value := getattr(self, f"guided_{name}")) is not None:
+                found[f"guided_{name}"] = StructuredOutputsParams(**{name: value})
+        if len(found) > 1:
+            names = list(found)
+            raise FieldError(names[1], f"{' and '.join(names)} each constrain the text; give one of them")
+        return next(iter(found.values()), None)
+
+
+_SAME_NAMES = (
+    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed stop stop_token_ids "
+    "ignore_eos min_tokens bad_words allowed_token_ids skip_special_tokens include_stop_str_in_output"
+).split()

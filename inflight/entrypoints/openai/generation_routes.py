@@ -1,0 +1,92 @@
+"""The endpoints that generate: /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.types import Send
+
+from inflight.entrypoints.openai.chat import validate_chat
+from inflight.entrypoints.openai.chat_presenter import ChatPresenter
+from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
+from inflight.entrypoints.openai.completions import validate_completion
+from inflight.entrypoints.openai.errors import ErrorBody
+from inflight.entrypoints.openai.generation import answer
+from inflight.entrypoints.openai.presenter import Presenter
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
+from inflight.entrypoints.openai.server import ApiServer, answer_id, trace_headers
+from inflight.entrypoints.openai.sse import WorkResponse
+from inflight.entrypoints.openai.validated import ValidatedRequest
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is wrong."},
+    "5XX": {"model": ErrorBody, "description": "The queue is full (503, with Retry-After), or the server failed."},
+}
+
+
+def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
+    engine = server.engine
+
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        def present(validated: ValidatedRequest) -> Presenter:
+            name = answer_id(request, "chatcmpl")
+            return ChatPresenter(name, validated.presentation, server.fingerprint, engine.tokenizer)
+
+        return _respond(server, request, lambda: validate_chat(server, body), present)
+
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        def present(validated: ValidatedRequest) -> Presenter:
+            name, prompts = answer_id(request, "cmpl"), validated.prompts
+            return CompletionPresenter(name, validated.presentation, server.fingerprint, engine.tokenizer, prompts)
+
+        return _respond(server, request, lambda: validate_completion(server, body), present)
+
+    app.add_api_route(
+        "/v1/chat/completions",
+        create_chat_completion,
+        methods=["POST"],
+        response_model=None,
+        responses={200: _streamed_or_not(ChatCompletion, ChatCompletionChunk), **ERRORS},
+    )
+    app.add_api_route(
+        "/v1/completions",
+        create_completion,
+        methods=["POST"],
+        response_model=None,
+        responses={200: _streamed_or_not(Completion, Completion), **ERRORS},
+    )
+
+
+def _respond(
+    server: ApiServer,
+    request: Request,
+    validate: Callable[[], Awaitable[ValidatedRequest]],
+    present: Callable[[ValidatedRequest], Presenter],
+) -> Response:
+    """All of it happens in the response, where the client is listened to: rendering and tokenising too."""
+
+    async def work(send: Send) -> None:
+        server.engine.check_admission()  # a full queue refuses at once, before anything is tokenised
+        validated = await validate()
+        await answer(
+            server.engine,
+            validated,
+            present(validated),
+            send,
+            timeout=server.settings.request_timeout,
+            trace_headers=trace_headers(request),
+        )
+
+    return WorkResponse(work)
+
+
+def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
+    """FastAPI adds the model's schema to application/json; events are text, each the JSON of a chunk."""
+    return {
+        "model": whole,
+        "description": f"A {whole.__name__}; with stream, events of {chunk.__name__}, then [DONE].",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }

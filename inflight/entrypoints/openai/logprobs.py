@@ -1,0 +1,91 @@
+"""Log-probabilities in the shapes of the two endpoints, as plain JSON data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inflight.outputs import Logprob
+from inflight.tokenizer.tokenizer import Tokenizer
+
+LOWEST = -9999.0  # JSON has no -infinity
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what part of a character is decoded to
+
+Row = Mapping[int, Logprob]  # of one position: the token itself first
+
+
+def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    """`choices[].logprobs.content`: one entry per token."""
+    return [_chat_entry(row, top, tokenizer) for row in rows]
+
+
+def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    token_id, found = next(iter(row.items()))
+    best = sorted(row.items(), key=lambda item: item[1].rank)[:top]
+    return {
+        **_token(token_id, found, tokenizer),
+        "top_logprobs": [_token(other_id, other, tokenizer) for other_id, other in best],
+    }
+
+
+def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    text = found.decoded_token or ""
+    return {"token": text, "logprob": finite(found.logprob), "bytes": list(_token_bytes(token_id, text, tokenizer))}
+
+
+def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
+    """What the token is in UTF-8. Only of part of a character its text does not say it."""
+    if _REPLACEMENT not in text or tokenizer is None:
+        return text.encode("utf-8")
+    byte = tokenizer.byte_fallback(token_id)
+    return tokenizer.token_bytes(token_id) if byte is None else bytes([byte])
+
+
+class CompletionLogprobs:
+    """`choices[].logprobs` of completions: columns, with each token's offset in the text, which goes on over chunks."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def columns(self, rows: Sequence[Row | None], first_token: str = "") -> dict[str, list[Any]]:
+        """Of the next tokens. A row is None for the prompt's first token, whose text is `first_token`: nothing precedes it."""
+        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for row in rows:
+            found = None if row is None else next(iter(row.values()))
+            text = first_token if found is None else found.decoded_token or ""
+            columns["tokens"].append(text)
+            columns["token_logprobs"].append(None if found is None else finite(found.logprob))
+            columns["top_logprobs"].append(None if row is None else self._best(row))
+            columns["text_offset"].append(self._offset)
+            self._offset += len(text)
+        return columns
+
+    def _best(self, row: Row) -> dict[str, float]:
+        """The most probable tokens by their text, the drawn one always; of two with the same text, the likelier."""
+        best: dict[str, float] = {}
+        drawn, *others = row.values()
+        for entry in [drawn, *sorted(others, key=lambda entry: entry.rank)]:
+            text = entry.decoded_token or ""
+            best[text] = max(best.get(text, LOWEST), finite(entry.logprob))
+        return best
+
+
+def prompt_logprobs(rows: Sequence[Row | None]) -> list[dict[str, dict[str, Any]] | None]:
+    """In vLLM's form: one dict per prompt token, by token id; None for the first."""
+    return [
+        None
+        if row is None
+        else {
+            str(token_id): {
+                "logprob": finite(found.logprob),
+                "rank": found.rank,
+                "decoded_token": found.decoded_token,
+            }
+            for token_id, found in row.items()
+        }
+        for row in rows
+    ]
+
+
+def finite(value: float) -> float:
+    return max(value, LOWEST)

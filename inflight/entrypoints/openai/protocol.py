@@ -1,0 +1,102 @@
+"""The requests of the endpoints, as pydantic models: also what /openapi.json shows of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId
+from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
+from inflight.entrypoints.openai.model import StrictModel, neutral
+from inflight.sampling_params import MAX_LOGPROBS, MAX_N
+
+MAX_PROMPTS = 256  # of one completion request
+MAX_TEMPLATE_LENGTH = 2**18
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ChatTemplateFields(StrictModel):
+    """How messages become a prompt."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, description="The conversation.")
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Functions the model may call.")
+    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; true if left out.")
+    continue_final_message: bool | None = Field(None, description="Go on with the last message instead.")
+    chat_template: str | None = Field(
+        None, max_length=MAX_TEMPLATE_LENGTH, description="Jinja; only with --enable-request-chat-template."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    add_special_tokens: bool | None = Field(
+        None, description="Tokens around the prompt that the tokenizer adds; false if left out: the template has them."
+    )
+
+
+class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
+    """POST /v1/chat/completions"""
+
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The most tokens of an answer.")
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="Older name of max_completion_tokens.")
+    logprobs: bool | None = Field(None, description="Each token with its log-probability.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="And so many of the most probable ones; needs logprobs."
+    )
+    tool_choice: ToolChoice | None = Field(None, description="none, auto, required, or one function by name.")
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="A variable of the chat template; none also sets enable_thinking to false."
+    )
+    modalities: Annotated[list[Literal["text"]] | None, neutral("Text only.", max_length=1, min_length=1)] = None
+    audio: Annotated[None, neutral("Text only.")] = None
+    store: Annotated[Literal[False] | None, neutral("Nothing is stored.")] = None
+    prediction: Annotated[None, neutral("Drafts are the engine's own (speculative_config).")] = None
+    functions: Annotated[None, neutral("Use tools.")] = None
+    function_call: Annotated[None, neutral("Use tool_choice.")] = None
+    web_search_options: Annotated[None, neutral("The server fetches nothing.")] = None
+    verbosity: Annotated[Literal["medium"] | None, neutral("Ask for it in the messages.")] = None
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions"""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    ) = Field(description="Text or token ids, or a list of them.")
+    max_tokens: int | None = Field(
+        None, ge=0, le=MAX_INT, description="The most tokens of a completion; 16 if left out. 0 only with echo."
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Each token with so many of the best.")
+    echo: bool | None = Field(None, description="The prompt stands before the completion, in logprobs too.")
+    add_special_tokens: bool | None = Field(
+        None, description="Tokens around a text prompt that the tokenizer adds; true if left out."
+    )
+    best_of: Annotated[int | None, neutral("Only n itself.", ge=1, le=MAX_N)] = None
+    suffix: Annotated[None, neutral("Filling in the middle is not served.")] = None
+
+
+class TokenizeRequest(StrictModel):
+    """POST /tokenize: of `prompt`, or of `messages` as a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, if left out.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = Field(None, max_length=MAX_TEMPLATE_LENGTH)
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[TokenId] = Field(max_length=2**20)
+    skip_special_tokens: bool | None = Field(None, description="False if left out.")

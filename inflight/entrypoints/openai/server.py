@@ -1,0 +1,60 @@
+"""`ApiServer`: what all endpoints of one app share: the engine, the settings, and the names of the models."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+
+from starlette.requests import Request
+
+import inflight
+from inflight.engine.async_llm import AsyncLLM
+from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.parsers.selector import resolve_parsers
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class ApiServer:
+    """Immutable.
+
+    Attributes:
+        model_names: under which the one model is served; the first is its name in answers that name none.
+        parsers: of tool calls and reasoning, as the settings or the chat template say.
+        fingerprint: changes when the same request may give another answer.
+    """
+
+    def __init__(self, engine: AsyncLLM, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.model_names = settings.served_model_names or (engine.model.name,)
+        self.created = int(time.time())
+        model = engine.model
+        known = f"{inflight.__version__} {model.name} {model.dtype}"
+        self.fingerprint = "fp_" + hashlib.sha256(known.encode("utf-8")).hexdigest()[:12]
+        self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer under.
+
+        Raises:
+            ApiError: 404, as OpenAI's.
+        """
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            raise ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
+        return name
+
+
+def answer_id(request: Request, prefix: str) -> str:
+    """The id of an answer: of the request id, where a middleware has set one."""
+    state = request.scope.get("state") or {}
+    return f"{prefix}-{state.get('request_id') or uuid.uuid4().hex}"
+
+
+def trace_headers(request: Request) -> dict[str, str]:
+    """W3C trace context, to go with the request into the engine."""
+    return {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}

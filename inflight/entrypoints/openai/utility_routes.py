@@ -1,0 +1,144 @@
+"""The endpoints beside generation: models, tokens, version, health, metrics, the prefix cache."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from starlette.types import Send
+
+import inflight
+from inflight.entrypoints.openai.errors import ApiError, FieldError
+from inflight.entrypoints.openai.generation_routes import ERRORS
+from inflight.entrypoints.openai.presenter import encode_json
+from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
+from inflight.entrypoints.openai.rendering import render_messages
+from inflight.entrypoints.openai.responses import (
+    Body,
+    DetokenizedText,
+    ModelCard,
+    ModelList,
+    Status,
+    Tokens,
+    Version,
+)
+from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.sse import WorkResponse, send_json
+from inflight.errors import EngineError
+from inflight.metrics.serving import ServingMetrics
+
+
+def add_model_routes(app: FastAPI, server: ApiServer) -> None:
+    def card(name: str) -> ModelCard:
+        model = server.engine.model
+        return ModelCard(id=name, created=server.created, root=model.name, max_model_len=model.max_model_len)
+
+    async def list_models() -> ModelList:
+        return ModelList(data=[card(name) for name in server.model_names])
+
+    async def retrieve_model(model: str) -> ModelCard:
+        return card(server.check_model(model))
+
+    app.add_api_route("/v1/models", list_models, methods=["GET"], responses=ERRORS)
+    # a hub id has a slash in it
+    app.add_api_route("/v1/models/{model:path}", retrieve_model, methods=["GET"], responses=ERRORS)
+
+
+def add_token_routes(app: FastAPI, server: ApiServer) -> None:
+    engine = server.engine
+
+    async def tokens_of(body: TokenizeRequest) -> list[int]:
+        if (body.prompt is None) == (body.messages is None):
+            raise FieldError("prompt", "give either prompt or messages")
+        if body.messages is not None:
+            return await render_messages(
+                server,
+                body.messages,
+                body.tools,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                chat_template=body.chat_template,
+                chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=body.add_special_tokens,
+            )
+        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template"):
+            if getattr(body, name) is not None:
+                raise FieldError(name, f"{name} is of messages, not of a prompt")
+        assert body.prompt is not None
+        return await engine.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+
+    async def tokenize(body: TokenizeRequest) -> Response:
+        server.check_model(body.model)
+
+        async def work(send: Send) -> None:
+            tokens = await tokens_of(body)
+            strings = None
+            if body.return_token_strs and engine.tokenizer is not None:
+                strings = [engine.tokenizer.id_to_piece(token) or "" for token in tokens]
+            length = engine.model.max_model_len
+            await _send(send, Tokens(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+
+        return WorkResponse(work)
+
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        server.check_model(body.model)
+        for i, token in enumerate(body.tokens):
+            if token >= engine.model.vocab_size:
+                raise FieldError(f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary")
+
+        async def work(send: Send) -> None:
+            text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+            await _send(send, DetokenizedText(prompt=text))
+
+        return WorkResponse(work)
+
+    app.add_api_route("/tokenize", tokenize, methods=["POST"], responses={200: {"model": Tokens}, **ERRORS})
+    app.add_api_route(
+        "/detokenize", detokenize, methods=["POST"], responses={200: {"model": DetokenizedText}, **ERRORS}
+    )
+
+
+def add_operation_routes(app: FastAPI, server: ApiServer, metrics: ServingMetrics | None) -> None:
+    engine = server.engine
+
+    async def version() -> Version:
+        return Version(version=inflight.__version__)
+
+    async def live() -> Status:
+        """The process answers; nothing is said of the engine."""
+        return Status(status="live")
+
+    async def health() -> Status:
+        """The engine's process lives."""
+        await engine.check_health()
+        return Status(status="healthy")
+
+    async def ready() -> Status:
+        """Real steps are made, and new requests taken."""
+        if engine.is_draining:
+            raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
+        try:
+            await engine.check_ready()
+        except EngineError as error:
+            raise ApiError(503, "the engine makes no steps", type="server_error", code="not_ready") from error
+        return Status(status="ready")
+
+    async def reset_prefix_cache() -> Status:
+        """Forget the KV blocks of earlier prompts."""
+        await engine.reset_prefix_cache()
+        return Status(status="reset")
+
+    for path, endpoint in (("/version", version), ("/live", live), ("/health", health), ("/ready", ready)):
+        app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
+    app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
+    if metrics is None:
+        return
+
+    async def show_metrics(request: Request) -> Response:
+        """For Prometheus."""
+        body, content_type = metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    app.add_api_route("/metrics", show_metrics, methods=["GET"], response_class=Response, responses=ERRORS)
+
+
+async def _send(send: Send, body: Body) -> None:
+    await send_json(send, encode_json(body.model_dump(exclude_none=True)).encode("utf-8"))

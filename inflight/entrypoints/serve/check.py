@@ -1,0 +1,102 @@
+"""What would keep a server from starting, all of it at once, found without torch and without reading a weight."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from inflight.config.engine_args import EngineArgs
+from inflight.config.gguf_config import read_model_config
+from inflight.config.gguf_file import read_gguf
+from inflight.config.machine import detect_machine
+from inflight.config.parse_architecture import parse_architecture
+from inflight.config.resolve import find_conflicts
+from inflight.entrypoints.serve.listener import Listener
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.tls import make_ssl_context
+from inflight.errors import ConfigError
+from inflight.hub import read_config, read_generation_config, read_json, resolve_model_folder, resolve_tokenizer_folder
+from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
+from inflight.tokenizer.tokenizer import Tokenizer
+
+_INDEX = "model.safetensors.index.json"
+
+
+def server_problems(settings: ServerSettings) -> list[str]:
+    """Of the address, the TLS files and the optional packages. The address is taken for a moment."""
+    found = _problems_of(lambda: Listener(settings).close())
+    found += _problems_of(lambda: make_ssl_context(settings))
+    if settings.otlp_traces_endpoint is not None and importlib.util.find_spec("opentelemetry") is None:
+        found.append("otlp_traces_endpoint needs packages of its own: pip install 'inflight-llm[tracing]'")
+    return found
+
+
+def model_problems(args: EngineArgs) -> list[str]:
+    """Of the model's files, of what serves them, and of arguments that do not fit each other, the model or the machine."""
+    try:
+        source = _find_model(args)
+    except ConfigError as error:
+        return [str(error), *(_problems_of(lambda: _read_tokenizer(args, None)) if args.tokenizer is not None else [])]
+    found = _problems_of(lambda: _read_tokenizer(args, source))
+    if source.is_dir() and args.generation_config == "auto":
+        found += _problems_of(lambda: read_generation_config(source))
+    found += _problems_of(lambda: _check_weight_files(args, source))
+    try:
+        architecture = parse_architecture(read_model_config(source))
+    except ConfigError as error:
+        return [*found, str(error)]
+    try:
+        machine = detect_machine(args.device)
+    except ConfigError as error:  # a variable of the environment
+        return [*found, str(error)]
+    return found + find_conflicts(args, folder=source, architecture=architecture, machine=machine)
+
+
+def _find_model(args: EngineArgs) -> Path:
+    """The folder or GGUF file. Of a hub's model only the small files are fetched."""
+    if args.model is None or Path(args.model).expanduser().exists():
+        return resolve_model_folder(args.model, args.revision)
+    folder = resolve_tokenizer_folder(args.model, args.revision)
+    read_config(folder)
+    return folder
+
+
+def _check_weight_files(args: EngineArgs, source: Path) -> None:
+    """That they are there; whether they are whole is seen when they are read."""
+    if args.load_format == "dummy" or source.is_file() or (args.model is not None and not Path(args.model).exists()):
+        return
+    files = {path.name for path in source.glob("*.safetensors")}
+    if not files:
+        raise ConfigError(f"{source} holds no *.safetensors; give load_format='dummy' for random weights")
+    if (index := source / _INDEX).is_file():
+        weight_map = read_json(index).get("weight_map")
+        wanted = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
+        if missing := sorted(wanted - files):
+            raise ConfigError(f"{source} lacks {len(missing)} of the files that {_INDEX} names, {missing[0]!r} first")
+
+
+def _read_tokenizer(args: EngineArgs, source: Path | None) -> None:
+    if args.skip_tokenizer_init:
+        return
+    source = source if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
+    assert source is not None, "without a tokenizer of its own the model's is asked for"
+    if source.is_file() and not (source.parent / "tokenizer.json").is_file():
+        file = read_gguf(source)
+        gguf_tokenizer(file)
+        gguf_chat_template(file, args.chat_template)
+        return
+    folder = source.parent if source.is_file() else source
+    found = _problems_of(lambda: Tokenizer.from_folder(folder))
+    found += _problems_of(lambda: ChatTemplate.from_folder(folder, args.chat_template))
+    if found:
+        raise ConfigError("; ".join(found))
+
+
+def _problems_of(part: Callable[[], object]) -> list[str]:
+    try:
+        part()
+    except ConfigError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,86 @@
+"""The YAML file of `--config`: option names and values, brought into the form in which a command line gives them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import yaml
+
+from inflight.errors import ConfigError
+
+_MAX_FILE_BYTES = 2**20
+
+OptionValue = str | list[str]
+
+
+def read_config_file(path: Path, options: Collection[str]) -> dict[str, OptionValue]:
+    """The values of the options that the file names; `options` are all there are, as `max_model_len`.
+
+    Numbers and booleans are the text that the option would be given, mappings are JSON,
+    lists stay lists; null is an option that is not given. So whatever reads the command line reads this too.
+
+    Raises:
+        ConfigError: names everything that is wrong with the file.
+    """
+    content = _read(path)
+    if content is None:  # an empty file
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"config={str(path)!r} holds a {type(content).__name__}, not option names and values")
+    problems: list[str] = []
+    values: dict[str, OptionValue] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in options:
+            near = difflib.get_close_matches(name, options, n=1)
+            problems.append(
+                f"config={str(path)!r}: unknown option {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        elif name in values:
+            problems.append(f"config={str(path)!r}: {name!r} is given twice")
+        elif value is not None:
+            try:
+                values[name] = [_as_text(entry) for entry in value] if isinstance(value, list) else _as_text(value)
+            except (TypeError, ValueError):  # a date, a set, bytes
+                problems.append(
+                    f"config={str(path)!r}: {key!r} is a {type(value).__name__}; put it in quotes if it is a text"
+                )
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return values
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _read(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"config={str(path)!r} cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"config={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
+    try:
+        return yaml.load(content, Loader=_UniqueKeyLoader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, or no date there can be
+        raise ConfigError(f"config={str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """yaml's safe loader takes the last of two equal keys without a word; and aliases could multiply a small file."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        keys = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not read", None)
+        return super().compose_node(parent, index)

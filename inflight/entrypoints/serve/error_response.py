@@ -1,0 +1,41 @@
+"""An error in OpenAI's shape, sent by what stands before the app: middlewares, and the gate while there is no app."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]  # Any: ASGI's own messages
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+RETRY_AFTER_SECONDS = 5
+
+
+async def send_error(
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    kind: str,
+    code: str | None = None,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    """`kind` is OpenAI's `error.type`, `code` its `error.code`."""
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    await send_json(send, status, {"error": error}, headers)
+
+
+async def send_json(send: Send, status: int, value: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    body = json.dumps(value).encode()
+    fixed = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of that (lower-case) name."""
+    return next((value for known, value in scope["headers"] if known == name), None)

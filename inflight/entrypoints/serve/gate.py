@@ -1,0 +1,82 @@
+"""`Gate`: what a request meets while the engine is not there yet, not any more, or not for long.
+
+    STARTING --open--> READY --drain--> DRAINING
+        \\________________|_________________|--fail--> DEAD
+
+/live answers 200 in every phase: the process is up. /ready and /health are the app's in READY; before and after it the gate's.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from inflight.entrypoints.serve.error_response import (
+    RETRY_AFTER_SECONDS,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    send_error,
+    send_json,
+)
+
+
+class Phase(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+_WHY = {
+    Phase.STARTING: "the engine is starting",
+    Phase.DRAINING: "the server is shutting down",
+    Phase.DEAD: "the engine has failed; the server is ending",
+}
+# What goes on while the last requests end: it starts no work, and says how far they are.
+_WHILE_DRAINING = frozenset({"/health", "/metrics", "/version"})
+
+
+class Gate:
+    """Single-threaded, as the event loop that serves it."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.STARTING
+        self._app: ASGIApp | None = None
+
+    def open(self, app: ASGIApp) -> None:
+        """The engine is there. Does nothing once the server drains or has failed."""
+        if self.phase is Phase.STARTING:
+            self.phase, self._app = Phase.READY, app
+
+    def drain(self) -> None:
+        """From now on every request is refused, and every connection closed after its response."""
+        if self.phase is not Phase.DEAD:
+            self.phase = Phase.DRAINING
+
+    def fail(self) -> None:
+        self.phase = Phase.DEAD
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.phase not in (Phase.STARTING, Phase.READY):
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        path = scope["path"]
+        if path == "/live":
+            await send_json(send_and_close, 200, {"status": "alive"})
+        elif self._app is not None and (
+            self.phase is Phase.READY or (self.phase is Phase.DRAINING and path in _WHILE_DRAINING)
+        ):
+            await self._app(scope, receive, send_and_close)
+        else:
+            await send_error(
+                send_and_close,
+                503,
+                f"{_WHY[self.phase]}; try again later",
+                kind="server_error",
+                code=f"server_{self.phase.value}",
+                headers=[(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)],
+            )

@@ -1,0 +1,82 @@
+"""`Listener`: the socket that the server listens on, bound before there is a server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import ConfigError
+
+
+class Listener:
+    """
+    Args:
+        settings: host and port, or uds.
+
+    Raises:
+        ConfigError: the address is in use, is not this machine's, or may not be listened on.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._path = None if settings.uds is None else Path(settings.uds)
+        self._inode = 0
+        try:
+            if self._path is not None:
+                self.socket = _bind_unix(self._path)
+                self._inode = self._path.stat().st_ino
+            else:
+                self.socket = _bind_tcp(settings.host, settings.port)
+            self.socket.listen(settings.backlog)
+        except OSError as error:
+            where = f"uds={settings.uds!r}" if settings.uds is not None else f"{settings.host}:{settings.port}"
+            hint = "; stop who has it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from error
+        self.socket.setblocking(False)
+
+    @property
+    def port(self) -> int | None:
+        """What the kernel chose where settings.port is 0; None for a unix socket."""
+        return None if self._path is not None else int(self.socket.getsockname()[1])
+
+    def close(self) -> None:
+        """Idempotent. A unix socket's file goes, unless another server has put its own there."""
+        self.socket.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                if self._path.stat().st_ino == self._inode:
+                    self._path.unlink()
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server linger
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """A socket's file that nobody listens on is what a killed server left: it is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED:
+                    path.unlink()
+        listener.bind(os.fspath(path))
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,48 @@
+"""The order in which a request passes the middlewares. The outermost comes first, and sees every response of those within.
+
+RequestIds       every response, a refusal too, has an id ...
+AccessLog        ... and a line in the log, and counts in the metrics
+SizeLimits       before anything reads what was sent
+CORS             browsers read a refusal only with its headers; preflights end here
+Authentication   nothing behind it is reached without a key, not even the fact that a route exists
+Gate             starting, draining, dead: 503
+the app
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from inflight.entrypoints.serve.access_log import AccessLog, Observe
+from inflight.entrypoints.serve.api_keys import ApiKeys
+from inflight.entrypoints.serve.auth import Authentication
+from inflight.entrypoints.serve.error_response import ASGIApp
+from inflight.entrypoints.serve.request_ids import RequestIds
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.size_limits import SizeLimits
+
+
+def wrap(app: ASGIApp, settings: ServerSettings, observe: Observe | None = None) -> ASGIApp:
+    """The app behind all of them."""
+    app = Authentication(app, ApiKeys(settings.api_keys), metrics_public=settings.metrics_public)
+    if settings.allowed_origins:
+        app = _cors(app, settings)
+    app = SizeLimits(app, max_header_bytes=settings.max_header_bytes, max_body_bytes=settings.max_body_bytes)
+    app = AccessLog(app, settings.access_log, observe)
+    return RequestIds(app)
+
+
+def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
+    from starlette.middleware.cors import (
+        CORSMiddleware,  # off by default, and the first answer comes before this import
+    )
+
+    middleware = CORSMiddleware(
+        app,
+        allow_origins=settings.allowed_origins,
+        allow_methods=settings.allowed_methods,
+        allow_headers=settings.allowed_headers,
+        allow_credentials=settings.allow_credentials,
+        expose_headers=["X-Request-Id", "Retry-After"],
+    )
+    return cast("ASGIApp", middleware)

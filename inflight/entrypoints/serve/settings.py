@@ -1,0 +1,175 @@
+"""`ServerSettings`: how the server listens, whom it lets in, and what it bounds. The engine's own are `EngineArgs`."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from inflight.errors import ConfigError
+
+_CHOICES = {"access_log": ("text", "json", "off")}
+_BOUNDS = {  # inclusive
+    "port": (0, 65535),
+    "max_body_bytes": (1024, 2**32),
+    "max_header_bytes": (1024, 2**20),
+    "backlog": (1, 65535),
+    "api_server_count": (1, 64),
+    "max_queued_requests": (1, 2**20),
+    "max_queued_tokens": (1, 2**40),
+}
+_MAX_SECONDS = 7 * 24 * 3600.0
+_SECONDS = ("shutdown_timeout", "request_timeout", "keep_alive_timeout", "header_timeout")
+_BOUNDLESS = ("max_queued_requests", "max_queued_tokens", "request_timeout")  # None: no bound
+_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template")
+_TEXTS = ("host", "tool_call_parser", "reasoning_parser")
+_OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
+_TUPLES = ("served_model_names", "api_keys", "allowed_origins", "allowed_methods", "allowed_headers")
+MIN_KEY_LENGTH = 8
+_MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """
+    Attributes:
+        host: address or name to listen on.
+        port: 0 takes a free one, which the log names.
+        uds: path of a unix socket to listen on instead of host and port.
+        served_model_names: what requests may call the model; the first is what answers say. Empty: the model's own name.
+        api_keys: any one of them lets a request in. Empty: no key is asked for.
+        metrics_public: serve /metrics without a key.
+        max_body_bytes: largest request body; more is a 413.
+        max_header_bytes: request line and headers together; more is a 431.
+        shutdown_timeout: seconds that requests have to end after SIGTERM.
+        request_timeout: seconds from a request's arrival to its last token; None is no deadline.
+        keep_alive_timeout: seconds that an idle connection stays open: more than a load balancer keeps its own.
+        header_timeout: seconds that a client has to send its request line and headers.
+        backlog: connections that the kernel holds until they are accepted.
+        allowed_origins: of browsers (CORS), "*" for all; empty: no CORS headers are sent.
+        allowed_methods: of CORS requests.
+        allowed_headers: that CORS requests may send, "*" for all.
+        allow_credentials: whether browsers may send cookies along.
+        ssl_certfile: PEM file with the certificate chain; with it the server speaks TLS only.
+        ssl_keyfile: PEM file with its private key; None: it is in ssl_certfile.
+        ssl_ca_certs: PEM file; clients must show a certificate signed by one of these.
+        access_log: "text" or "json" lines on stdout, or "off".
+        api_server_count: front-end processes, all before one engine.
+        max_queued_requests: requests that may wait for the engine; more is a 503. None is no bound.
+        max_queued_tokens: prompt tokens that may wait for the engine. None is no bound.
+        tool_call_parser: its name, "auto" for the one that fits the chat template, or "none".
+        reasoning_parser: the same for a model's thinking.
+        enable_request_chat_template: let a request bring a chat template of its own (it runs in the sandbox).
+        otlp_traces_endpoint: URL that OpenTelemetry traces are sent to.
+
+    Raises:
+        ConfigError: names everything that is wrong, not just the first.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    metrics_public: bool = False
+    max_body_bytes: int = 16 * 2**20
+    max_header_bytes: int = 64 * 2**10
+    shutdown_timeout: float = 30.0
+    request_timeout: float | None = None
+    keep_alive_timeout: float = 75.0
+    header_timeout: float = 20.0
+    backlog: int = 2048
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("GET", "POST")
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    access_log: str = "text"
+    api_server_count: int = 1
+    max_queued_requests: int | None = 1024
+    max_queued_tokens: int | None = 4 * 2**20
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    enable_request_chat_template: bool = False
+    otlp_traces_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        # A combination is judged only where its parts are what they should be.
+        if problems := list(self._wrong_values()) or list(self._conflicts()):
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def url(self) -> str:
+        """Where the server is, for people."""
+        scheme = "http" if self.ssl_certfile is None else "https"
+        if self.uds is not None:
+            return f"{scheme}+unix://{self.uds}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.uds is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return False
+
+    def _wrong_values(self) -> Iterator[str]:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                yield f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}"
+        for name, (low, high) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is None and name in _BOUNDLESS:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                yield f"{name}={value!r} is not an integer in [{low}, {high}]"
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if value is None and name in _BOUNDLESS:
+                continue
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            shortest = 0.0 if name == "shutdown_timeout" else 0.001  # not to wait at all is a way to shut down
+            if not is_number or not shortest <= value <= _MAX_SECONDS:
+                yield f"{name}={value!r} is not a number of seconds in [{shortest:g}, {_MAX_SECONDS:.0f}]"
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                yield f"{name}={getattr(self, name)!r} is not True or False"
+        for name in (*_TEXTS, *_OPTIONAL_TEXTS):
+            value = getattr(self, name)
+            if not (value is None and name in _OPTIONAL_TEXTS) and not (isinstance(value, str) and value.strip()):
+                yield f"{name}={value!r} is not a text, or is empty"
+        for name in _TUPLES:
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(entry, str) and entry.strip() for entry in value):
+                shown = "" if name == "api_keys" else f"={value!r}"
+                yield f"{name}{shown} is not a tuple of texts, none of them empty"
+
+    def _conflicts(self) -> Iterator[str]:
+        if any(len(key) < MIN_KEY_LENGTH for key in self.api_keys):
+            yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: take a longer one"
+        if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
+            yield "an API key has characters that a header cannot carry: use printable ASCII without blanks"
+        if self.uds is not None and len(self.uds.encode()) > _MAX_UDS_BYTES:
+            yield f"uds={self.uds!r} is longer than the {_MAX_UDS_BYTES} bytes that a unix socket's path may have"
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_ca_certs"):
+                if getattr(self, name) is not None:
+                    yield f"{name} needs ssl_certfile, the server's own certificate"
+        if self.allow_credentials and not self.allowed_origins:
+            yield "allow_credentials needs allowed_origins"
+        if self.allow_credentials and "*" in self.allowed_origins:
+            yield "allow_credentials with allowed_origins='*' would let every web page act as its visitor: name the origins"
+        if not self.allowed_methods:
+            yield "allowed_methods is empty: no CORS request could be made; name some, or leave it out"
+        if self.api_server_count > 1:
+            yield f"api_server_count={self.api_server_count}: several front ends before one engine are not served yet; use 1"
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            yield f"otlp_traces_endpoint={endpoint!r} is not an http:// or https:// URL"

@@ -1,0 +1,45 @@
+"""`make_ssl_context`: TLS from the files that the settings name, with errors that say which file is wrong."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import ConfigError
+
+
+def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """None without a certificate.
+
+    Raises:
+        ConfigError: a file is missing, is no PEM, or the key does not belong to the certificate.
+    """
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(settings, name)
+        try:
+            if path is not None:
+                Path(path).open("rb").close()  # ssl's own error does not say which file
+        except OSError as error:
+            raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
+
+    def refuse_password() -> str:
+        raise ConfigError("the private key of ssl_certfile asks for a password; take one that does not")
+
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, refuse_password)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"ssl_certfile={settings.ssl_certfile!r} with ssl_keyfile={settings.ssl_keyfile!r} are no certificate and its "
+            f"private key in PEM: {getattr(error, 'reason', None) or error}"
+        ) from error
+    if settings.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(settings.ssl_ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"ssl_ca_certs={settings.ssl_ca_certs!r} holds no certificates in PEM") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,79 @@
+"""The OpenAI application over a real engine, served by uvicorn on a free port by a thread; for tests with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.admission import QueueLimits
+from inflight.engine.async_llm import AsyncLLM
+from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.metrics.serving import ServingMetrics
+
+MODEL = "inflight-demo"
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    url: str
+    engine: AsyncLLM
+    loop: asyncio.AbstractEventLoop
+
+
+def demo_args(**more: object) -> EngineArgs:
+    return EngineArgs.from_kwargs({"dtype": "float32", "num_threads": 1, "kv_cache_memory_bytes": 1 << 26, **more})
+
+
+@contextmanager
+def running_server(
+    args: EngineArgs | None = None, settings: ServerSettings | None = None, *, limits: QueueLimits | None = None
+) -> Iterator[RunningServer]:
+    ready: threading.Event = threading.Event()
+    found: list[RunningServer | BaseException] = []
+    stop: list[uvicorn.Server] = []
+
+    async def serve() -> None:
+        engine = await AsyncLLM.from_args(args or demo_args(), limits=limits)
+        try:
+            chosen = settings or ServerSettings(served_model_names=(MODEL, "another-name"))
+            app = build_app(engine, chosen, metrics=ServingMetrics(MODEL))
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_keep_alive=5))
+            listener = socket.create_server(("127.0.0.1", 0))
+            stop.append(server)
+            found.append(
+                RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, asyncio.get_running_loop())
+            )
+            ready.set()
+            await server.serve(sockets=[listener])
+            listener.close()
+        finally:
+            await engine.close()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            found.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        ready.wait()
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        yield found[0]
+    finally:
+        for server in stop:
+            server.should_exit = True
+        thread.join()
+    if isinstance(found[-1], BaseException):
+        raise found[-1]

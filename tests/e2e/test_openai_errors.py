@@ -1,0 +1,215 @@
+"""Wrong requests: the right 4xx with one clear message in OpenAI's shape, and nothing of the server's inside in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from inflight.engine.admission import QueueLimits
+from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
+from inflight.entrypoints.serve.settings import ServerSettings
+from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+_INSIDE = re.compile(r"Traceback|/work/|site-packages|\.py\b|0x[0-9a-f]{6,}")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as made:
+        yield made
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert not _INSIDE.search(response.text), response.text
+    body = response.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert 0 < len(body["error"]["message"]) <= 1000
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+# path, body, param (None: not named in it), words of the message
+WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
+    (CHAT, {}, "messages", "required"),
+    (CHAT, {"messages": []}, "messages", "at least 1"),
+    (CHAT, {"messages": HELLO, "frobnicate": 1}, "frobnicate", "not known"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra", "not known"),
+    (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "system"),
+    (CHAT, {"messages": [{"role": "user"}]}, None, "content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "text"),
+    (CHAT, {"messages": HELLO, "temperature": "1"}, "temperature", "number"),
+    (CHAT, {"messages": HELLO, "temperature": True}, "temperature", "number"),
+    (CHAT, {"messages": HELLO, "n": True}, "n", "integer"),
+    (CHAT, {"messages": HELLO, "n": 2.0}, "n", "integer"),
+    (CHAT, {"messages": HELLO, "n": 100_000}, "n", "128"),
+    (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, None, "temperature=0"),
+    (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),
+    (CHAT, {"messages": HELLO, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
+    (CHAT, {"messages": HELLO, "max_tokens": 5000}, None, "max_tokens"),
+    (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
+    (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"cat": 1}}, "logit_bias", "cat"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, None, "99999"),
+    (CHAT, {"messages": HELLO, "store": True}, "store", "False"),
+    (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities[0]", "text"),
+    (CHAT, {"messages": HELLO, "functions": []}, "functions", "None"),
+    (CHAT, {"messages": HELLO, "priority": 1}, None, "priority"),
+    (CHAT, {"messages": HELLO, "chat_template": "{{ 1 }}"}, "chat_template", "takes no"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, None, "messages"),
+    (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice", "no tools"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function", "required"),
+    (CHAT, {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True}, None, "exclude"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, "response_format", "json_object"),
+    (CHAT, {"messages": HELLO, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "each"),
+    (CHAT, {"messages": HELLO, "guided_json": {"type": "no such type"}}, None, "type"),
+    (CHAT, {"messages": HELLO, "guided_regex": "(("}, None, "regex"),
+    (CHAT, {"messages": HELLO, "structured_outputs": {"regex": "a", "grammar": "b"}}, None, "exactly one"),
+    (CHAT, {"messages": [{"role": "user", "content": "a\ud800"}]}, None, "surrogate"),
+    (CHAT, {"messages": HELLO, "\ud800": 1}, None, "surrogate"),
+    (CHAT, {"messages": HELLO, "stop": ["\ud800"], "cache_salt": "\ud800"}, None, "surrogate"),
+    (TEXT, {"prompt": []}, "prompt", "at least 1"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt[0]", "valid"),
+    (TEXT, {"prompt": {"a": 1}}, "prompt", "string"),
+    (TEXT, {"prompt": ""}, None, "empty"),
+    (TEXT, {"prompt": [99999]}, None, "99999"),
+    (TEXT, {"prompt": [5] * 3000}, None, "3000 tokens"),
+    (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
+    (TEXT, {"prompt": "x", "suffix": "y"}, "suffix", "None"),
+    (TEXT, {"prompt": "x", "best_of": 3}, "best_of", "n=1"),
+    (TEXT, {"prompt": "x", "min_tokens": 20, "max_tokens": 10}, None, "min_tokens"),
+    (TEXT, {"prompt": "x", "stop": [""]}, "stop[0]", "at least 1"),
+    ("/tokenize", {}, "prompt", "either"),
+    ("/tokenize", {"prompt": "x", "tools": [TOOL]}, "tools", "messages"),
+    ("/detokenize", {"tokens": [1, 99999]}, "tokens[1]", "vocabulary"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"), WRONG, ids=[f"{i}-{case[3]}" for i, case in enumerate(WRONG)]
+)
+def test_a_wrong_request_is_a_400_that_names_it(
+    client: httpx.Client, path: str, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    sent = json.dumps(body)
+    error = error_of(client.post(path, content=sent, headers={"content-type": "application/json"}), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    assert words in error["message"], error
+
+
+BAD_JSON = [
+    (b"", "missing"),
+    (b"{", "JSON"),
+    (b"[1]", "valid dictionary"),
+    (b'{"messages": NaN}', "NaN"),
+    (b'{"n": -Infinity}', "-Infinity"),
+    (b'{"n": 1, "n": 2}', "twice"),
+    (b'{"n": ' + b"9" * 5000 + b"}", "too long"),
+    (b'{"a": ' + b"[" * 100_000, "deep"),
+    (b'{"a": "\xff"}', "UTF-8"),
+    (b'{"temperature": 1e999, "prompt": "x"}', "finite"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_JSON, ids=[words for _, words in BAD_JSON])
+def test_bad_json(client: httpx.Client, content: bytes, words: str) -> None:
+    error = error_of(client.post(TEXT, content=content, headers={"content-type": "application/json"}), 400)
+    assert words in error["message"], error
+
+
+def test_other_refusals(client: httpx.Client) -> None:
+    assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
+    assert error_of(client.get(TEXT), 405)["code"] == "method_not_allowed"
+    assert error_of(client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
+    assert error_of(client.post(TEXT, json={"prompt": "x", "model": "gpt-9"}), 404)["param"] == "model"
+    error = error_of(client.post(TEXT, content=b"{}", headers={"content-type": "text/plain"}), 415)
+    assert "application/json" in error["message"]
+
+
+def test_bodies_are_what_the_document_says(client: httpx.Client) -> None:
+    more = {"logprobs": True, "return_token_ids": True, "prompt_logprobs": 1, "temperature": 0}
+    ChatCompletion.model_validate(client.post(CHAT, json={"messages": HELLO, **more}).json())
+    text = {"prompt": "x", "logprobs": 1, "echo": True, "return_token_ids": True}
+    Completion.model_validate(client.post(TEXT, json=text).json())
+    chat = {"messages": HELLO, "logprobs": True, "return_token_ids": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, body, model, used in (
+        (CHAT, chat, ChatCompletionChunk, options),
+        (TEXT, text, Completion, options),
+        (CHAT, chat, ChatCompletionChunk, {"include_usage": True}),
+    ):
+        response = client.post(path, json={**body, "stream": True, "stream_options": used})
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, end = response.text.split("\n\n")
+        assert (done, end) == ("data: [DONE]", "")
+        for event in events:
+            model.model_validate_json(event.removeprefix("data: "))
+
+
+def test_endpoints_beside_generation(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"prompt": "What is 7 + 5?", "return_token_strs": True}).json()
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    assert client.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "What is 7 + 5?"}
+    chat = client.post("/tokenize", json={"messages": HELLO}).json()
+    assert (
+        client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
+    )
+    for path in ("/health", "/live", "/ready", "/version", "/v1/models", "/openapi.json"):
+        assert client.get(path).status_code == 200
+    assert client.post("/reset_prefix_cache").json() == {"status": "reset"}
+    assert client.get("/v1/models/" + MODEL).json()["max_model_len"] == 2048
+    assert "/v1/models/{model:path}" in client.get("/metrics").text
+
+
+ENDLESS = {"prompt": "Once", "ignore_eos": True, "max_tokens": 1900}
+
+
+def test_a_deadline_is_a_504_or_an_event_of_the_stream() -> None:
+    settings = ServerSettings(request_timeout=0.4)
+    with running_server(settings=settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
+        *_, last, done, _ = client.post(TEXT, json={**ENDLESS, "stream": True}).text.split("\n\n")
+        assert done == "data: [DONE]"
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
+        assert running.engine.num_unfinished_requests == 0
+
+
+def test_a_drain_ends_each_stream_with_its_reason() -> None:
+    with running_server() as running, httpx.Client(base_url=running.url, timeout=30) as other:
+        with other.stream("POST", TEXT, json={**ENDLESS, "stream": True}) as response:
+            pieces = response.iter_text()
+            text = next(pieces)
+            asyncio.run_coroutine_threadsafe(running.engine.drain(0.0), running.loop).result(10)
+            text += "".join(pieces)
+        *_, last, done, _ = text.split("\n\n")
+        assert done == "data: [DONE]"
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+        assert error_of(other.post(TEXT, json=ENDLESS), 503)["code"] == "shutting_down"
+        assert error_of(other.get("/ready"), 503)["code"] == "shutting_down"
+
+
+def test_a_full_queue_is_a_503_at_once() -> None:
+    limits = QueueLimits(max_queued_requests=1)
+    args = demo_args(max_num_seqs=1)
+    with running_server(args, limits=limits) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        response = client.post(TEXT, json={**ENDLESS, "prompt": ["a", "b", "c", "d"]})
+        assert error_of(response, 503)["code"] == "overloaded"
+        assert int(response.headers["retry-after"]) >= 1
+        assert running.engine.num_unfinished_requests == 0

@@ -1,0 +1,226 @@
+"""Every field that is accepted changes the outcome, or says in the document that it has none: a case per field, and no field
+without one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from inflight.entrypoints.openai.model import EFFECT, StrictModel
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.hub import EMBEDDED_MODEL
+from inflight.tokenizer.tokenizer import Tokenizer
+from tests.e2e.openai_server import MODEL, demo_args, running_server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+# shows each variable that a request can set
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
+    "{% endif %}<|im_end|>\n{% endfor %}{{ tools | tojson if tools else '' }}{{ reasoning_effort or '' }}{{ mood or '' }}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ASKED: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
+OPENED: list[Any] = [*ASKED, {"role": "assistant", "content": "7 + 5"}]
+PROMPT = "<|im_start|>user\nWhat is 7 + 5?<|im_end|>\n<|im_start|>assistant\n"
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+BASE: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
+DRAWN = {"temperature": 2.0, "seed": 1}
+HOT = {"temperature": 50.0, "seed": 1}
+LONGER = {"temperature": 1.5, "seed": 1, "ignore_eos": True, "max_tokens": 60}
+NO_END = {"logit_bias": {"2": -100}}
+
+# field -> what is sent beside it, its value. The outcome differs from that without the field.
+COMMON: dict[str, tuple[dict[str, Any], Any]] = {
+    "n": (DRAWN, 2),
+    "temperature": ({"seed": 1}, 30.0),
+    "top_p": (HOT, 0.01),
+    "top_k": (HOT, 1),
+    "min_p": (DRAWN, 1.0),
+    "presence_penalty": (LONGER, 2.0),
+    "frequency_penalty": (LONGER, 2.0),
+    "repetition_penalty": ({}, 20.0),
+    "seed": ({"temperature": 50.0}, 3),
+    "logit_bias": ({}, {"20": 100}),
+    "bad_words": ({}, ["7"]),
+    "allowed_token_ids": ({}, [20, 21, 2]),
+    "stop": ({}, "+"),
+    "stop_token_ids": ({}, Tokenizer.from_folder(EMBEDDED_MODEL).encode(" +", False)),
+    "ignore_eos": ({}, True),
+    "min_tokens": ({}, 12),
+    "include_stop_str_in_output": ({"stop": "+"}, True),
+    "skip_special_tokens": ({"ignore_eos": True}, False),
+    "response_format": ({}, {"type": "json_object"}),
+    "structured_outputs": ({}, {"choice": ["cat", "dog"]}),
+    "guided_json": ({}, {"type": "integer"}),
+    "guided_regex": ({}, "[a-c]+"),
+    "guided_choice": ({}, ["cat", "dog"]),
+    "guided_grammar": ({}, 'start: "cat"'),
+    "return_token_ids": ({"return_token_ids": False}, True),
+    "prompt_logprobs": ({}, 1),
+    "stream": ({}, True),
+    "stream_options": ({"stream": True}, {"include_usage": True}),
+    "model": ({}, "another-name"),
+}
+OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
+    CHAT: {
+        "messages": ({}, [{"role": "user", "content": "What is 1 + 1?"}]),
+        "tools": ({}, TOOLS),
+        "add_generation_prompt": ({}, False),
+        "continue_final_message": ({"messages": OPENED}, True),
+        "chat_template": ({}, "{{ messages[0].content }}"),
+        "chat_template_kwargs": ({}, {"mood": "sad"}),
+        "add_special_tokens": ({}, True),
+        "max_completion_tokens": ({"max_tokens": None}, 2),
+        "max_tokens": ({"max_tokens": None}, 2),
+        "logprobs": ({}, True),
+        "top_logprobs": ({"logprobs": True}, 2),
+        "tool_choice": ({"tools": TOOLS, "max_tokens": 50}, "required"),
+        "parallel_tool_calls": ({"tools": TOOLS, "tool_choice": "required", "max_tokens": 90, **NO_END}, False),
+        "reasoning_effort": ({}, "high"),
+    },
+    TEXT: {
+        "prompt": ({}, "Something else"),
+        "max_tokens": ({"max_tokens": None}, 2),
+        "logprobs": ({}, 1),
+        "echo": ({}, True),
+        "add_special_tokens": ({}, False),
+    },
+}
+# no outcome of one request shows these: they have tests of their own below
+SHOWN_BELOW = {"cache_salt", "priority"}
+MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
+
+
+def effect(model: type[StrictModel], name: str) -> str | None:
+    extra = model.model_fields[name].json_schema_extra
+    assert extra is None or isinstance(extra, dict)
+    found = (extra or {}).get(EFFECT)
+    assert found in (None, "none", "neutral")
+    return found  # type: ignore[return-value]
+
+
+CASES = [(path, name, *case) for path in MODELS for name, case in {**COMMON, **OWN[path]}.items()]
+NONE = {  # of those that are documented as having none: a value that is accepted
+    "user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "prompt_cache_key": "k", "service_tier": "auto",
+    "modalities": ["text"], "store": False, "verbosity": "medium", "best_of": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("model") / "with-bos"
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    make_tokenizer_add_a_token(folder / "tokenizer.json")
+    args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority")
+    settings = ServerSettings(
+        served_model_names=(MODEL, "another-name"), enable_request_chat_template=True, tool_call_parser="hermes"
+    )
+    with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as made:
+        yield made
+
+
+def make_tokenizer_add_a_token(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def outcome(client: httpx.Client, path: str, body: dict[str, Any]) -> object:
+    """What the client sees, without what differs from request to request."""
+    asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
+    response = client.post(path, json={**asked, **BASE, **body})
+    assert response.status_code == 200, response.text
+    if response.headers["content-type"].startswith("text/event-stream"):
+        return "stream", sum('"choices":[]' in event for event in response.text.split("\n\n"))
+    answer = response.json()
+    for choice in answer["choices"]:
+        for call in choice.get("message", {}).get("tool_calls", ()):
+            del call["id"]
+    del answer["id"], answer["created"], answer["usage"]["prompt_tokens_details"]
+    return answer
+
+
+def test_every_field_has_a_case() -> None:
+    for path, model in MODELS.items():
+        known = set(model.model_fields)
+        cases = {*COMMON, *OWN[path], *SHOWN_BELOW}
+        assert cases <= known
+        assert {name for name in known if effect(model, name) is None} == cases
+        assert all(model.model_fields[name].description for name in known)
+
+
+@pytest.mark.parametrize(("path", "name", "beside", "value"), CASES, ids=[f"{c[0][4:8]}-{c[1]}" for c in CASES])
+def test_a_field_changes_the_outcome(
+    client: httpx.Client, path: str, name: str, beside: dict[str, Any], value: object
+) -> None:
+    without = outcome(client, path, beside)
+    assert outcome(client, path, {**beside, name: value}) != without
+    if name not in ("seed", "temperature"):  # and it is the field: the same again is the same
+        assert outcome(client, path, beside) == without
+
+
+@pytest.mark.parametrize("path", list(MODELS))
+def test_a_field_without_effect_has_none(client: httpx.Client, path: str) -> None:
+    model = MODELS[path]
+    names = [name for name in model.model_fields if effect(model, name) is not None]
+    assert set(names) >= {"user", "service_tier"}
+    without = outcome(client, path, {})
+    assert outcome(client, path, {name: NONE.get(name) for name in names}) == without
+
+
+@pytest.mark.parametrize("path", list(MODELS))
+def test_a_salt_separates_prefix_caches(client: httpx.Client, path: str) -> None:
+    words = " ".join(f"{path} {number}" for number in range(60))
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": words}]} if path == CHAT else {"prompt": words}
+
+    def cached(salt: str) -> int:
+        response = client.post(path, json={**asked, "max_tokens": 1, "cache_salt": salt})
+        found: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert cached("a") == 0
+    assert cached("a") > 0
+    assert cached("b") == 0
+
+
+@pytest.mark.parametrize("path", list(MODELS))
+def test_a_priority_is_taken(client: httpx.Client, path: str) -> None:
+    """The order itself is the scheduler's, and tested there; one that does not serve priorities refuses them."""
+    outcome(client, path, {"priority": -3})
+    with running_server() as plain, httpx.Client(base_url=plain.url) as other:
+        asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
+        assert "priority" in other.post(path, json={**asked, "priority": -3}).json()["error"]["message"]
+
+
+# -- docs/server-api.md ------------------------------------------------------------------------------------------------
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "server-api.md"
+_EFFECTS = {None: "", "none": "no effect: ", "neutral": "neutral value only: "}
+
+
+def field_table() -> str:
+    """Both endpoints in one table."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for endpoint, model in (("chat", ChatCompletionRequest), ("completions", CompletionRequest)):
+        for name, field in model.model_fields.items():
+            row = (name, _EFFECTS[effect(model, name)] + str(field.description))
+            rows.setdefault(row, []).append(endpoint)
+    lines = [f"| `{name}` | {', '.join(where)} | {text} |" for (name, text), where in sorted(rows.items())]
+    return "\n".join(["| field | of | |", "|---|---|---|", *lines, ""])
+
+
+def test_the_document_lists_every_field() -> None:
+    assert field_table() in DOCUMENT.read_text(encoding="utf-8")

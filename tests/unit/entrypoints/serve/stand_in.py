@@ -1,0 +1,92 @@
+"""A script: a server whose engine only waits. `python stand_in.py SETTINGS_JSON START_SECONDS` prints its port, then serves.
+
+POST /stream streams `?tokens=N` words, 20 ms apart, then "[DONE]"; drained, it ends with "aborted"; of a dead engine, with
+"dead". POST /kill kills the engine. At the end "closed" is printed: the engine was closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from typing import Any
+from urllib.parse import parse_qs
+
+from inflight.entrypoints.serve.error_response import Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.listener import Listener
+from inflight.entrypoints.serve.server import Running, Server
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.tls import make_ssl_context
+from inflight.errors import EngineDeadError
+
+
+class StandInEngine:
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.aborting = asyncio.Event()
+        self.is_dead = False
+
+    async def check_health(self) -> None:
+        if self.is_dead:
+            raise EngineDeadError("the engine's process is gone")
+
+    async def drain(self, timeout: float) -> None:
+        end = asyncio.get_running_loop().time() + timeout
+        while self.num_running and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        self.aborting.set()
+
+    async def close(self) -> None:
+        print("closed", flush=True)
+
+
+def make_app(engine: StandInEngine) -> Any:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/kill":
+            engine.is_dead = True
+        if scope["path"] != "/stream":
+            await send_json(send, 200, {"path": scope["path"]})
+            return
+        tokens = int(parse_qs(scope["query_string"].decode())["tokens"][0])
+        engine.num_running += 1
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            ending = b"[DONE]"
+            for _ in range(tokens):
+                await send({"type": "http.response.body", "body": b"word ", "more_body": True})
+                await asyncio.sleep(0.02)
+                if engine.is_dead or engine.aborting.is_set():
+                    ending = b"dead" if engine.is_dead else b"aborted"
+                    break
+            await send({"type": "http.response.body", "body": ending})
+        finally:
+            engine.num_running -= 1
+
+    return app
+
+
+async def main() -> int:
+    logging.basicConfig()
+    logging.getLogger("inflight").setLevel("INFO")
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()}
+    settings = ServerSettings(**values)
+
+    async def start() -> Running:
+        await asyncio.sleep(float(sys.argv[2]))
+        engine = StandInEngine()
+        return Running(engine=engine, app=make_app(engine))
+
+    listener = Listener(settings)
+    print(listener.port, flush=True)
+    try:
+        return await Server(settings, make_ssl_context(settings), start).run(listener.socket)
+    except EngineDeadError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        listener.close()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,169 @@
+"""Each middleware in-process: what passes, what is refused, and what is said about it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.entrypoints.serve.access_log import AccessLog
+from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
+from inflight.entrypoints.serve.error_response import Message, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.gate import Gate
+from inflight.entrypoints.serve.middlewares import wrap
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import ConfigError
+
+KEYS = ("first-key-1", "second-key-2")
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    await send_json(send, 200, {"size": size, "request_id": scope.get("state", {}).get("request_id")})
+
+
+def call(
+    app: Any, path: str = "/v1/models", method: str = "GET", headers: dict[str, str] | None = None, body: Any = (b"",)
+) -> tuple[int, dict[str, str], dict[str, Any]]:
+    parts = list(body)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        part = parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"key=secret", "headers": raw}
+    asyncio.run(app({**scope, "client": ("1.2.3.4", 5)}, receive, send))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answered, json.loads(sent[1]["body"] or b"{}")
+
+
+def wrapped(**settings: Any) -> Any:
+    return wrap(echo, ServerSettings(access_log="off", **settings))
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/", "/openapi.json", "/health/", "/unknown", "//health"])
+@pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer wrong", "Basic first-key-1", "Bearer first-key-1 x"])
+def test_everything_but_health_asks_for_a_key(path: str, shown: str | None) -> None:
+    status, headers, body = call(
+        wrapped(api_keys=KEYS), path, headers={} if shown is None else {"Authorization": shown}
+    )
+    assert status == 401
+    assert headers["www-authenticate"] == "Bearer"
+    assert body["error"]["code"] == "invalid_api_key"
+    assert "first-key" not in json.dumps(body)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_any_of_the_keys_lets_in(key: str) -> None:
+    assert call(wrapped(api_keys=KEYS), headers={"Authorization": f"bearer {key}"})[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/live", "/ready"])
+def test_health_and_preflights_ask_for_none(path: str) -> None:
+    assert call(wrapped(api_keys=KEYS), path)[0] == 200
+    assert call(wrapped(api_keys=KEYS), "/v1/models", "OPTIONS")[0] == 200
+    assert call(wrapped(api_keys=KEYS, metrics_public=True), "/metrics")[0] == 200
+
+
+def test_all_digests_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append(a) or a == b)
+    assert ApiKeys(["a", "b", "c"]).accepts(b"a")
+    assert len(set(compared)) == 3
+
+
+def test_keys_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# mine\nfirst-key-1\n\n  second-key-2 \n")
+    assert read_key_file(file) == KEYS
+    file.write_text("# none\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_key_file(file)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_key_file(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("a.B-1:_", True), ("x" * 129, False), ("a b", False), ("é", False), ("", False)]
+)
+def test_request_ids_are_taken_over_or_replaced(given: str, kept: bool) -> None:
+    _, headers, body = call(wrapped(), headers={"X-Request-Id": given})
+    assert headers["x-request-id"] == body["request_id"]
+    assert (headers["x-request-id"] == given) is kept
+    assert len(headers["x-request-id"]) <= 128
+
+
+def test_a_body_is_counted_while_it_comes_and_a_length_is_believed_only_against_the_client() -> None:
+    app = wrapped(max_body_bytes=2000)
+    assert call(app, body=[b"x" * 1000, b"x" * 1000])[2]["size"] == 2000
+    for headers, body in (
+        ({}, [b"x" * 1000] * 3),
+        ({"Content-Length": "2001"}, [b""]),
+        ({"Content-Length": "9" * 4999}, [b""]),
+    ):
+        status, answered, error = call(app, headers=headers, body=body)
+        assert status == 413
+        assert answered["connection"] == "close"
+        assert error["error"]["type"] == "invalid_request_error"
+
+
+def test_headers_are_bounded() -> None:
+    assert call(wrapped(max_header_bytes=1024), headers={"X": "a" * 1024})[0] == 431
+    assert call(wrapped(max_header_bytes=1024), headers={"X": "a" * 900})[0] == 200
+
+
+def test_cors_is_off_until_origins_are_named() -> None:
+    origin = {"Origin": "https://a.example"}
+    assert "access-control-allow-origin" not in call(wrapped(), headers=origin)[1]
+    app = wrapped(allowed_origins=("https://a.example",), api_keys=KEYS)
+    status, headers, _ = call(app, headers=origin)
+    assert status == 401
+    assert headers["access-control-allow-origin"] == "https://a.example", "a page may read why it was refused"
+    assert "access-control-allow-origin" not in call(app, headers={"Origin": "https://b.example"})[1]
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_a_line_has_no_query_no_key_and_no_line_break(kind: str) -> None:
+    file, seen = io.StringIO(), []
+    app = AccessLog(echo, kind, lambda *figures: seen.append(figures), file)
+    call(app, '/x\n"\x1b[2J', headers={"Authorization": "Bearer first-key-1"})
+    line = file.getvalue()
+    assert line.count("\n") == 1
+    assert line.isascii()
+    assert "secret" not in line
+    assert "first-key" not in line
+    assert seen[0][:2] == ("unmatched", 200)
+    if kind == "json":
+        assert json.loads(line)["status"] == 200
+        assert json.loads(line)["client"] == "1.2.3.4"
+
+
+def test_a_gate_that_failed_stays_shut() -> None:
+    gate = Gate()
+    gate.fail()
+    gate.open(echo)
+    gate.drain()
+    assert call(gate, "/live")[0] == 200
+    assert call(gate, "/health")[2]["error"]["code"] == "server_dead"
+
+
+def test_settings_do_not_show_keys(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("x").info("%s", ServerSettings(api_keys=KEYS))
+    assert "first-key" not in caplog.text

@@ -1,0 +1,105 @@
+"""Flags before the environment before the file before the default, for every option there is; and `--check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from inflight.entrypoints.cli.main import app
+from inflight.entrypoints.serve.config_file import read_config_file
+from inflight.errors import ConfigError
+
+COMMAND: Any = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+OPTIONS = {
+    parameter.name: parameter
+    for parameter in COMMAND.params
+    if parameter.param_type_name == "option" and parameter.name not in ("config", "check")
+}
+
+
+def texts(option: Any) -> tuple[str, str, str]:
+    """Three values that can be told apart, as on a command line."""
+    if option.is_flag:
+        return "true", "false", "true"
+    if "JSON" in (option.metavar or ""):
+        return '{"a": 1}', '{"a": 2}', '{"a": 3}'
+    return "2048", "3072", "4096"
+
+
+def parsed(arguments: list[str]) -> Any:
+    return COMMAND.make_context("serve", arguments).params
+
+
+def flag(option: Any, text: str) -> list[str]:
+    if option.is_flag:
+        return [max(option.opts if text == "true" else option.secondary_opts, key=len)]
+    return [max(option.opts, key=len), text]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_flag_beats_environment_beats_file_beats_default(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = OPTIONS[name]
+    on_line, in_environment, in_file = texts(option)
+    expected = {text: parsed(flag(option, text))[name] for text in {on_line, in_file}}
+    default = parsed([])[name]
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"{name.replace('_', '-')}: {in_file}\n")
+    from_file = ["--config", str(file)]
+    assert parsed(from_file)[name] == expected[in_file]
+    monkeypatch.setenv(f"INFLIGHT_SERVE_{name.upper()}", in_environment)
+    found = parsed(from_file)[name]
+    assert found != expected[in_file]
+    assert parsed([])[name] == found
+    assert parsed([*from_file, *flag(option, on_line)])[name] == expected[on_line]
+    monkeypatch.delenv(f"INFLIGHT_SERVE_{name.upper()}")
+    assert parsed([])[name] == default
+
+
+def test_the_usual_name_of_the_keys_variable_serves_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_API_KEY", "first-key-1 second-key-2")
+    assert parsed([])["api_key"] == ["first-key-1", "second-key-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "did you mean 'port'"),
+        ("check: true", "unknown option 'check'"),
+        ("port: 1\nport: 2", "given twice"),
+        ("a: &a [1]\nport: *a", "aliases"),
+        ("- port", "holds a list"),
+        ("port: !!python/object:os.system x", "not valid YAML"),
+        ("host: 2024-01-01", "put it in quotes"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_config_file(file, OPTIONS.keys())
+
+
+def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(json.dumps({"max_body_bytes": 3, "dtype": "float7"}))
+    wrong = "--port x --uds /nodir/x --ssl-certfile /nope --chat-template /nope/x.jinja --max-model-len 999999 -tp 7"
+    done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file), *wrong.split()])
+    assert done.exit_code == 2
+    for part in ("port", "max_body_bytes=3", "float7", "/nodir/x", "ssl_certfile", "x.jinja", "999999", "size=7"):
+        assert part in done.output, part
+    assert CliRunner().invoke(app, ["serve", "--check", "--port", "0"]).exit_code == 0
+
+
+def test_a_wrong_option_is_one_line_and_code_2() -> None:
+    done = CliRunner().invoke(app, ["serve", "--port", "70000", "--access-log", "xml"])
+    assert done.exit_code == 2
+    assert done.output.count("error:") == 1
+    assert "port=70000" in done.output
+    assert "xml" in done.output
