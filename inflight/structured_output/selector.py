@@ -48,7 +48,5 @@ def _needing_packages(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        extra = "structured-output" if name == "llguidance" else name
-        raise ConfigError(
-            f"structured outputs need the package {error.name!r}: pip install 'inflight-llm[{extra}]'"
-        ) from error
+        package = "inflight-llm[xgrammar]" if name == "xgrammar" else name
+        raise ConfigError(f"structured outputs need the package {error.name!r}: pip install '{package}'") from error
