@@ -4,7 +4,8 @@
 
 Tokens are a function of the prompt and the position, ordinary printable ones of the model's own tokenizer: `mock_tokens` says
 which. The time of a step is MOCK_STEP_SECONDS of the environment, 5 ms by default. A request that draws under a grammar, or
-wants log-probabilities, fails its step.
+wants log-probabilities, fails its step. If MOCK_STEP_LOG names a file, it says of each step when it began and how many rows
+it had: see `StepLog`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +51,7 @@ class MockTokensWorker(WorkerBase):
         self._keys = np.zeros(config.scheduler.max_num_seqs, dtype=np.uint64)  # by slot
         self._seconds = float(os.environ.get("MOCK_STEP_SECONDS", STEP_SECONDS))
         self._sleep = PreciseSleep()
+        self._log = StepLog(Path(os.environ["MOCK_STEP_LOG"])) if "MOCK_STEP_LOG" in os.environ else None
 
     def load_model(self) -> None:
         self._tokens = printable_tokens(read_tokenizer(self._config.model.folder, None))
@@ -64,7 +67,10 @@ class MockTokensWorker(WorkerBase):
         """There is no cache."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        plan, end = scheduler_output, time.perf_counter() + self._seconds
+        start = time.perf_counter()
+        plan, end = scheduler_output, start + self._seconds
+        if self._log is not None:
+            self._log.add(start, len(plan.slots))
         if len(plan.grammar_rows):
             raise NotImplementedError("the mock executor draws no tokens under a grammar")
         for new in plan.new_requests:
@@ -78,6 +84,37 @@ class MockTokensWorker(WorkerBase):
 
     def execute_dummy_batch(self) -> None:
         self._sleep.until(time.perf_counter() + self._seconds)
+
+
+class StepLog:
+    """Rows of (start of a step, its rows) in a file that another process reads meanwhile: both see `time.perf_counter()`."""
+
+    MAX_STEPS = 2**18
+
+    def __init__(self, path: Path) -> None:
+        """Empties the file."""
+        self._entries = np.memmap(path, dtype=np.float64, mode="w+", shape=(self.MAX_STEPS, 2))
+        self._count = 0
+
+    def add(self, start: float, num_rows: int) -> None:
+        if self._count < self.MAX_STEPS:
+            self._entries[self._count] = (start, num_rows)
+            self._count += 1
+
+    @staticmethod
+    def last(path: Path) -> float:
+        """When the newest step began; 0.0 before the first."""
+        entries = np.memmap(path, dtype=np.float64, mode="r", shape=(StepLog.MAX_STEPS, 2))
+        return float(entries[:, 0].max())
+
+    @staticmethod
+    def periods(path: Path, num_rows: int, begin: float, end: float) -> npt.NDArray[np.float64]:
+        """Seconds from each step in [begin, end) to the next one, where both had `num_rows`."""
+        entries = np.memmap(path, dtype=np.float64, mode="r", shape=(StepLog.MAX_STEPS, 2))
+        starts, rows = entries[:, 0], entries[:, 1]
+        is_full = (rows == num_rows) & (starts >= begin) & (starts < end)
+        periods: npt.NDArray[np.float64] = np.diff(starts)[is_full[:-1] & is_full[1:]]
+        return periods
 
 
 def printable_tokens(tokenizer: Tokenizer) -> Int32Array:

@@ -51,7 +51,7 @@ class RequestOutput:
 
     `prompt_logprobs` has one entry per prompt token; the first is None. `num_cached_tokens` counts prompt tokens whose KV
     came from the prefix cache. `prompt` is None when the request was given as token ids. `error` says why a completion
-    ended with the finish reason "error".
+    ended with the finish reason "error"; with `engine_failed` the engine did, and the request is not the cause.
     """
 
     request_id: str
@@ -63,3 +63,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str = ""
+    engine_failed: bool = False

@@ -5,8 +5,10 @@ Nothing here imports torch: a run of control-plane tests alone must not load it.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -54,3 +56,12 @@ def pytest_collection_finish() -> None:
 def _same_random_numbers_in_every_run() -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _log_level_stays() -> Iterator[None]:
+    """Commands that a test runs in this process set it; workers that a later one starts would take it over."""
+    logger = logging.getLogger("inflight")
+    level = logger.level
+    yield
+    logger.setLevel(level)

@@ -1,7 +1,8 @@
 """`Admission`: the bounded queue in front of the engine. Whether a request may join it is known at once, without asking.
 
 What waits is what the engine's newest report says, and what was sent after it. A report names how many sequences the engine
-had received by then, so nothing is counted twice or forgotten. While nothing waited then, its free slots take what comes.
+had received by then, so nothing is counted twice or forgotten. While nothing waited then, its free slots take what comes, and
+what they take does not wait.
 """
 
 from __future__ import annotations
@@ -42,33 +43,28 @@ class Admission:
 
     def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
         self._limits = limits
-        self._max_num_seqs = max_num_seqs
-        self._sent: deque[tuple[int, int]] = (
-            deque()
-        )  # (sequences sent up to here, prompt tokens) since the newest report
-        self._num_sent = self._num_unreported = self._num_unreported_tokens = 0
-        self._stats: SchedulerStats | None = None
+        self._max_num_seqs = self._free_slots = max_num_seqs
+        self._sent: deque[tuple[int, int]] = deque()  # (sequences up to here, prompt tokens) since the newest report
+        self._num_sent = self._num_received = 0
+        self._stats: SchedulerStats | None = None  # the newest report
+        self._num_queued_tokens = 0  # of what waits and of what was sent since, but for what free slots take
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
-        """Whether a request of so many sequences and prompt tokens may join.
+        """Whether so many sequences and prompt tokens may join, all of them.
 
         Raises:
             OverloadedError: the queue is full.
         """
-        stats, limits = self._stats, self._limits
-        waiting, tokens, free_slots = 0, 0, self._max_num_seqs
-        if stats is not None:
-            waiting, tokens = stats.num_waiting, stats.num_waiting_tokens
-            free_slots = self._max_num_seqs - stats.num_running
-        if waiting == 0 and self._num_unreported == 0:
+        num_waiting = 0 if self._stats is None else self._stats.num_waiting
+        queued = num_waiting + self._num_sent - self._num_received - self._free_slots
+        if queued <= 0:
             return
-        queued = waiting + self._num_unreported - (free_slots if waiting == 0 else 0)
-        tokens += self._num_unreported_tokens
+        tokens, limits = self._num_queued_tokens, self._limits
         most, most_tokens = limits.max_queued_requests, limits.max_queued_tokens
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
-                f"the queue is full: {max(queued, 0)} of {most} sequences wait; come again later",
+                f"the queue is full: {queued} of {most} sequences wait; come again later",
                 retry_after_seconds=self._retry_after(queued),
             )
         if most_tokens is not None and tokens + num_tokens > most_tokens:
@@ -81,20 +77,24 @@ class Admission:
     def sent(self, request: ProcessedRequest) -> None:
         """It has gone to the engine. The prompt is computed once for all of its sequences."""
         self._num_sent += len(request.children)
-        self._num_unreported += len(request.children)
-        self._num_unreported_tokens += len(request.prompt_token_ids)
         self._sent.append((self._num_sent, len(request.prompt_token_ids)))
+        self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
         """The engine's state, as it was when it had received so many sequences of this front end."""
-        self._stats = stats
-        self._num_unreported = self._num_sent - num_received
+        self._stats, self._num_received = stats, num_received
+        self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
-            self._num_unreported_tokens -= self._sent.popleft()[1]
+            self._sent.popleft()
+        self._num_queued_tokens = stats.num_waiting_tokens + sum(self._queued_tokens(*each) for each in self._sent)
 
     def ended(self) -> None:
         """A request has."""
         self._ends.append(time.monotonic())
+
+    def _queued_tokens(self, num_sent: int, num_tokens: int) -> int:
+        """Of a request, the last of whose sequences is the `num_sent`-th."""
+        return num_tokens if num_sent - self._num_received > self._free_slots else 0
 
     def _retry_after(self, queued: int) -> int:
         """Seconds until what waits now has gone, at the rate at which requests have ended lately."""

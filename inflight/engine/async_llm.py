@@ -4,20 +4,19 @@
     submit()   -- AddRequest -->  ........................socket.|.......................  scheduler, executor, compute
     OutputStream  <-- detokenizer <-- slices of the event loop <-|-- EngineOutputs --
 
-Everything runs on the event loop but texts. What the engine sends is taken in in slices of `SLICE_SECONDS`, so that one large
-batch delays nobody; when more comes than can be taken in, it is left in the engine, which merges it.
+Everything runs on the event loop but texts. What the engine sends is taken in in slices, see `Backlog`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import socket
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -26,9 +25,12 @@ from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import Admission, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
+from inflight.engine.backlog import Backlog
 from inflight.engine.core_client import CoreClient, EngineProcess
+from inflight.engine.drain import Drain
 from inflight.engine.front_end import FrontEnd, resolve_config
 from inflight.engine.input_processor import ProcessedRequest, Prompt
+from inflight.engine.model_info import ModelInfo
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.readiness import Readiness
@@ -36,27 +38,11 @@ from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import EngineClosedError, EngineDeadError, RequestTimeoutError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady, ResetPrefixCache
-from inflight.metrics.observer import EngineObserver
+from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-SLICE_SECONDS = 0.001  # of the event loop, for outputs of the engine
-SLICE_OUTPUTS = 16  # taken in between two looks at the clock
-MAX_BACKLOG = 4096  # outputs here that have not been taken in; what is more stays in the engine
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelInfo:
-    """What is served. `name`: as it was given, "embedded" for None. `num_kv_cache_tokens`: what the KV cache holds."""
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    dtype: str
-    max_num_seqs: int
-    num_kv_cache_tokens: int
 
 
 class AsyncLLM(AsyncFrontEnd):
@@ -73,20 +59,17 @@ class AsyncLLM(AsyncFrontEnd):
     def __init__(self, front_end: FrontEnd, limits: QueueLimits, observers: Sequence[EngineObserver]) -> None:
         super().__init__(front_end)
         config = front_end.config
-        self._observers = observers
+        self._observers = Observers(observers)
         self._process: EngineProcess | None = None  # where it is this front end's own
         self._outputs = OutputProcessor(front_end.tokenizer, observers)
         self._admission = Admission(limits, config.scheduler.max_num_seqs)
         self._readiness = Readiness(config.execute_model_timeout_seconds)
         self._streams: dict[str, OutputStream] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._backlog: deque[EngineCoreOutput] = deque()
-        self._is_paused = False
         self._serials = itertools.count()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._drain = Drain()
+        self._busy_since = 0.0  # when the first of the streams that are here began
         self._death = ""  # why the engine is gone
-        self._is_draining = False
         self._closing: asyncio.Task[None] | None = None
 
     # -- start -----------------------------------------------------------------------------------------------------
@@ -104,7 +87,14 @@ class AsyncLLM(AsyncFrontEnd):
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
         logger.info("the configuration was resolved in %.2f s", time.perf_counter() - begin)
-        process = await asyncio.to_thread(EngineProcess, args, config)
+        starting = asyncio.ensure_future(asyncio.to_thread(EngineProcess, args, config))
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await asyncio.to_thread(starting.result().close)
+            raise
         try:
             engine = await cls._connect(args, config, process.sockets.pop(), limits, observers)
         except BaseException as error:
@@ -161,22 +151,15 @@ class AsyncLLM(AsyncFrontEnd):
         return engine
 
     def _adopt(self, client: CoreClient, ready: EngineReady) -> None:
-        config = self._front_end.config
         self._client = client
+        self._backlog = Backlog(client, self._take_in)
         self._id_prefix = f"{ready.front_end}."
-        self.model = ModelInfo(
-            name=config.model.name,
-            max_model_len=config.model.max_model_len,
-            vocab_size=config.model.architecture.vocab_size,
-            dtype=config.model.dtype,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            num_kv_cache_tokens=ready.num_kv_cache_tokens,
-        )
+        self.model = ModelInfo.of(self._front_end.config, ready.num_kv_cache_tokens)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def check_admission(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Whether `submit` would take such a request now; before it is tokenised, for instance.
+        """Whether a request of this size would be taken now; before it is tokenised, for instance.
 
         Raises:
             OverloadedError: the queue is full.
@@ -184,9 +167,19 @@ class AsyncLLM(AsyncFrontEnd):
             EngineDeadError: its process is gone.
         """
         self._check_open()
-        if self._is_draining:
-            raise EngineClosedError("the engine takes no more requests: it is about to end")
+        self._drain.check_new()
         self._admission.check(num_sequences, num_tokens)
+
+    @contextlib.contextmanager
+    def accepted(self) -> Iterator[None]:
+        """Around all that is done for a request up to its `submit`, tokenising for instance: `drain` waits for it, and
+        leaves what is submitted within its time.
+
+        Raises: as `check_admission`.
+        """
+        self.check_admission()
+        with self._drain.accepted():
+            yield
 
     def submit(
         self,
@@ -197,16 +190,39 @@ class AsyncLLM(AsyncFrontEnd):
     ) -> OutputStream:
         """Start a request that `process` returned. `timeout`: seconds that it may take since its arrival.
 
-        Raises:
-            InvalidRequestError: a request with this id is still running.
-            OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`. Nothing has been started.
+        Raises: as `submit_all`.
         """
-        self.check_admission(len(request.children), len(request.prompt_token_ids))
+        return self.submit_all([request], kind=kind, timeout=timeout)[0]
+
+    def submit_all(
+        self,
+        requests: Sequence[ProcessedRequest],
+        *,
+        kind: RequestOutputKind = RequestOutputKind.DELTA,
+        timeout: float | None = None,
+    ) -> list[OutputStream]:
+        """`submit` for requests that belong together: they are admitted as one, and all are started or none is.
+
+        Raises:
+            InvalidRequestError: a request with one of these ids is still running, or two have the same.
+            OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`, but for a drain that began after the
+                requests were `accepted`. Nothing has been started.
+        """
+        num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+        self._check_open()
+        self._drain.check_submit()
+        self._admission.check(sum(len(request.children) for request in requests), num_tokens)
+        self._outputs.check_ids([request.request_id for request in requests])
+        return [self._start(request, kind, timeout) for request in requests]
+
+    def _start(self, request: ProcessedRequest, kind: RequestOutputKind, timeout: float | None) -> OutputStream:
         request = self._with_own_ids(request)
         state = self._outputs.add_request(request, kind)
         stream = OutputStream(state, partial(self._end, [request.request_id], FinishReason.ABORT))
+        if not self._streams:
+            self._busy_since = time.monotonic()
         self._streams[request.request_id] = stream
-        self._idle.clear()
+        self._drain.note_running(len(self._streams))
         self._send(request)
         if timeout is not None:
             left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
@@ -228,16 +244,17 @@ class AsyncLLM(AsyncFrontEnd):
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """`process` and `submit` in one; the request is aborted when the generator is closed."""
-        request = await self.process(
-            f"request-{next(self._serials)}" if request_id is None else request_id,
-            prompt,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-            add_special_tokens=add_special_tokens,
-            trace_headers=trace_headers,
-        )
-        stream = self.submit(request, kind=kind, timeout=timeout)
+        with self.accepted():
+            request = await self.process(
+                f"request-{next(self._serials)}" if request_id is None else request_id,
+                prompt,
+                params,
+                priority=priority,
+                cache_salt=cache_salt,
+                add_special_tokens=add_special_tokens,
+                trace_headers=trace_headers,
+            )
+            stream = self.submit(request, kind=kind, timeout=timeout)
         try:
             async for output in stream:
                 yield output
@@ -288,29 +305,12 @@ class AsyncLLM(AsyncFrontEnd):
         """Called by the client."""
         if message.stats is not None:
             self._admission.reported(message.stats, message.num_received)
-            for observer in self._observers:
-                observer.stats_changed(message.stats)
-        self._readiness.note(message.outputs)
-        was_empty = not self._backlog
+            self._observers.stats_changed(message.stats)
+        self._readiness.note(message.outputs, message.stats)
         self._backlog.extend(message.outputs)
-        if was_empty:
-            self._take_in()
-        if len(self._backlog) > MAX_BACKLOG and not self._is_paused:
-            self._is_paused = True
-            self._client.pause()
 
-    def _take_in(self) -> None:
-        """One slice of the backlog."""
-        end = time.perf_counter() + SLICE_SECONDS
-        while self._backlog:
-            if time.perf_counter() > end:
-                asyncio.get_running_loop().call_soon(self._take_in)
-                return
-            some = [self._backlog.popleft() for _ in range(min(SLICE_OUTPUTS, len(self._backlog)))]
-            self._publish(self._outputs.update(some))
-        if self._is_paused:
-            self._is_paused = False
-            self._client.resume()
+    def _take_in(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        self._publish(self._outputs.update(outputs))
 
     def _publish(self, update: Update) -> None:
         for state in update.changed:
@@ -322,8 +322,7 @@ class AsyncLLM(AsyncFrontEnd):
                 if (timer := self._timers.pop(request_id, None)) is not None:
                     timer.cancel()
                 self._admission.ended()
-        if not self._streams:
-            self._idle.set()
+        self._drain.note_running(len(self._streams))
         if update.requests_to_abort:
             self._client.send(AbortRequests(request_ids=tuple(update.requests_to_abort)))
 
@@ -331,7 +330,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     @property
     def is_draining(self) -> bool:
-        return self._is_draining
+        return self._drain.has_begun
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -352,7 +351,7 @@ class AsyncLLM(AsyncFrontEnd):
             EngineError: none is; or as `check_health`.
         """
         self._check_open()
-        await self._readiness.check(self._start_canary, is_busy=bool(self._streams))
+        await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -361,11 +360,10 @@ class AsyncLLM(AsyncFrontEnd):
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
-        """Take no more requests, and wait until all have ended; after `timeout` seconds abort the rest."""
-        self._is_draining = True
+        """Take no more requests, and wait until all that are running or `accepted` have ended; after `timeout` seconds abort
+        the rest."""
         try:
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
+            await self._drain.run(timeout)
         except TimeoutError:
             logger.warning("%d requests did not end within %g s and are aborted", len(self._streams), timeout)
             self._end(self._outputs.request_ids(), FinishReason.ABORT)

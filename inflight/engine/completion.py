@@ -51,11 +51,10 @@ class Completion:
         token_ids = output.new_token_ids
         ends_in_stop_token = output.finish_reason is FinishReason.STOP and bool(token_ids)
         text_ids = token_ids[:-1] if ends_in_stop_token else token_ids
-        for count, token_id in enumerate(text_ids, 1):
-            if self._detokenizer.push(token_id):
-                self._append(token_ids[:count], output.logprobs)
-                self.finish(FinishReason.STOP, self._detokenizer.stop_string)
-                return
+        if (count := self._detokenizer.push(text_ids)) is not None:
+            self._append(token_ids[:count], output.logprobs)
+            self.finish(FinishReason.STOP, self._detokenizer.stop_string)
+            return
         self._append(token_ids, output.logprobs)
         if output.finish_reason is not None:
             self.finish(output.finish_reason, output.stop_reason, token_ids[-1] if ends_in_stop_token else None)
@@ -66,6 +65,11 @@ class Completion:
         self._detokenizer.finish(end_token_id)
         self.finish_reason = finish_reason
         self._stop_reason = stop_reason
+        self.has_news = True
+
+    def fail(self) -> None:
+        """End as an error, with the text so far."""
+        self.finish_reason = FinishReason.ERROR
         self.has_news = True
 
     def cumulative(self) -> CompletionOutput:

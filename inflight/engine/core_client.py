@@ -60,13 +60,19 @@ class EngineProcess:
             for _, theirs in pairs:
                 theirs.close()
         start = StartEngine(config=config, tokenizer=args.tokenizer, skip_tokenizer_init=args.skip_tokenizer_init)
-        BlockingStream(self.sockets[0]).send(start)
+        try:
+            BlockingStream(self.sockets[0]).send(start)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise EngineDeadError(f"the engine's process is gone: {self.process.state}") from error
+            raise
 
-    def close(self) -> None:
-        """Close the sockets that are still here, and wait for the end of the process; kill it in the end. To be called once."""
+    def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
+        """Close the sockets that are still here, and wait for the end of the process; then kill it. To be called once."""
         for ours in self.sockets:
             ours.close()
-        stop_processes([self.process], MAX_END_SECONDS)
+        stop_processes([self.process], grace_seconds)
         self.process.close()
 
 
@@ -122,6 +128,11 @@ class CoreClient(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def end(self, reason: str) -> None:
+        """`close`; `on_end` is told why."""
+        self._reason = reason
+        self.close()
+
     # -- asyncio's calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -135,8 +146,7 @@ class CoreClient(asyncio.BufferedProtocol):
             for frame in self._reader.received(nbytes):
                 self._receive(self._decoder.decode(frame, _ALLOWED))
         except CodecError as error:
-            self._reason = f"the engine's process sent a damaged frame: {error}"
-            self.close()
+            self.end(f"the engine's process sent a damaged frame: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -158,19 +168,19 @@ class CoreClient(asyncio.BufferedProtocol):
             case EngineReady():
                 self.ready.set_result(message)
             case EngineStartFailed():
-                self.ready.set_exception(_start_error(message.failure))
+                self.ready.set_exception(start_error(message.failure))
             case PrefixCacheReset():
                 reset = self._resets.pop(message.call_id, None)
                 if reset is not None and not reset.done():
                     reset.set_result(None)
             case EngineDied():
-                self._reason = f"the engine has failed: {message.reason}"
+                self.end(f"the engine has failed: {message.reason}")  # its process may take seconds to its end
 
 
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied)
 
 
-def _start_error(failure: WorkerFailure) -> InflightError:
+def start_error(failure: WorkerFailure) -> InflightError:
     """What the engine's process raised as it started, of the same class where that needs no more than a message."""
     kind = getattr(errors, failure.type_name, None)
     if isinstance(kind, type) and issubclass(kind, InflightError) and not issubclass(kind, RankError):

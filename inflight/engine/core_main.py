@@ -6,7 +6,6 @@ end of their streams ends this process. Workers that it starts inherit that.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -16,27 +15,25 @@ import sys
 import time
 from functools import partial
 
-from inflight import envs
 from inflight.engine.core import EngineCore
 from inflight.engine.core_process import CoreServer, FrontEndLink
 from inflight.engine.front_end import make_grammars, read_tokenizer
+from inflight.engine.outbox import EXIT_FAILED
 from inflight.errors import InflightError
 from inflight.executor.executor import Executor
+from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.executor.worker_loop import failure_of
 from inflight.interface.serving import EngineReady, EngineStartFailed, StartEngine
 
 logger = logging.getLogger("inflight.engine.core_main")  # as a program its name is __main__
 
-EXIT_FAILED = 1
-_PR_SET_NAME = 15
-
 
 def main() -> int:
     start = time.perf_counter()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _name_process(sys.argv[1])
+    name_process(sys.argv[1])
     streams = [BlockingStream(socket.socket(fileno=int(fd))) for fd in sys.argv[2:]]
     start_engine = streams[0].receive((StartEngine,))
     if start_engine is None:
@@ -55,6 +52,7 @@ def main() -> int:
         return EXIT_FAILED
     gc.collect()
     gc.freeze()  # libraries and model stay: looking through them again holds up a step
+    gc.disable()  # the step loop says when: see `CoreServer.run`
     logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
     for link in links:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
@@ -83,14 +81,6 @@ def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
     except BaseException:
         executor.shutdown()
         raise
-
-
-def _name_process(title: str) -> None:
-    """Log lines begin with the title, `top` shows it without blanks."""
-    logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
-    logging.getLogger("inflight").setLevel(envs.log_level())
-    name = title.replace(": ", "-").replace(" ", "-").encode()[:15]
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 if __name__ == "__main__":

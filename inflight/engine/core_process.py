@@ -13,6 +13,7 @@ is taken in right before the next plan. Nothing that a front end does, or does n
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -32,6 +33,7 @@ from inflight.interface.serving import AbortRequests, AddRequest, EngineDied, Pr
 logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 0.05  # between two reports, at least
+BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # between two collections of garbage, at least
 MAX_END_SECONDS = 15.0  # after the last front end has gone
 MAX_GOODBYE_SECONDS = 1.0  # to tell a front end that the engine has failed
 
@@ -58,6 +60,7 @@ class CoreServer:
         self._lock = threading.Lock()  # of `_num_streams`
         self._is_running = False
         self._next_report = 0.0
+        self._last_collection = time.monotonic()
         self._is_reported = False  # the front ends know how the engine stands
 
     def start_reading(self) -> None:
@@ -90,6 +93,7 @@ class CoreServer:
                 else:
                     if not self._is_reported:
                         self._distribute((), report=True)
+                    self._collect_garbage(IDLE_COLLECTION_SECONDS)
                     self._take(*self._arrivals.get())
                 self._take_arrivals()
         except Exception as error:
@@ -105,6 +109,14 @@ class CoreServer:
             return
         self._is_reported = False
         self._distribute(outputs, report=time.monotonic() >= self._next_report)
+        self._collect_garbage(BUSY_COLLECTION_SECONDS)
+
+    def _collect_garbage(self, seconds: float) -> None:
+        """If the last time was so long ago. Left to itself Python does it in a step, for 5 ms at 256 requests."""
+        now = time.monotonic()
+        if now - self._last_collection >= seconds:
+            gc.collect()
+            self._last_collection = now
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -189,7 +201,13 @@ ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache)
 
 def _failures(request_ids: Iterable[str], reason: str) -> list[EngineCoreOutput]:
     return [
-        EngineCoreOutput(request_id=request_id, new_token_ids=(), finish_reason=FinishReason.ERROR, error=reason)
+        EngineCoreOutput(
+            request_id=request_id,
+            new_token_ids=(),
+            finish_reason=FinishReason.ERROR,
+            error=reason,
+            engine_failed=True,
+        )
         for request_id in request_ids
     ]
 

@@ -41,17 +41,23 @@ class Detokenizer:
         self._held = ""
         self.stop_string: str | None = None
 
-    def push(self, token_id: int) -> bool:
-        """Add a token; True if its text completes a stop string. Then the text is cut, and nothing may be pushed.
+    def push(self, token_ids: Sequence[int]) -> int | None:
+        """Add tokens. How many of them there were when the text completed a stop string, None if it has not. Then the text is
+        cut, and nothing may be pushed.
 
         As in vLLM, the text of the first `min_tokens` tokens completes none, though one may begin in it.
         """
         assert self.stop_string is None
-        self._num_tokens += 1
         if self._decoder is None:
-            return False
-        self._add(self._decoder.push(token_id))
-        return self.stop_string is not None
+            return None
+        if self._stop_strings is None:
+            self._pieces.append(self._decoder.push_all(token_ids))
+            return None
+        for count, token_id in enumerate(token_ids, 1):
+            self._num_tokens += 1
+            if self._search(self._stop_strings, self._decoder.push(token_id)):
+                return count
+        return None
 
     def finish(self, end_token_id: int | None = None) -> None:
         """Release what is held, an incomplete character too. `end_token_id`, which ended the request, was not pushed:
@@ -69,17 +75,17 @@ class Detokenizer:
         self._pieces.clear()
         return text
 
-    def _add(self, text: str) -> None:
-        if self._stop_strings is None:
-            self._pieces.append(text)
-            return
-        search = self._num_tokens > self._min_tokens
-        self._state, num_read, self.stop_string = self._stop_strings.advance(self._state, text, search=search)
+    def _search(self, stop_strings: StopStrings, text: str) -> bool:
+        """Take a token's text in; whether it completes a stop string."""
+        is_counted = self._num_tokens > self._min_tokens
+        self._state, num_read, found = stop_strings.advance(self._state, text, search=is_counted)
         self._held += text[:num_read]
-        if self.stop_string is None:
-            self._release(len(self._held) - self._stop_strings.num_held[self._state])
+        self.stop_string = found
+        if found is None:
+            self._release(len(self._held) - stop_strings.num_held[self._state])
         elif not self._includes_stop:
-            self._held = self._held[: -len(self.stop_string)]
+            self._held = self._held[: -len(found)]
+        return found is not None
 
     def _release(self, count: int) -> None:
         if count > 0:

@@ -43,6 +43,7 @@ class FrontEnd:
         tokenizer: None with skip_tokenizer_init.
         chat_template: None with skip_tokenizer_init.
         default_params: the `SamplingParams` of a request that brings none.
+        default_max_tokens: of these, if generation_config.json names it.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig) -> None:
@@ -56,7 +57,7 @@ class FrontEnd:
         self.chat_template: ChatTemplate | None = None
         if not args.skip_tokenizer_init:
             self.tokenizer = read_tokenizer(config.model.folder, args.tokenizer)
-            self.chat_template = _read_chat_template(config.model.folder, args.tokenizer, args.chat_template)
+            self.chat_template = read_chat_template(config.model.folder, args.tokenizer, args.chat_template)
         self._input_processor = InputProcessor(
             config.model,
             self.tokenizer,
@@ -66,6 +67,7 @@ class FrontEnd:
             structured_outputs=config.structured_outputs,
         )
         self.default_params = self._input_processor.default_params
+        self.default_max_tokens = self._input_processor.default_max_tokens
 
     def next_number(self) -> int:
         """The number of the next request: those without a seed get theirs from it."""
@@ -105,6 +107,10 @@ class FrontEnd:
             trace_headers=trace_headers,
         )
 
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A prompt's token ids; see `InputProcessor.encode`."""
+        return self._input_processor.encode(text, add_special_tokens)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],  # Any: JSON
@@ -115,16 +121,34 @@ class FrontEnd:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """A conversation as the token ids of a prompt, by the model's chat template."""
-        if self.tokenizer is None or self.chat_template is None:
-            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
-        text = self.chat_template.render(
+        text = self.render_text(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False)
+
+    def render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # Any: JSON
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        chat_template_kwargs: Mapping[str, Any] | None,
+    ) -> str:
+        """What `render_chat` tokenises: the template has written the special tokens."""
+        if self.tokenizer is None or self.chat_template is None:
+            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
+        return self.chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
@@ -186,7 +210,12 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
     return gguf_tokenizer(read_gguf(source)) if source.is_file() else Tokenizer.from_folder(source)
 
 
-def _read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
+def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
+    """That of the tokenizer's source; `given`: a file or a text instead of it.
+
+    Raises:
+        ConfigError: it cannot be read, or is no template.
+    """
     source = _tokenizer_source(model_folder, tokenizer)
     if source.is_file():
         return gguf_chat_template(read_gguf(source), given)

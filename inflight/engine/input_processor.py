@@ -61,6 +61,7 @@ class InputProcessor:
 
     Attributes:
         default_params: the `SamplingParams` of a request that brings none.
+        default_max_tokens: of these, if generation_config.json names it.
         eos_token_ids: the model's own end tokens, from all its files.
     """
 
@@ -81,7 +82,9 @@ class InputProcessor:
         self._max_model_len = model_config.max_model_len
         self._engine_seed = engine_seed
         self._numbers = itertools.count(1)
-        self.default_params = default_sampling_params(generation_config if use_generation_defaults else None)
+        defaults = (generation_config or {}) if use_generation_defaults else {}
+        self.default_params = default_sampling_params(defaults)
+        self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(model_config.architecture, tokenizer, generation_config)
         self._structured_outputs = structured_outputs
         self._reasoning_end_ids: tuple[int, ...] = ()
@@ -192,11 +195,20 @@ class InputProcessor:
             raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
         if not isinstance(given, str):
             return None, self._check_token_ids(given), salt
+        return given, self._check_token_ids(self.encode(given, add_special_tokens)), salt
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """A prompt's token ids. A text that is far too long is refused before it is tokenised, which would take seconds.
+
+        Raises:
+            InvalidRequestError: it is too long, or no Unicode; or there is no tokenizer.
+        """
         if self._tokenizer is None:
             raise InvalidRequestError(
                 "the prompt is text, but the engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids"
             )
-        return given, self._check_token_ids(self._tokenizer.encode(given, add_special_tokens)), salt
+        self._check_length(self._tokenizer.fewest_tokens(text), "at least ")
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def _check_token_ids(self, token_ids: object) -> Int32Array:
         if isinstance(token_ids, (bytes, bytearray)) or not isinstance(token_ids, (Sequence, np.ndarray)):
@@ -222,13 +234,13 @@ class InputProcessor:
                 )
         return np.array(token_ids, dtype=np.int32)
 
-    def _check_length(self, num_prompt_tokens: int) -> int:
+    def _check_length(self, num_prompt_tokens: int, how_exact: str = "") -> int:
         """How many tokens may follow the prompt."""
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
             raise InvalidRequestError(
-                f"the prompt has {num_prompt_tokens} tokens; at most {self._max_model_len - 1} are allowed, which leaves one "
-                f"to generate within max_model_len={self._max_model_len}: shorten it"
+                f"the prompt has {how_exact}{num_prompt_tokens} tokens; at most {self._max_model_len - 1} are allowed, which "
+                f"leaves one to generate within max_model_len={self._max_model_len}: shorten it"
             )
         return room
 

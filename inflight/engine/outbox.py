@@ -7,6 +7,7 @@ sequences, with the tokens that it has not been sent.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from inflight.interface.serving import EngineOutputs
 from inflight.interface.statistics import SchedulerStats
 
 logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1  # exit code of an engine core that cannot go on
 
 
 class Outbox:
@@ -82,6 +85,9 @@ class Outbox:
                     return
         except OSError as error:  # the front end is gone, which the thread that reads its stream tells
             logger.debug("a front end's stream was lost: %s", error)
+        except Exception:  # a defect; without this thread its streams would hang for ever
+            logger.critical("the engine's outputs cannot be sent: its process ends", exc_info=True)
+            os._exit(EXIT_FAILED)
 
 
 MAX_PIECES = 256  # of a sequence, unmerged: merging costs what it holds, and so is done seldom

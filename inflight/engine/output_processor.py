@@ -5,14 +5,16 @@ makes does not depend on how a request's tokens were cut into `EngineCoreOutput`
 
     1. tokens go to their completion, until one completes a stop string: the rest is dropped, not counted
     2. completions ended that way are named in `requests_to_abort`; what the core still sends of them is passed over
-    3. a request whose completions have all ended is forgotten
+    3. a completion whose tokens cannot be taken in, by a defect, ends as an error; the others go on
+    4. a request whose completions have all ended is forgotten
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inflight.engine.completion import Completion, logprobs_dicts
 from inflight.engine.input_processor import ProcessedRequest
@@ -20,9 +22,11 @@ from inflight.engine.request_state import RequestOutputKind, RequestState
 from inflight.engine.stop_strings import StopStrings
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.metrics.observer import EngineObserver
+from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[EngineObserver] = ()) -> None:
         self._tokenizer = tokenizer
-        self._observers = observers
+        self._observers = Observers(observers)
         self._requests: dict[str, RequestState] = {}
         self._children: dict[str, tuple[RequestState, Completion]] = {}
 
@@ -65,6 +69,17 @@ class OutputProcessor:
         """Of the requests that run."""
         return list(self._requests)
 
+    def check_ids(self, request_ids: Iterable[str]) -> None:
+        """
+        Raises:
+            InvalidRequestError: a request with one of these ids is still running, or two have the same.
+        """
+        seen: set[str] = set()
+        for request_id in request_ids:
+            if request_id in self._requests or request_id in seen:
+                raise InvalidRequestError(f"a request with the id {request_id!r} is still running; use another id")
+            seen.add(request_id)
+
     def add_request(
         self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     ) -> RequestState:
@@ -73,8 +88,7 @@ class OutputProcessor:
         Raises:
             InvalidRequestError: a request with this id is still running.
         """
-        if request.request_id in self._requests:
-            raise InvalidRequestError(f"a request with the id {request.request_id!r} is still running; use another id")
+        self.check_ids([request.request_id])
         strings = request.params.stop_strings
         stop_strings = StopStrings(strings) if strings else None
         completions = [
@@ -104,7 +118,14 @@ class OutputProcessor:
             if output.request_id not in self._children:
                 continue  # ended by a stop string or an abort while the core was already ahead
             state, completion = self._children[output.request_id]
-            self._add(state, completion, output, now)
+            try:
+                self._add(state, completion, output, now)
+            except Exception as error:  # a defect, of this request alone
+                logger.exception("request %s ends: its tokens cannot be taken in", state.request.request_id)
+                completion.fail()
+                output = replace(
+                    output, error=f"the engine failed: tokens could not be taken in: {type(error).__name__}"
+                )
             changed[state.request.request_id] = state
             if completion.finish_reason is None:
                 continue
@@ -113,7 +134,7 @@ class OutputProcessor:
             if output.finish_reason is None:
                 result.requests_to_abort.append(output.request_id)
             if completion.finish_reason is FinishReason.ERROR:
-                state.error = output.error
+                state.error, state.engine_failed = output.error, output.engine_failed
         result.changed = list(changed.values())
         self._forget_finished(result.changed, now)
         return result
@@ -128,7 +149,11 @@ class OutputProcessor:
             result.changed.append(state)
             for child, completion in zip(state.request.children, state.completions, strict=True):
                 if completion.finish_reason is None:
-                    completion.finish(reason)
+                    try:
+                        completion.finish(reason)
+                    except Exception:
+                        logger.exception("request %s ends without its last text", request_id)
+                        completion.fail()
                     del self._children[child.request_id]
                     state.num_unfinished -= 1
                     result.requests_to_abort.append(child.request_id)
@@ -150,14 +175,13 @@ class OutputProcessor:
             return
         if state.first_token_time is None:
             state.first_scheduled_time, state.first_token_time = output.first_scheduled_time, now
-            for observer in self._observers:
-                observer.first_token(now - state.request.arrival_time)
+            self._observers.first_token(now - state.request.arrival_time)
             num_added -= 1
         elif not num_before:
-            num_added -= 1  # the first of a further completion follows no token
+            self._observers.tokens_generated(1, None)
+            num_added -= 1
         if num_added:
-            for observer in self._observers:
-                observer.tokens_generated(num_added, now - (completion.last_token_time or now))
+            self._observers.tokens_generated(num_added, now - (completion.last_token_time or now))
         completion.last_token_time = now
 
     def _forget_finished(self, changed: Iterable[RequestState], now: float) -> None:
@@ -165,5 +189,4 @@ class OutputProcessor:
             if state.finished:
                 state.finished_time = now
                 del self._requests[state.request.request_id]
-                for observer in self._observers:
-                    observer.request_finished(state.summary())
+                self._observers.request_finished(state.summary())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, FinishReason
+from inflight.interface.statistics import SchedulerStats
 
 FRESH_SECONDS = 10.0  # so long does a step say that the engine is ready
+NO_STEP = -1  # the `step_id` of an engine that has made none
 
 
 class Readiness:
@@ -17,16 +20,19 @@ class Readiness:
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
-        self._last_output = time.monotonic()
-        self._has_output = False
+        self._last_step = -math.inf  # when the engine was last heard to have made one
+        self._step_id = NO_STEP
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
-    def note(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        """Outputs that the engine sent, of requests or of the canary."""
-        if not outputs:
-            return
-        self._last_output, self._has_output = time.monotonic(), True
+    def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
+        """What the engine sent: outputs, of requests or of the canary, and its state, which tells of steps without any."""
+        has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
+        if stats is not None:
+            has_stepped |= stats.step_id != self._step_id
+            self._step_id = stats.step_id
+        if has_stepped:
+            self._last_step = time.monotonic()
         canary = self._canary
         for output in outputs if canary is not None else ():
             if output.request_id == self._canary_id and output.finish_reason is not None:
@@ -35,7 +41,7 @@ class Readiness:
                 if canary.done():
                     return
                 if output.finish_reason is FinishReason.ERROR:
-                    canary.set_exception(EngineError(f"the engine makes no steps: {output.error}"))
+                    self._fail(canary, EngineError(f"the engine makes no steps: {output.error}"))
                 else:
                     canary.set_result(None)
                 return
@@ -43,28 +49,34 @@ class Readiness:
     def end(self, error: EngineError) -> None:
         """The engine is gone."""
         if self._canary is not None and not self._canary.done():
-            self._canary.set_exception(error)
-            self._canary.exception()  # nobody may be waiting
+            self._fail(self._canary, error)
 
-    async def check(self, start_canary: Callable[[], str], *, is_busy: bool) -> None:
+    @staticmethod
+    def _fail(canary: asyncio.Future[None], error: EngineError) -> None:
+        canary.set_exception(error)
+        canary.exception()  # nobody may be waiting any more
+
+    async def check(self, start_canary: Callable[[], str], busy_since: float | None) -> None:
         """
         Args:
             start_canary: sends a request of one token to the engine, and returns the id that its output will have.
-            is_busy: requests are there: their steps say it, and a canary would wait behind them.
+            busy_since: when the first of the requests that are there came: their steps say it, and a canary would wait behind
+                them. None: there are none.
 
         Raises:
             EngineError: no step is made.
         """
-        age = time.monotonic() - self._last_output
-        if age < FRESH_SECONDS and self._has_output:
+        now = time.monotonic()
+        if now - self._last_step < FRESH_SECONDS:
             return
-        if is_busy:
-            if age > self._step_budget:
-                raise EngineError(f"requests are there, and the engine has made no step for {age:.0f} s")
+        if busy_since is not None:
+            silent = now - max(self._last_step, busy_since)
+            if silent > self._step_budget:
+                raise EngineError(f"requests are there, and the engine has made no step for {silent:.0f} s")
             return
         if self._canary is None:
-            self._canary = asyncio.get_running_loop().create_future()
             self._canary_id = start_canary()
+            self._canary = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._step_budget):
                 await asyncio.shield(self._canary)

@@ -27,7 +27,7 @@ class RequestState:
     Attributes:
         completions: in the order of their index.
         num_unfinished: completions that have not ended.
-        error: of the completion that failed last.
+        error: of the completion that failed last; `engine_failed` if the engine did, and not the request.
         finished_time: when the last completion ended; 0.0 while one runs.
     """
 
@@ -36,6 +36,7 @@ class RequestState:
         self.completions = completions
         self.num_unfinished = len(completions)
         self.error = ""
+        self.engine_failed = False
         self.finished_time = 0.0
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
@@ -75,6 +76,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
+            engine_failed=self.engine_failed,
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:

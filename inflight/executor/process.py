@@ -7,6 +7,7 @@ It ends when its streams end; a worker also dies with the thread that started it
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import select
@@ -24,10 +25,19 @@ logger = logging.getLogger(__name__)
 
 SIGTERM_SECONDS = 0.5
 SIGKILL_SECONDS = 5.0  # the kernel may have much memory to free
+_PR_SET_NAME = 15
 
 
 def worker_title(layout: RankLayout, rank: int) -> str:
     return f"inflight: worker tp{layout.tp_rank(rank)} pp{layout.pp_rank(rank)}"
+
+
+def name_process(title: str) -> None:
+    """Called by a program as it begins: log lines say the title, `top` shows it without blanks."""
+    logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
+    logging.getLogger("inflight").setLevel(envs.log_level())
+    name = title.replace(": ", "-").replace(" ", "-").encode()[:15]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
 class ChildProcess:
@@ -37,11 +47,20 @@ class ChildProcess:
         module: what `python -m` runs.
         stream_fds: the descriptors of its byte streams, its other arguments. The caller closes its own copies.
         keeps_secrets: it gets the cluster's token, too.
+        variables: of the environment, for it alone.
     """
 
-    def __init__(self, title: str, module: str, stream_fds: Sequence[int], *, keeps_secrets: bool = False) -> None:
+    def __init__(
+        self,
+        title: str,
+        module: str,
+        stream_fds: Sequence[int],
+        *,
+        keeps_secrets: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         command = [sys.executable, "-P", "-m", module, title, *map(str, stream_fds)]
-        environment = _environment(os.environ, sys.path)
+        environment = _environment({**os.environ, **(variables or {})}, sys.path)
         if not keeps_secrets:
             environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
         self.title = title

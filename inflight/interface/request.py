@@ -76,13 +76,20 @@ class LogprobsColumns:
             token_ids=self.token_ids[start:stop], logprobs=self.logprobs[start:stop], ranks=self.ranks[start:stop]
         )
 
+    def top(self, k: int) -> LogprobsColumns:
+        """Without those behind the k most probable ones."""
+        return LogprobsColumns(
+            token_ids=self.token_ids[:, : 1 + k], logprobs=self.logprobs[:, : 1 + k], ranks=self.ranks
+        )
+
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes one four times as slow, and a step has hundreds
 class EngineCoreOutput:
     """What one commit adds to one request.
 
     `prompt_logprobs` comes in pieces, in order, covering prompt positions 1.. (position 0 has none). `stop_reason` is the
-    stop token id given by the user, None for EOS and length. Times are `time.monotonic()`.
+    stop token id given by the user, None for EOS and length. Times are `time.monotonic()`. Of an `error` the request is the
+    cause, unless `engine_failed`.
     """
 
     request_id: str
@@ -94,3 +101,4 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0
     first_scheduled_time: float = 0.0
     error: str = ""
+    engine_failed: bool = False

@@ -13,7 +13,7 @@ class SchedulerStats:
         step_id: of the newest committed step.
         num_running: requests that have been in a step and have not ended.
         num_waiting: requests that wait for their first step, for blocks or for a grammar.
-        num_waiting_tokens: prompt tokens of those still to be computed.
+        num_waiting_tokens: their tokens still to be computed; a prompt that n > 1 sequences share counts once.
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
         prefix_cache_queries: prompt tokens looked up since the last report.
         prefix_cache_hits: those of them that were found.

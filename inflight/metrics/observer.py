@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from inflight.interface.statistics import SchedulerStats
 from inflight.outputs import RequestMetrics
 from inflight.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,38 @@ class EngineObserver(Protocol):
     def first_token(self, seconds: float) -> None:
         """A request's first token is there, so many seconds after its arrival."""
 
-    def tokens_generated(self, count: int, seconds: float) -> None:
-        """`count` further tokens of one completion came `seconds` after the one before them."""
+    def tokens_generated(self, count: int, seconds: float | None) -> None:
+        """`count` further tokens of one completion came `seconds` after the one before them. None: there was none before; it
+        is the first of a further completion of its request."""
 
     def request_finished(self, request: FinishedRequest) -> None:
         """The last completion of a request has ended."""
+
+
+class Observers(EngineObserver):
+    """Several, as one. One that raises against its contract costs no request anything; its first error is logged."""
+
+    def __init__(self, observers: Sequence[EngineObserver]) -> None:
+        self._observers = observers
+        self._failed: set[int] = set()  # indices
+
+    def stats_changed(self, stats: SchedulerStats) -> None:
+        self._tell(lambda observer: observer.stats_changed(stats))
+
+    def first_token(self, seconds: float) -> None:
+        self._tell(lambda observer: observer.first_token(seconds))
+
+    def tokens_generated(self, count: int, seconds: float | None) -> None:
+        self._tell(lambda observer: observer.tokens_generated(count, seconds))
+
+    def request_finished(self, request: FinishedRequest) -> None:
+        self._tell(lambda observer: observer.request_finished(request))
+
+    def _tell(self, call: Callable[[EngineObserver], None]) -> None:
+        for i, observer in enumerate(self._observers):
+            try:
+                call(observer)
+            except Exception:
+                if i not in self._failed:
+                    self._failed.add(i)
+                    logger.exception("%s raised; further errors of it are not logged", type(observer).__name__)

@@ -66,13 +66,12 @@ class ServingMetrics(EngineObserver):
         self._first_token.observe_many(seconds, 1)
         self._num_pending_tokens += 1
 
-    def tokens_generated(self, count: int, seconds: float) -> None:
-        self._inter_token.observe_many(seconds / count, count)
+    def tokens_generated(self, count: int, seconds: float | None) -> None:
+        if seconds is not None:
+            self._inter_token.observe_many(seconds / count, count)
         self._num_pending_tokens += count
 
     def request_finished(self, request: FinishedRequest) -> None:
-        if request.metrics is not None:  # the first tokens of further completions come in no call of their own
-            self._num_pending_tokens += len(request.finish_reasons) - 1
         self._flush()
         self._prompt_tokens.inc(request.num_prompt_tokens)
         for reason in request.finish_reasons:

@@ -1,7 +1,7 @@
 """`RequestTracing`: the observer that sends one OpenTelemetry span per request over OTLP/HTTP. Needs the extra "tracing".
 
 The attributes are those of the GenAI semantic conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/),
-and of vLLM's spans the latencies, in seconds. Prompts and texts are never sent.
+and of vLLM's spans the latencies, in seconds. Prompts and texts are never sent, stop strings neither.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RequestTracing(EngineObserver):
     def first_token(self, seconds: float) -> None:
         pass
 
-    def tokens_generated(self, count: int, seconds: float) -> None:
+    def tokens_generated(self, count: int, seconds: float | None) -> None:
         pass
 
 
@@ -107,8 +107,6 @@ def _attributes(request: FinishedRequest, model_name: str) -> dict[str, Attribut
         attributes["gen_ai.request.max_tokens"] = params.max_tokens
     if params.seed is not None:
         attributes["gen_ai.request.seed"] = params.seed
-    if params.stop_strings:
-        attributes["gen_ai.request.stop_sequences"] = params.stop_strings
     if (times := request.metrics) is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = times.time_to_first_token
         attributes["gen_ai.latency.time_to_first_token"] = times.time_to_first_token

@@ -93,15 +93,21 @@ def _append(
 def make_output(
     request: Request, added: AddedTokens, drawn: SampledRow | None = None, piece: PromptLogprobs | None = None
 ) -> EngineCoreOutput:
-    """What the front end is told. `piece` is of the prompt's log-probabilities."""
-    stop_reason = None
+    """What the front end is told. `piece` is of the prompt's log-probabilities.
+
+    A step draws as many log-probabilities for every row as the row that wants most of them: here each gets its own number,
+    so that a sequence's columns have one width and can be joined.
+    """
+    stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
+    if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:
+        logprobs = drawn.logprobs.top(num_logprobs)
     if added.finish_reason is FinishReason.STOP:
         last, sampling = added.token_ids[-1], request.sampling
         stop_reason = last if last in sampling.stop_token_ids and last not in sampling.eos_token_ids else None
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=added.token_ids,
-        logprobs=None if drawn is None else drawn.logprobs,
+        logprobs=logprobs,
         prompt_logprobs=None if piece is None else piece.columns,
         finish_reason=added.finish_reason,
         stop_reason=stop_reason,

@@ -39,6 +39,10 @@ class IncrementalDecoder(ABC):
     def push(self, token_id: int) -> str:
         """The text that this token makes certain; "" while a character is incomplete."""
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that several tokens make certain, one after another."""
+        return "".join(map(self.push, token_ids))
+
     @abstractmethod
     def flush(self) -> str:
         """What is still held: an incomplete character, as "�"."""
@@ -54,6 +58,10 @@ class ByteLevelDecoder(IncrementalDecoder):
 
     def push(self, token_id: int) -> str:
         return "" if token_id in self._skipped else self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        skipped, token_bytes = self._skipped, self._tokenizer.token_bytes
+        return self._utf8.decode(b"".join([token_bytes(each) for each in token_ids if each not in skipped]))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

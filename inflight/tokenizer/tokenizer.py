@@ -11,6 +11,7 @@ import tokenizers
 
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.hub import read_json
+from inflight.tokenizer.fewest_tokens import FewestTokens
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder, WindowDecoder
 from inflight.tokenizer.token_bytes import parse_byte_fallback, piece_to_bytes
 
@@ -25,6 +26,7 @@ class Tokenizer:
         special_tokens: "bos_token" and the like -> text; those that the folder names.
         all_special_ids: tokens that `skip_special_tokens` leaves out.
         vocab_size: number of tokens, the added ones too. A model's own vocabulary may be padded beyond it.
+        fewest_tokens: how many a text has at least; it takes no time.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.fewest_tokens = FewestTokens(backend)
         decoders = _decoder_types(backend)
         self._is_byte_level = decoders == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in decoders

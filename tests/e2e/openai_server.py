@@ -1,4 +1,4 @@
-"""The OpenAI application over a real engine, served by uvicorn on a free port by a thread; for tests with real clients."""
+"""The OpenAI application with its middlewares and a real engine, served on a free port by a thread; for real clients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, cast
 
 import uvicorn
 
@@ -15,6 +16,9 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.serve.error_response import ASGIApp
+from inflight.entrypoints.serve.middlewares import wrap
+from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
 
@@ -41,11 +45,18 @@ def running_server(
     stop: list[uvicorn.Server] = []
 
     async def serve() -> None:
-        engine = await AsyncLLM.from_args(args or demo_args(), limits=limits)
+        metrics = ServingMetrics(MODEL)
+        engine = await AsyncLLM.from_args(args or demo_args(), limits=limits, observers=[metrics])
         try:
-            chosen = settings or ServerSettings(served_model_names=(MODEL, "another-name"))
-            app = build_app(engine, chosen, metrics=ServingMetrics(MODEL))
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_keep_alive=5))
+            chosen = settings or ServerSettings(served_model_names=(MODEL, "another-name"), access_log="off")
+            app = cast(
+                "Any", wrap(cast("ASGIApp", build_app(engine, chosen, metrics=metrics)), chosen, metrics.http_request)
+            )
+            http = bounded_protocol(chosen)
+            config = uvicorn.Config(
+                app, log_level="warning", lifespan="off", timeout_keep_alive=5, http=http, ws="none"
+            )
+            server = uvicorn.Server(config)
             listener = socket.create_server(("127.0.0.1", 0))
             stop.append(server)
             found.append(

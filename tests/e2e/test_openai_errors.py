@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +92,11 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": ""}, None, "empty"),
     (TEXT, {"prompt": [99999]}, None, "99999"),
     (TEXT, {"prompt": [5] * 3000}, None, "3000 tokens"),
+    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, None, "tokens; at most 2047"),
+    (CHAT, {"messages": [{"role": "user", "content": "far too long " * 40_000}]}, None, "has at least"),
+    (TEXT, {"prompt": "x", "n": 128, "logprobs": 20, "max_tokens": 1000}, None, "2688000 log-probabilities"),
+    (TEXT, {"prompt": [[5] * 2000] * 10, "prompt_logprobs": 100}, None, "2020000 log-probabilities"),
+    (CHAT, {"messages": HELLO, "n": 3, "logprobs": True, "top_logprobs": 100}, None, "log-probabilities"),
     (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
     (TEXT, {"prompt": "x", "suffix": "y"}, "suffix", "None"),
     (TEXT, {"prompt": "x", "best_of": 3}, "best_of", "n=1"),
@@ -97,7 +104,9 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": "x", "stop": [""]}, "stop[0]", "at least 1"),
     ("/tokenize", {}, "prompt", "either"),
     ("/tokenize", {"prompt": "x", "tools": [TOOL]}, "tools", "messages"),
+    ("/tokenize", {"prompt": "far too long " * 40_000}, None, "has at least"),
     ("/detokenize", {"tokens": [1, 99999]}, "tokens[1]", "vocabulary"),
+    ("/detokenize", {"tokens": [1] * 2049}, "tokens", "max_model_len=2048"),
 ]
 
 
@@ -125,13 +134,47 @@ BAD_JSON = [
     (b'{"a": ' + b"[" * 100_000, "deep"),
     (b'{"a": "\xff"}', "UTF-8"),
     (b'{"temperature": 1e999, "prompt": "x"}', "finite"),
+    (b'{"prompt": [' + b"5," * 300_000 + b"5]}", "262144 values"),
+    (b'{"prompt": [' + b'"a",5,' * 200_000 + b"5]}", "262144 values"),
+    (json.dumps({"prompt": "x", **{f"key{i}": 1 for i in range(5000)}}).encode(), "5001 keys"),
+    (json.dumps({"prompt": "a, [b] {c}" * 100_000}).encode(), "has at least"),
+    (b'{"prompt": "' + b'\\"' * 500_000, "Unterminated"),
 ]
 
 
-@pytest.mark.parametrize(("content", "words"), BAD_JSON, ids=[words for _, words in BAD_JSON])
+@pytest.mark.parametrize(("content", "words"), BAD_JSON, ids=[f"{i}-{case[1]}" for i, case in enumerate(BAD_JSON)])
 def test_bad_json(client: httpx.Client, content: bytes, words: str) -> None:
     error = error_of(client.post(TEXT, content=content, headers={"content-type": "application/json"}), 400)
     assert words in error["message"], error
+
+
+RAW = [  # bytes that no client would send
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1e3\r\n\r\n{}", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n{}", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413),
+    (b"no HTTP at all\r\n\r\n", 400),
+]
+
+
+@pytest.mark.parametrize(("request_bytes", "status"), RAW, ids=[str(i) for i in range(len(RAW))])
+def test_bytes_that_no_client_sends(server: RunningServer, request_bytes: bytes, status: int) -> None:
+    url = httpx.URL(server.url)
+    assert url.port is not None
+    with socket.create_connection((url.host, url.port), 10) as connection:
+        connection.sendall(request_bytes)
+        assert connection.recv(4096).split()[1] == b"%d" % status
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_text_with_many_commas_is_one_value(client: httpx.Client) -> None:
+    text = "a,[{" * 100_000  # too long for the model, whose message says so
+    assert "tokens; at most 2047" in error_of(client.post("/tokenize", json={"prompt": text}), 400)["message"]
+
+
+def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
+    error = error_of(client.post(TEXT, content=b" " * (16 * 2**20 + 1)), 413)
+    assert error["code"] == "request_too_large"
 
 
 def test_other_refusals(client: httpx.Client) -> None:
@@ -185,6 +228,11 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream() -> None:
     settings = ServerSettings(request_timeout=0.4)
     with running_server(settings=settings) as running, httpx.Client(base_url=running.url, timeout=30) as client:
         assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(running.engine, "process", lambda *_, **__: asyncio.sleep(20))  # texts are waited for, too
+            start = time.monotonic()
+            assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
+            assert time.monotonic() - start < 5
         *_, last, done, _ = client.post(TEXT, json={**ENDLESS, "stream": True}).text.split("\n\n")
         assert done == "data: [DONE]"
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_timeout"
@@ -205,11 +253,27 @@ def test_a_drain_ends_each_stream_with_its_reason() -> None:
         assert error_of(other.get("/ready"), 503)["code"] == "shutting_down"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_that_fails_is_the_servers_fault(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    args = demo_args(distributed_executor_backend="tests.unit.engine.broken_executor:FailingExecutor")
+    with running_server(args) as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        error = error_of(client.post(TEXT, json={"prompt": [13], "stream": stream}), 500)
+        assert (error["type"], error["code"]) == ("server_error", "engine_error")
+        assert "thirteen" not in error["message"]
+        assert client.post(TEXT, json={"prompt": [12], "max_tokens": 1}).status_code == 200
+    assert "thirteen" in caplog.text
+
+
 def test_a_full_queue_is_a_503_at_once() -> None:
     limits = QueueLimits(max_queued_requests=1)
     args = demo_args(max_num_seqs=1)
     with running_server(args, limits=limits) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        response = client.post(TEXT, json={**ENDLESS, "prompt": ["a", "b", "c", "d"]})
-        assert error_of(response, 503)["code"] == "overloaded"
-        assert int(response.headers["retry-after"]) >= 1
+        assert client.post(TEXT, json={"prompt": ["a", "b", "c", "d"], "max_tokens": 1}).status_code == 200
+        with client.stream("POST", TEXT, json={**ENDLESS, "prompt": ["a", "b"], "stream": True}) as stream:
+            next(stream.iter_text())  # one runs, one waits
+            response = client.post(TEXT, json={**ENDLESS, "prompt": ["c", "d"]})
+            assert error_of(response, 503)["code"] == "overloaded"
+            assert int(response.headers["retry-after"]) >= 1
         assert running.engine.num_unfinished_requests == 0
+        refused = f'inflight:requests_refused_total{{model_name="{MODEL}",reason="queue_full"}} 1.0'
+        assert refused in client.get("/metrics").text

@@ -109,6 +109,10 @@ class ServerOptions:
         float | None, _limit("A request's deadline, from arrival to last token. Default: none.", metavar="SECONDS")
     ] = None
     header_timeout: Annotated[float, _limit("What a client has to send its headers.", metavar="SECONDS")] = 20.0
+    body_timeout: Annotated[float, _limit("What it has to send the body then.", metavar="SECONDS")] = 120.0
+    max_connections: Annotated[int, _limit("Open connections of each front end; one more is a 503.", metavar="N")] = (
+        4096
+    )
     max_body_bytes: Annotated[
         int, _limit("Largest request body; more is a 413.", parser=parse_bytes, metavar="BYTES")
     ] = 16 * 2**20

@@ -23,10 +23,10 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, *, metrics: ServingMet
     """
     app = FastAPI(title="Inflight", version=inflight.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = JsonRoute
-    server = ApiServer(engine, settings)
+    server = ApiServer(engine, settings, metrics)
     add_error_handlers(app)
     add_generation_routes(app, server)
     add_model_routes(app, server)
     add_token_routes(app, server)
-    add_operation_routes(app, server, metrics)
+    add_operation_routes(app, server)
     return app

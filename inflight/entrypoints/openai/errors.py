@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
+_MAX_COMPARED = 100  # errors of one request: each is compared with each
 
 
 class ErrorDetail(BaseModel):
@@ -149,7 +150,7 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 def _validation_error(errors: Sequence[Any]) -> ApiError:  # Any: pydantic's error dicts
     """One message of pydantic's several; `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
-    for error in errors:
+    for error in errors[:_MAX_COMPARED]:
         told.setdefault(_where(error["loc"]), {})[_what(error)] = None
     # of a union's branches the ones count that got furthest; where all stop at one place, the value may be any of them
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]

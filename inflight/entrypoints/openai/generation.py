@@ -13,37 +13,40 @@ from contextlib import aclosing
 from starlette.types import Send
 
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.request_state import RequestOutputKind
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import DONE, Presenter
 from inflight.entrypoints.openai.sse import EventStream, send_json
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import InvalidRequestError
+from inflight.errors import EngineError, InvalidRequestError
 from inflight.outputs import RequestOutput
 
+MAX_LOGPROBS_OF_ANSWER = 2**19  # those that are in memory at once: 100 MB
 
-async def answer(
+
+async def submit(
     engine: AsyncLLM,
     request: ValidatedRequest,
-    presenter: Presenter,
-    send: Send,
+    answer_id: str,
     *,
+    arrival_time: float,
     timeout: float | None,
     trace_headers: Mapping[str, str],
-) -> None:
-    """Generate, and send a whole answer or a stream of events.
+) -> list[OutputStream]:
+    """Start generating: a stream for every prompt, which `answer` ends.
 
     Args:
-        timeout: seconds from now to the end of all of it; None: no deadline.
+        arrival_time: `time.monotonic()`.
+        timeout: seconds from there to the end of all of it; None: no deadline.
 
     Raises:
-        InflightError: nothing has been sent yet. Later ones are an event of the stream.
+        InflightError: nothing runs.
     """
-    shown = request.presentation
-    kind = RequestOutputKind.DELTA if shown.stream else RequestOutputKind.FINAL_ONLY
+    kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # unique in the engine, also where the client gives the same request id twice; the log finds it by that
-    request_id = f"{presenter.id}-{uuid.uuid4().hex[:8]}"
+    request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
     processed = [
         await engine.process(
             f"{request_id}-{index}",
@@ -51,21 +54,60 @@ async def answer(
             prompt.params,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            arrival_time=arrival_time,
             trace_headers=trace_headers,
         )
         for index, prompt in enumerate(request.prompts)
     ]
-    streams: list[OutputStream] = []
+    _check_logprobs(processed, request.presentation.stream)
+    return engine.submit_all(processed, kind=kind, timeout=timeout)
+
+
+async def answer(streams: Sequence[OutputStream], presenter: Presenter, send: Send, *, as_events: bool) -> None:
+    """Send a whole answer, or a stream of events.
+
+    Raises:
+        InflightError: nothing has been sent yet. Later ones are an event of the stream.
+    """
     try:
-        for each in processed:
-            streams.append(engine.submit(each, kind=kind, timeout=timeout))
-        if shown.stream:
+        if as_events:
             await _send_events(streams, presenter, EventStream(send))
         else:
-            await send_json(send, presenter.body([await _last(stream) for stream in streams]))
+            outputs = [await _last(stream) for stream in streams]
+            if any(
+                _shows_logprobs(stream.request) for stream in streams
+            ):  # it takes long; other streams go on meanwhile
+                body = await asyncio.to_thread(presenter.body, outputs)
+            else:
+                body = presenter.body(outputs)
+            await send_json(send, body)
     finally:
         for stream in streams:
             stream.abort()
+
+
+def _shows_logprobs(request: ProcessedRequest) -> bool:
+    return request.params.logprobs is not None or request.params.prompt_logprobs is not None
+
+
+def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:
+    """Each is some 200 bytes, and all of them are there at once, unless they are streamed.
+
+    Raises:
+        InvalidRequestError: there may be too many.
+    """
+    total = 0
+    for request in requests:
+        params, num_sequences = request.params, len(request.children)
+        if params.logprobs is not None and not is_stream:
+            total += num_sequences * request.children[0].sampling.max_tokens * (1 + params.logprobs)
+        if params.prompt_logprobs is not None:
+            total += len(request.prompt_token_ids) * (1 + params.prompt_logprobs)
+    if total > MAX_LOGPROBS_OF_ANSWER:
+        raise InvalidRequestError(
+            f"the answer might hold {total} log-probabilities; at most {MAX_LOGPROBS_OF_ANSWER} are allowed: lower max_tokens, "
+            "n, logprobs or prompt_logprobs, or stream it"
+        )
 
 
 async def _send_events(streams: Sequence[OutputStream], presenter: Presenter, events: EventStream) -> None:
@@ -121,6 +163,12 @@ async def _last(stream: OutputStream) -> RequestOutput:
 
 
 def _check(output: RequestOutput) -> None:
-    """A completion fails on its own request only: a grammar that cannot be compiled, nothing left to draw."""
+    """
+    Raises:
+        InvalidRequestError: the request is the cause: a grammar that cannot be compiled, nothing left to draw.
+        EngineError: a step failed.
+    """
     if any(choice.finish_reason == "error" for choice in output.outputs):
+        if output.engine_failed:
+            raise EngineError(output.error)
         raise InvalidRequestError(output.error or "the request could not be completed")

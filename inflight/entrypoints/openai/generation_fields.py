@@ -99,12 +99,16 @@ class GenerationFields(StrictModel):
         None, max_length=MAX_LOGIT_BIAS, description="Token id -> added to its logit."
     )
     bad_words: list[StopString] | None = Field(None, max_length=MAX_BAD_WORDS, description="Never completed.")
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, description="Nothing else is drawn.")
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, min_length=1, description="Nothing else is drawn."
+    )
     # where it ends
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Strings that end the text."
     )
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end it.")
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end it."
+    )
     ignore_eos: bool | None = Field(None, description="Go on past the model's own end tokens.")
     min_tokens: int | None = Field(None, ge=0, le=MAX_INT, description="No end before so many tokens.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
@@ -114,7 +118,7 @@ class GenerationFields(StrictModel):
     structured_outputs: StructuredOutputs | None = Field(None, description="A constraint in vLLM's words.")
     guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
     guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, min_length=1, max_length=MAX_CHOICES, description="Older name of structured_outputs.choice."
     )
     guided_grammar: GrammarText | None = Field(None, description="Older name of structured_outputs.grammar.")

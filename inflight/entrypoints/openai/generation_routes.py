@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,13 +15,14 @@ from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
 from inflight.entrypoints.openai.errors import ErrorBody
-from inflight.entrypoints.openai.generation import answer
+from inflight.entrypoints.openai.generation import answer, submit
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
-from inflight.entrypoints.openai.server import ApiServer, answer_id, trace_headers
+from inflight.entrypoints.openai.server import ApiServer, answer_id, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import WorkResponse
 from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.errors import OverloadedError, RequestTimeoutError
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is wrong."},
@@ -69,24 +72,42 @@ def _respond(
     """All of it happens in the response, where the client is listened to: rendering and tokenising too."""
 
     async def work(send: Send) -> None:
-        server.engine.check_admission()  # a full queue refuses at once, before anything is tokenised
-        validated = await validate()
-        await answer(
-            server.engine,
-            validated,
-            present(validated),
-            send,
-            timeout=server.settings.request_timeout,
-            trace_headers=trace_headers(request),
-        )
+        arrival, timeout = arrival_time(request), server.settings.request_timeout
+        left = None if timeout is None else arrival + timeout - time.monotonic()
+        try:
+            # a full queue refuses at once, before anything is tokenised
+            with server.engine.accepted():
+                async with asyncio.timeout(left):
+                    validated = await validate()
+                    presenter = present(validated)
+                    streams = await submit(
+                        server.engine,
+                        validated,
+                        presenter.id,
+                        arrival_time=arrival,
+                        timeout=timeout,
+                        trace_headers=trace_headers(request),
+                    )
+        except TimeoutError:
+            assert timeout is not None
+            raise RequestTimeoutError(
+                f"the request did not begin to run within the {timeout:g} s that it has"
+            ) from None
+        except OverloadedError:
+            if server.metrics is not None:
+                server.metrics.request_refused("queue_full")
+            raise
+        await answer(streams, presenter, send, as_events=validated.presentation.stream)
 
     return WorkResponse(work)
 
 
 def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
-    """FastAPI adds the model's schema to application/json; events are text, each the JSON of a chunk."""
+    """FastAPI adds the model's schema to application/json; events are described in words."""
     return {
         "model": whole,
         "description": f"A {whole.__name__}; with stream, events of {chunk.__name__}, then [DONE].",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {
+            "text/event-stream": {}
+        },  # a schema here would be of the events, which OpenAPI 3.1 has no words for
     }

@@ -13,6 +13,7 @@ from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
+MAX_ARGUMENTS = 2**18  # characters of one call
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -24,7 +25,7 @@ class TextPart(StrictModel):
 
 class CalledFunction(StrictModel):
     name: ToolName
-    arguments: str = Field(description="A JSON object, as text.")
+    arguments: str = Field(max_length=MAX_ARGUMENTS, description="A JSON object, as text.")
 
 
 class ToolCall(StrictModel):
@@ -38,9 +39,13 @@ class ChatMessage(StrictModel):
     """One message. What an answer of this server holds may be sent back as it is."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
-    content: str | list[TextPart] | None = Field(None, description="Text; None with tool_calls only.")
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+        None, description="Text; None with tool_calls only."
+    )
     name: str | None = Field(None, description="For templates that show it.")
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS, description="Calls that were made.")
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS, description="Calls that were made."
+    )
     tool_call_id: str | None = Field(None, description="Which call this is the result of.")
     reasoning_content: str | None = Field(None, description="For templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")

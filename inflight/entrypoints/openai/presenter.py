@@ -13,7 +13,8 @@ from inflight.entrypoints.openai.validated import Presentation
 from inflight.outputs import RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
-encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+encode_json = _ENCODER.encode
 DONE = b"data: [DONE]\n\n"
 
 
@@ -95,4 +96,7 @@ class Presenter(ABC):
             "usage": self._usage.as_json(),
             **more,
         }
-        return encode_json(answer).encode("utf-8")
+        shown = self._presentation
+        if shown.top_logprobs is None and not shown.prompt_logprobs:
+            return encode_json(answer).encode("utf-8")
+        return "".join(_ENCODER.iterencode(answer)).encode("utf-8")  # in Python, which lets other threads run

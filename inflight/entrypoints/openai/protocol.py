@@ -14,15 +14,19 @@ from inflight.sampling_params import MAX_LOGPROBS, MAX_N
 MAX_PROMPTS = 256  # of one completion request
 MAX_TEMPLATE_LENGTH = 2**18
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class ChatTemplateFields(StrictModel):
     """How messages become a prompt."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, description="The conversation.")
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Functions the model may call.")
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MAX_MESSAGES, description="The conversation."
+    )
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+        None, max_length=MAX_TOOLS, description="Functions the model may call."
+    )
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; true if left out.")
     continue_final_message: bool | None = Field(None, description="Go on with the last message instead.")
     chat_template: str | None = Field(
@@ -63,9 +67,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     ) = Field(description="Text or token ids, or a list of them.")
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_INT, description="The most tokens of a completion; 16 if left out. 0 only with echo."
@@ -84,8 +88,10 @@ class TokenizeRequest(StrictModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(
+        None, min_length=1, max_length=MAX_MESSAGES
+    )
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, if left out.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -98,5 +104,5 @@ class DetokenizeRequest(StrictModel):
     """POST /detokenize"""
 
     model: str | None = None
-    tokens: list[TokenId] = Field(max_length=2**20)
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(max_length=2**18)
     skip_special_tokens: bool | None = Field(None, description="False if left out.")

@@ -28,20 +28,21 @@ async def render_messages(
         InvalidRequestError: the template refuses them, or a template of the request's own is not allowed.
     """
     engine = server.engine
-    continues = bool(continue_final_message)
-    options: dict[str, Any] = {
-        "tools": plain_tools(tools),
-        "add_generation_prompt": not continues if add_generation_prompt is None else add_generation_prompt,
-        "continue_final_message": continues,
-        "chat_template_kwargs": chat_template_kwargs,
-    }
-    plain = template_messages(messages)
-    if chat_template is None and not add_special_tokens:
-        return await engine.render_chat(plain, **options)
     template = engine.chat_template if chat_template is None else _own_template(server, chat_template)
     if template is None:
         raise FieldError("messages", "chat needs a tokenizer, and the engine has none")
-    text = await asyncio.to_thread(template.render, plain, **options)
+    continues = bool(continue_final_message)
+
+    def render() -> str:
+        return template.render(
+            template_messages(messages),
+            tools=plain_tools(tools),
+            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=continues,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    text = await asyncio.to_thread(render)
     return await engine.encode(text, add_special_tokens=bool(add_special_tokens))
 
 

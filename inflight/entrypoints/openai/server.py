@@ -12,6 +12,7 @@ import inflight
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -21,13 +22,15 @@ class ApiServer:
     """Immutable.
 
     Attributes:
+        metrics: None counts nothing.
         model_names: under which the one model is served; the first is its name in answers that name none.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         fingerprint: changes when the same request may give another answer.
     """
 
-    def __init__(self, engine: AsyncLLM, settings: ServerSettings) -> None:
+    def __init__(self, engine: AsyncLLM, settings: ServerSettings, metrics: ServingMetrics | None = None) -> None:
         self.engine = engine
+        self.metrics = metrics
         self.settings = settings
         self.model_names = settings.served_model_names or (engine.model.name,)
         self.created = int(time.time())
@@ -53,6 +56,11 @@ def answer_id(request: Request, prefix: str) -> str:
     """The id of an answer: of the request id, where a middleware has set one."""
     state = request.scope.get("state") or {}
     return f"{prefix}-{state.get('request_id') or uuid.uuid4().hex}"
+
+
+def arrival_time(request: Request) -> float:
+    """`time.monotonic()` when the request's head had come; now, where no middleware says it."""
+    return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 
 def trace_headers(request: Request) -> dict[str, str]:

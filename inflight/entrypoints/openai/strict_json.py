@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,6 +14,11 @@ from fastapi.routing import APIRoute
 from inflight.entrypoints.openai.errors import ApiError
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
+# What one call of the parser, or of pydantic, makes of a body holds the interpreter: this bounds how long.
+MAX_VALUES = 2**18  # of one body
+MAX_KEYS = 4096  # of one object
+_SLICE = 2**18  # bytes that are looked through in one go
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # one without an end goes to the end: linear time
 
 
 class JsonRoute(APIRoute):
@@ -49,6 +55,7 @@ def parse_json(body: bytes) -> Any:
     Raises:
         ApiError: 400, with what is wrong.
     """
+    _check_size(body)
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
         if b"\\ud" in body or b"\\uD" in body:  # half of a pair is no text: nothing behind this could encode it
@@ -66,7 +73,22 @@ def parse_json(body: bytes) -> Any:
         raise _bad_json("a number in it is too long") from error
 
 
+def _check_size(body: bytes) -> None:
+    """Commas and brackets are counted, first all of them, and only where they are many without those in strings."""
+    num_values = _count_values(body)
+    if num_values > MAX_VALUES:
+        num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))
+    if num_values > MAX_VALUES:
+        raise ApiError(400, f"the body has more than {MAX_VALUES} values")
+
+
+def _count_values(text: bytes) -> int:
+    return sum(text.count(mark, at, at + _SLICE) for at in range(0, len(text), _SLICE) for mark in (b",", b"[", b"{"))
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise ApiError(400, f"an object in the body has {len(pairs)} keys; at most {MAX_KEYS} are allowed")
     made = dict(pairs)
     if len(made) != len(pairs):
         seen: set[str] = set()

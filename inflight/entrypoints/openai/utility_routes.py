@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import FastAPI, Request, Response
 from starlette.types import Send
 
@@ -23,7 +25,6 @@ from inflight.entrypoints.openai.responses import (
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.sse import WorkResponse, send_json
 from inflight.errors import EngineError
-from inflight.metrics.serving import ServingMetrics
 
 
 def add_model_routes(app: FastAPI, server: ApiServer) -> None:
@@ -65,28 +66,36 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         assert body.prompt is not None
         return await engine.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
+    def present(tokens: list[int], with_strings: bool) -> bytes:
+        strings = None
+        if with_strings and engine.tokenizer is not None:
+            strings = [engine.tokenizer.id_to_piece(token) or "" for token in tokens]
+        length = engine.model.max_model_len
+        return _encode(Tokens(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+
     async def tokenize(body: TokenizeRequest) -> Response:
         server.check_model(body.model)
 
         async def work(send: Send) -> None:
             tokens = await tokens_of(body)
-            strings = None
-            if body.return_token_strs and engine.tokenizer is not None:
-                strings = [engine.tokenizer.id_to_piece(token) or "" for token in tokens]
-            length = engine.model.max_model_len
-            await _send(send, Tokens(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+            await send_json(send, await asyncio.to_thread(present, tokens, bool(body.return_token_strs)))
 
         return WorkResponse(work)
 
     async def detokenize(body: DetokenizeRequest) -> Response:
         server.check_model(body.model)
+        if len(body.tokens) > engine.model.max_model_len:
+            limit = f"max_model_len={engine.model.max_model_len}"
+            raise FieldError(
+                "tokens", f"tokens has {len(body.tokens)} token ids, more than {limit}: send them in parts"
+            )
         for i, token in enumerate(body.tokens):
             if token >= engine.model.vocab_size:
                 raise FieldError(f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary")
 
         async def work(send: Send) -> None:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-            await _send(send, DetokenizedText(prompt=text))
+            await send_json(send, _encode(DetokenizedText(prompt=text)))
 
         return WorkResponse(work)
 
@@ -96,8 +105,8 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
     )
 
 
-def add_operation_routes(app: FastAPI, server: ApiServer, metrics: ServingMetrics | None) -> None:
-    engine = server.engine
+def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
+    engine, metrics = server.engine, server.metrics
 
     async def version() -> Version:
         return Version(version=inflight.__version__)
@@ -140,5 +149,5 @@ def add_operation_routes(app: FastAPI, server: ApiServer, metrics: ServingMetric
     app.add_api_route("/metrics", show_metrics, methods=["GET"], response_class=Response, responses=ERRORS)
 
 
-async def _send(send: Send, body: Body) -> None:
-    await send_json(send, encode_json(body.model_dump(exclude_none=True)).encode("utf-8"))
+def _encode(body: Body) -> bytes:
+    return encode_json(body.model_dump(exclude_none=True)).encode("utf-8")

@@ -9,9 +9,9 @@ PUBLIC_PATHS = frozenset({"/health", "/live", "/ready"})
 
 
 class Authentication:
-    """`Authorization: Bearer KEY`. Preflights (OPTIONS) carry no key by their nature, and pass.
+    """`Authorization: Bearer KEY`. Preflights, which carry no key by their nature, do not come here: CORS answers them.
 
-    Every other request without a right key is answered here, so that an unknown route says no more than a known one.
+    Every request without a right key is answered here, so that an unknown route says no more than a known one.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
@@ -20,7 +20,7 @@ class Authentication:
         self._public = PUBLIC_PATHS | ({"/metrics"} if metrics_public else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._keys or scope["method"] == "OPTIONS" or scope["path"] in self._public:
+        if not self._keys or scope["path"] in self._public:
             await self._app(scope, receive, send)
             return
         shown = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -8,26 +8,26 @@ from pathlib import Path
 
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
-from inflight.config.gguf_file import read_gguf
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import find_conflicts
+from inflight.engine.front_end import read_chat_template, read_tokenizer
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import ConfigError
 from inflight.hub import read_config, read_generation_config, read_json, resolve_model_folder, resolve_tokenizer_folder
-from inflight.tokenizer.chat_template import ChatTemplate
-from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
-from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.parsers.selector import NONE, resolve_parsers
 
 _INDEX = "model.safetensors.index.json"
 
 
 def server_problems(settings: ServerSettings) -> list[str]:
-    """Of the address, the TLS files and the optional packages. The address is taken for a moment."""
+    """Of the address, the TLS files, the parsers and the optional packages. The address is taken for a moment."""
     found = _problems_of(lambda: Listener(settings).close())
     found += _problems_of(lambda: make_ssl_context(settings))
+    found += _problems_of(lambda: resolve_parsers(settings.tool_call_parser, NONE, None))
+    found += _problems_of(lambda: resolve_parsers(NONE, settings.reasoning_parser, None))
     if settings.otlp_traces_endpoint is not None and importlib.util.find_spec("opentelemetry") is None:
         found.append("otlp_traces_endpoint needs packages of its own: pip install 'inflight-llm[tracing]'")
     return found
@@ -38,8 +38,9 @@ def model_problems(args: EngineArgs) -> list[str]:
     try:
         source = _find_model(args)
     except ConfigError as error:
-        return [str(error), *(_problems_of(lambda: _read_tokenizer(args, None)) if args.tokenizer is not None else [])]
-    found = _problems_of(lambda: _read_tokenizer(args, source))
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # of no model
+        return [str(error), *own]
+    found = _tokenizer_problems(args, source)
     if source.is_dir() and args.generation_config == "auto":
         found += _problems_of(lambda: read_generation_config(source))
     found += _problems_of(lambda: _check_weight_files(args, source))
@@ -77,21 +78,11 @@ def _check_weight_files(args: EngineArgs, source: Path) -> None:
             raise ConfigError(f"{source} lacks {len(missing)} of the files that {_INDEX} names, {missing[0]!r} first")
 
 
-def _read_tokenizer(args: EngineArgs, source: Path | None) -> None:
+def _tokenizer_problems(args: EngineArgs, source: Path) -> list[str]:
     if args.skip_tokenizer_init:
-        return
-    source = source if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
-    assert source is not None, "without a tokenizer of its own the model's is asked for"
-    if source.is_file() and not (source.parent / "tokenizer.json").is_file():
-        file = read_gguf(source)
-        gguf_tokenizer(file)
-        gguf_chat_template(file, args.chat_template)
-        return
-    folder = source.parent if source.is_file() else source
-    found = _problems_of(lambda: Tokenizer.from_folder(folder))
-    found += _problems_of(lambda: ChatTemplate.from_folder(folder, args.chat_template))
-    if found:
-        raise ConfigError("; ".join(found))
+        return []
+    found = _problems_of(lambda: read_tokenizer(source, args.tokenizer))
+    return found + _problems_of(lambda: read_chat_template(source, args.tokenizer, args.chat_template))
 
 
 def _problems_of(part: Callable[[], object]) -> list[str]:

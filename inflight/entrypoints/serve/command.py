@@ -9,6 +9,7 @@ import os
 import ssl
 import sys
 from dataclasses import replace
+from typing import Protocol, cast
 
 import uvloop
 
@@ -16,10 +17,15 @@ from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Running, Server
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.entrypoints.serve.tls import make_ssl_context
 
 logger = logging.getLogger(__name__)
+
+
+class _DescribedModel(Running, Protocol):
+    description: str
 
 
 def run_server(settings: ServerSettings, args: EngineArgs) -> int:
@@ -27,7 +33,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> int:
 
     Raises:
         ConfigError: the address, a file, the model or the machine does not fit.
-        EngineError: the engine could not start, or has died.
+        EngineError: the engine could not start, or has died; a front end has.
     """
     clock = StartUpClock()
     ssl_context = make_ssl_context(settings)
@@ -37,7 +43,11 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> int:
         clock.mark("listening")
         warn_if_open(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_serve(settings, args, listener, ssl_context, clock))
+            if settings.api_server_count == 1:
+                code = runner.run(_serve(settings, args, listener, ssl_context, clock))
+            else:
+                supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")  # for several only
+                code = runner.run(supervisor.supervise(settings, args, listener, clock))
             if code:  # cut: nothing that still runs here is waited for, and no process of ours outlives this one
                 listener.close()
                 logging.shutdown()
@@ -64,19 +74,13 @@ async def _serve(
     clock: StartUpClock,
 ) -> int:
     async def start() -> Running:
-        return await _start(settings, args, clock)
+        # imported on a thread: /live is answered meanwhile
+        engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
+        clock.mark("importing")
+        model = cast("_DescribedModel", await engine_start.start(settings, args, clock))
+        logger.info("ready: %s serves %s, after %s", settings.url, model.description, clock.summary())
+        return model
 
-    server = Server(settings, ssl_context, start)
-    return await server.run(listener.socket)
-
-
-async def _start(settings: ServerSettings, args: EngineArgs, clock: StartUpClock) -> Running:
-    """The engine and the app before it. Modules are imported on a thread: /live is answered meanwhile.
-
-    Raises:
-        ConfigError, EngineError: nothing is left running.
-    """
-    engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
-    clock.mark("importing")
-    running: Running = await engine_start.start(settings, args, clock)
-    return running
+    shutdown = Shutdown()
+    with shutdown.on_signals(settings.shutdown_timeout):
+        return await Server(settings, ssl_context, start, shutdown).run(listener.socket)

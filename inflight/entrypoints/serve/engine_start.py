@@ -4,54 +4,90 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
-from typing import cast
+import importlib
+import socket
+from collections.abc import Awaitable
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.entrypoints.openai.app import build_app
 from inflight.entrypoints.serve.error_response import ASGIApp
-from inflight.entrypoints.serve.server import Running
+from inflight.entrypoints.serve.reasoning_end import with_reasoning_end
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.start_up import StartUpClock
-from inflight.errors import ConfigError, InvalidRequestError
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
+from inflight.parsers.selector import resolve_parsers
 
-logger = logging.getLogger(__name__)
 
+class ServedModel:
+    """What a `Server` runs.
 
-async def start(settings: ServerSettings, args: EngineArgs, clock: StartUpClock) -> Running:
+    Attributes:
+        app: the endpoints.
+        description: of the model, for a line of the log.
     """
+
+    def __init__(
+        self, engine: AsyncLLM, app: ASGIApp, metrics: ServingMetrics, tracing: RequestTracing | None, name: str
+    ) -> None:
+        self._engine = engine
+        self._tracing = tracing
+        self.app = app
+        self.check_health = engine.check_health
+        self.drain = engine.drain
+        self.http_request = metrics.http_request
+        self.request_refused = metrics.request_refused
+        self.engine_died = metrics.engine_died
+        model = engine.model
+        self.description = f"{name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
+
+    async def close(self) -> None:
+        await self._engine.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+
+async def start(
+    settings: ServerSettings,
+    args: EngineArgs,
+    clock: StartUpClock,
+    *,
+    engine_socket: Awaitable[socket.socket] | None = None,
+    records_engine: bool = True,
+) -> ServedModel:
+    """
+    Args:
+        engine_socket: of an engine that another process starts; None: it is this process's own.
+        records_engine: count what the engine says of itself: one front end's work.
+
     Raises:
         ConfigError, EngineError: nothing is left running.
     """
+    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown one is told at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
-    metrics = ServingMetrics(name)
+    metrics = ServingMetrics(name, records_engine=records_engine)
     observers: list[EngineObserver] = [metrics]
+    tracing = None
     if settings.otlp_traces_endpoint is not None:
-        observers.append(await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint))
+        tracing = await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint)
+        observers.append(tracing)
     limits = QueueLimits(max_queued_requests=settings.max_queued_requests, max_queued_tokens=settings.max_queued_tokens)
-    engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
+    args = await asyncio.to_thread(with_reasoning_end, args, settings)
+    # fastapi takes longer to import than all the rest, and is not needed before the engine is there
+    app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
+    if engine_socket is None:
+        engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
+    else:
+        engine = await AsyncLLM.attach(args, await engine_socket, limits=limits, observers=observers)
     clock.mark("engine")
     try:
-        app = build_app(engine, settings, metrics=metrics)
-    except BaseException as error:
+        app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics)
+    except BaseException:
         await engine.close()
-        if isinstance(error, InvalidRequestError):  # a parser that is not known: here it is the operator's mistake
-            raise ConfigError(str(error)) from error
         raise
     gc.collect()
     gc.freeze()  # what has been made so far stays: a collection that looks through it all holds up every stream
     clock.mark("app")
-    logger.info(
-        "ready: %s serves %s, max_model_len %d, %d KV tokens, after %s",
-        settings.url,
-        name,
-        engine.model.max_model_len,
-        engine.model.num_kv_cache_tokens,
-        clock.summary(),
-    )
-    return Running(engine=engine, app=cast("ASGIApp", app), observe=metrics.http_request)
+    return ServedModel(engine, app, metrics, tracing, name)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 from inflight.entrypoints.serve.error_response import (
     RETRY_AFTER_SECONDS,
@@ -34,15 +35,17 @@ _WHY = {
     Phase.DRAINING: "the server is shutting down",
     Phase.DEAD: "the engine has failed; the server is ending",
 }
-# What goes on while the last requests end: it starts no work, and says how far they are.
+# What goes on while the last requests end, or are told that the engine is dead: it starts no work, and says how things stand.
 _WHILE_DRAINING = frozenset({"/health", "/metrics", "/version"})
+_PROBES = frozenset({"/health", "/ready"})  # no requests for work
 
 
 class Gate:
-    """Single-threaded, as the event loop that serves it."""
+    """Single-threaded, as the event loop that serves it. `on_refusal` is told the phase in which a request was refused."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_refusal: Callable[[str], None]) -> None:
         self.phase = Phase.STARTING
+        self._on_refusal = on_refusal
         self._app: ASGIApp | None = None
 
     def open(self, app: ASGIApp) -> None:
@@ -66,12 +69,14 @@ class Gate:
 
         path = scope["path"]
         if path == "/live":
-            await send_json(send_and_close, 200, {"status": "alive"})
+            await send_json(send_and_close, 200, {"status": "live"})
         elif self._app is not None and (
-            self.phase is Phase.READY or (self.phase is Phase.DRAINING and path in _WHILE_DRAINING)
+            self.phase is Phase.READY or (self.phase is not Phase.STARTING and path in _WHILE_DRAINING)
         ):
             await self._app(scope, receive, send_and_close)
         else:
+            if path not in _PROBES:
+                self._on_refusal(self.phase.value)
             await send_error(
                 send_and_close,
                 503,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -12,17 +14,24 @@ from pathlib import Path
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
+_OTHER_FILES = 256  # that a front end opens beside its connections
+
 
 class Listener:
     """
     Args:
         settings: host and port, or uds.
 
+    The limit of open files is raised as far as max_connections needs it, and the machine lets it.
+
     Raises:
         ConfigError: the address is in use, is not this machine's, or may not be listened on.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
+        _allow_files(settings.max_connections + _OTHER_FILES)
         self._path = None if settings.uds is None else Path(settings.uds)
         self._inode = 0
         try:
@@ -51,6 +60,17 @@ class Listener:
             with contextlib.suppress(OSError):
                 if self._path.stat().st_ino == self._inode:
                     self._path.unlink()
+
+
+def _allow_files(count: int) -> None:
+    """The default of many systems is 1024: beyond it a connection is not refused, it is not accepted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    if hard != resource.RLIM_INFINITY and hard < count:
+        logger.warning("only %d files may be open (ulimit -Hn): fewer connections than --max-connections", hard)
+        count = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from inflight.entrypoints.serve.access_log import AccessLog, Observe
+from inflight.entrypoints.serve.access_log import AccessLog, LineWriter, Observe
 from inflight.entrypoints.serve.api_keys import ApiKeys
 from inflight.entrypoints.serve.auth import Authentication
 from inflight.entrypoints.serve.error_response import ASGIApp
@@ -22,13 +22,15 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.size_limits import SizeLimits
 
 
-def wrap(app: ASGIApp, settings: ServerSettings, observe: Observe | None = None) -> ASGIApp:
-    """The app behind all of them."""
+def wrap(
+    app: ASGIApp, settings: ServerSettings, observe: Observe | None = None, lines: LineWriter | None = None
+) -> ASGIApp:
+    """The app behind all of them. Without `lines` there is no access log, whatever the settings say."""
     app = Authentication(app, ApiKeys(settings.api_keys), metrics_public=settings.metrics_public)
     if settings.allowed_origins:
         app = _cors(app, settings)
     app = SizeLimits(app, max_header_bytes=settings.max_header_bytes, max_body_bytes=settings.max_body_bytes)
-    app = AccessLog(app, settings.access_log, observe)
+    app = AccessLog(app, settings.access_log, observe, lines)
     return RequestIds(app)
 
 

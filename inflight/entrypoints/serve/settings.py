@@ -14,13 +14,14 @@ _BOUNDS = {  # inclusive
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**32),
     "max_header_bytes": (1024, 2**20),
+    "max_connections": (1, 2**20),
     "backlog": (1, 65535),
     "api_server_count": (1, 64),
     "max_queued_requests": (1, 2**20),
     "max_queued_tokens": (1, 2**40),
 }
 _MAX_SECONDS = 7 * 24 * 3600.0
-_SECONDS = ("shutdown_timeout", "request_timeout", "keep_alive_timeout", "header_timeout")
+_SECONDS = ("shutdown_timeout", "request_timeout", "keep_alive_timeout", "header_timeout", "body_timeout")
 _BOUNDLESS = ("max_queued_requests", "max_queued_tokens", "request_timeout")  # None: no bound
 _FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template")
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
@@ -46,6 +47,8 @@ class ServerSettings:
         request_timeout: seconds from a request's arrival to its last token; None is no deadline.
         keep_alive_timeout: seconds that an idle connection stays open: more than a load balancer keeps its own.
         header_timeout: seconds that a client has to send its request line and headers.
+        body_timeout: seconds that it has to send the body then.
+        max_connections: that each front end holds open; one more is a 503, and closed.
         backlog: connections that the kernel holds until they are accepted.
         allowed_origins: of browsers (CORS), "*" for all; empty: no CORS headers are sent.
         allowed_methods: of CORS requests.
@@ -79,6 +82,8 @@ class ServerSettings:
     request_timeout: float | None = None
     keep_alive_timeout: float = 75.0
     header_timeout: float = 20.0
+    body_timeout: float = 120.0
+    max_connections: int = 4096
     backlog: int = 2048
     allowed_origins: tuple[str, ...] = ()
     allowed_methods: tuple[str, ...] = ("GET", "POST")
@@ -168,8 +173,6 @@ class ServerSettings:
             yield "allow_credentials with allowed_origins='*' would let every web page act as its visitor: name the origins"
         if not self.allowed_methods:
             yield "allowed_methods is empty: no CORS request could be made; name some, or leave it out"
-        if self.api_server_count > 1:
-            yield f"api_server_count={self.api_server_count}: several front ends before one engine are not served yet; use 1"
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             yield f"otlp_traces_endpoint={endpoint!r} is not an http:// or https:// URL"

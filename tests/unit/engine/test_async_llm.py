@@ -15,9 +15,12 @@ from benchmarks.mock_executor import mock_tokens
 from inflight import LLM
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.input_processor import ProcessedRequest
+from inflight.engine.output_processor import Update
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import (
     EngineClosedError,
+    EngineDeadError,
     InvalidRequestError,
     OverloadedError,
     RequestTimeoutError,
@@ -45,7 +48,7 @@ class Observed:
     def __init__(self) -> None:
         self.stats: list[SchedulerStats] = []
         self.first: list[float] = []
-        self.further: list[tuple[int, float]] = []
+        self.further: list[tuple[int, float | None]] = []
         self.finished: list[FinishedRequest] = []
 
     def stats_changed(self, stats: SchedulerStats) -> None:
@@ -54,7 +57,7 @@ class Observed:
     def first_token(self, seconds: float) -> None:
         self.first.append(seconds)
 
-    def tokens_generated(self, count: int, seconds: float) -> None:
+    def tokens_generated(self, count: int, seconds: float | None) -> None:
         self.further.append((count, seconds))
 
     def request_finished(self, request: FinishedRequest) -> None:
@@ -246,6 +249,23 @@ def test_a_timeout() -> None:
     run(test)
 
 
+def test_what_cannot_be_taken_in_at_all_is_the_end_and_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            streams = [await submit(engine, str(i), "x", endless()) for i in range(3)]
+            await streams[0].__anext__()
+
+            def update(outputs: object) -> Update:
+                raise ZeroDivisionError("a defect")
+
+            monkeypatch.setattr(engine._outputs, "update", update)
+            for stream in streams:
+                with pytest.raises(EngineDeadError, match="cannot be taken in: ZeroDivisionError"):
+                    await read(stream)
+
+    run(test)
+
+
 # -- the queue -----------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +309,35 @@ def test_a_queue_full_of_tokens() -> None:
     run(test)
 
 
+def test_requests_that_belong_together_are_admitted_as_one() -> None:
+    async def test() -> None:
+        limits = QueueLimits(max_queued_requests=2, max_queued_tokens=20)
+        async with mock_engine({"max_num_seqs": 2}, limits=limits) as engine:
+
+            async def some(*names: str) -> list[ProcessedRequest]:
+                return [
+                    await engine.process(name, [7] * 10, SamplingParams(n=2, max_tokens=5, ignore_eos=True))
+                    for name in names
+                ]
+
+            streams = engine.submit_all(await some(*"abcdef"))  # nothing waits
+            with pytest.raises(OverloadedError):
+                engine.submit_all(await some("g"))
+            for stream in streams:
+                assert len(tokens_of(await read(stream))) == 5
+            for names in ("gg", "hgih"):
+                with pytest.raises(InvalidRequestError, match="still running"):
+                    engine.submit_all(await some(*names))
+            assert engine.num_unfinished_requests == 0  # none was started
+            running = engine.submit_all(await some("g"))
+            with pytest.raises(InvalidRequestError, match="'g' is still running"):
+                engine.submit_all(await some("h", "g"))
+            assert engine.num_unfinished_requests == 1
+            assert len(tokens_of(await read(running[0]))) == 5
+
+    run(test)
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +359,45 @@ def test_drain() -> None:
             await engine.drain(0.2)
             assert 0.2 <= time.monotonic() - start < 1.0
             assert reasons_of(await read(stream)) == ["abort"]
+
+    run(test)
+
+
+def test_a_drain_waits_for_what_is_accepted_and_no_longer_than_its_time() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            with engine.accepted():
+                drained = asyncio.create_task(engine.drain(10.0))
+                await asyncio.sleep(0.05)  # nothing runs
+                assert not drained.done()
+                with pytest.raises(EngineClosedError, match="takes no more"), engine.accepted():
+                    pass
+                first = await submit(engine, "a", "x", endless(3))
+                assert reasons_of(await read(first)) == ["length"]
+                await asyncio.sleep(0.01)
+                second = await submit(engine, "b", "x", endless(3))
+            assert not drained.done()
+            assert reasons_of(await read(second)) == ["length"]
+            await drained
+        async with mock_engine() as engine:
+            with engine.accepted():
+                await engine.drain(0.05)
+                with pytest.raises(EngineClosedError, match="takes no more"):
+                    await submit(engine, "a", "x", endless(3))
+        async with mock_engine() as engine:
+            with pytest.raises(InvalidRequestError):
+                [_ async for _ in engine.generate([], endless(3))]
+            await engine.drain(10.0)  # what was accepted has ended
+
+    run(test)
+
+
+def test_a_deadline_counts_from_the_arrival() -> None:
+    async def test() -> None:
+        async with mock_engine() as engine:
+            request = await engine.process("a", "x", endless(), arrival_time=time.monotonic() - 60)
+            with pytest.raises(RequestTimeoutError):
+                await read(engine.submit(request, timeout=60.1))
 
     run(test)
 

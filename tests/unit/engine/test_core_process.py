@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from inflight.config.engine_args import EngineArgs
+from inflight.engine import core_client
 from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.core_client import EngineProcess
+from inflight.engine.core_client import CoreClient, EngineProcess
 from inflight.engine.front_end import resolve_config
 from inflight.engine.outbox import Outbox
 from inflight.errors import (
@@ -26,9 +28,10 @@ from inflight.errors import (
     ModelNotFoundError,
     OutOfMemoryError,
 )
+from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
-from inflight.interface.serving import EngineOutputs
+from inflight.interface.serving import EngineDied, EngineOutputs
 from inflight.interface.statistics import SchedulerStats
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
 from tests.unit.engine.test_async_llm import run, until
@@ -187,6 +190,60 @@ def test_a_lost_rank_is_the_end_of_the_engine() -> None:
     run(test)
 
 
+def test_the_news_that_the_engine_has_died_is_the_end_though_its_process_still_runs() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        reasons: list[str] = []
+        client = CoreClient(lambda _: None, reasons.append)
+        await client.connect(ours)
+        engine = BlockingStream(theirs)
+        engine.send(EngineDied(reason="rank 0 is lost"))
+        await asyncio.wait_for(client.closed, 5.0)
+        assert reasons == ["the engine has failed: rank 0 is lost"]
+        engine.close()
+
+    run(test)
+
+
+def test_a_process_that_ends_before_it_is_told_what_to_start_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children(os.getpid())
+
+    def send(stream: BlockingStream, message: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(BlockingStream, "send", send)
+
+    async def test() -> None:
+        with pytest.raises(EngineDeadError, match=r"process is gone: process .* exit code 3"):
+            await AsyncLLM.from_args(mock_args())
+
+    run(test)
+    assert children(os.getpid()) == before
+
+
+def test_a_start_that_is_given_up_at_once_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children(os.getpid())
+    begun = threading.Event()
+
+    class SlowProcess(ChildProcess):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            begun.set()
+            time.sleep(0.2)
+
+    monkeypatch.setattr(core_client, "ChildProcess", SlowProcess)
+
+    async def test() -> None:
+        start = asyncio.create_task(AsyncLLM.from_args(mock_args()))
+        assert await asyncio.to_thread(begun.wait, 10.0)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+
+    run(test)
+    assert children(os.getpid()) == before
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
@@ -262,6 +319,20 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
     outbox.close(1.0)
     ours.close()
     reader.close()
+
+
+def test_outputs_that_cannot_be_sent_end_the_engines_process() -> None:
+    script = """
+    import socket, time
+    from inflight.engine.outbox import Outbox
+    from inflight.executor.transport import BlockingStream
+    ours, theirs = socket.socketpair()
+    Outbox(BlockingStream(ours), "outbox").send("no message")
+    time.sleep(5)
+    """
+    process = run_script(script)
+    assert "cannot be sent" in process.communicate(timeout=20)[1]
+    assert process.returncode == 1
 
 
 def test_a_name_that_is_no_class_is_refused_at_once() -> None:

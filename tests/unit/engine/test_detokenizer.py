@@ -23,7 +23,7 @@ def run(detokenizer: Detokenizer, ids: list[int]) -> tuple[list[str], int]:
     """The text released by each token, then by the end; and how many tokens were taken."""
     released: list[str] = []
     for count, token_id in enumerate(ids, 1):
-        if detokenizer.push(token_id):
+        if detokenizer.push([token_id]) is not None:
             detokenizer.finish()
             return [*released, detokenizer.take()], count
         released.append(detokenizer.take())
@@ -62,6 +62,20 @@ def test_stop_strings(text: str, stop: list[str], min_tokens: int, include: bool
     assert "".join(released) == text
 
 
+@given(st.lists(st.integers(0, 260)), st.lists(st.text(alphabet="ab", min_size=1, max_size=2), max_size=2), st.data())
+def test_how_tokens_are_cut_does_not_matter(ids: list[int], stop: list[str], data: st.DataObject) -> None:
+    by_ones, count = run(make(stop=stop), ids)
+    detokenizer = make(stop=stop)
+    taken, left = 0, ids
+    while left:
+        size = data.draw(st.integers(1, len(left)))
+        found = detokenizer.push(left[:size])
+        taken += size if found is None else found
+        left = [] if found is not None else left[size:]
+    detokenizer.finish()
+    assert (detokenizer.take(), taken) == ("".join(by_ones), count)
+
+
 def test_only_what_could_begin_a_stop_string_is_held() -> None:
     released, _ = run(make(stop=["END", "EXIT"]), list(b"aEbENcENEXI"))
     assert released == ["a", "", "Eb", "", "", "ENc", "", "", "EN", "", "", "EXI"]
@@ -69,8 +83,8 @@ def test_only_what_could_begin_a_stop_string_is_held() -> None:
 
 def test_a_token_may_hold_text_before_and_after_the_stop_string() -> None:
     detokenizer = make(stop=["<|us"], skip_special_tokens=False)
-    assert detokenizer.push(ord("a")) is False
-    assert detokenizer.push(258) is True  # <|user|>
+    assert detokenizer.push([ord("a")]) is None
+    assert detokenizer.push([258, ord("b")]) == 1  # <|user|>
     detokenizer.finish()
     assert detokenizer.take() == "a"
 
@@ -78,14 +92,14 @@ def test_a_token_may_hold_text_before_and_after_the_stop_string() -> None:
 def test_the_end_tokens_text() -> None:
     for include, skip, expected in ((False, False, "a"), (True, False, f"a{EOS}"), (True, True, "a")):
         detokenizer = make(include_stop_str_in_output=include, skip_special_tokens=skip)
-        detokenizer.push(ord("a"))
+        detokenizer.push([ord("a")])
         detokenizer.finish(EOS_ID)
         assert detokenizer.take() == expected
 
 
 def test_an_incomplete_character_is_flushed() -> None:
     detokenizer = make(stop=["x"])
-    detokenizer.push(0xC3)
+    detokenizer.push([0xC3])
     assert detokenizer.take() == ""
     detokenizer.finish()
     assert detokenizer.take() == "�"

@@ -22,6 +22,8 @@ from inflight.interface.request import (
     LogprobsColumns,
     ResolvedSampling,
 )
+from inflight.interface.statistics import SchedulerStats
+from inflight.metrics.observer import EngineObserver, FinishedRequest
 from inflight.outputs import Logprob, RequestOutput
 from inflight.sampling_params import SamplingParams
 from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS, EOS_ID, byte_tokenizer
@@ -358,3 +360,83 @@ def test_results_do_not_share_lists_with_the_processor() -> None:
     processor.process([output("r", [98])])
     assert first.outputs[0].token_ids == [97]
     assert first.outputs[0].text == "a"
+
+
+# -- defects -----------------------------------------------------------------------------------------------------------
+
+
+class Counting(EngineObserver):
+    """Counts tokens; `raises` is against its contract."""
+
+    def __init__(self, *, raises: bool = False) -> None:
+        self.num_tokens = self.num_finished = 0
+        self.raises = raises
+
+    def stats_changed(self, stats: SchedulerStats) -> None:
+        self._add(0)
+
+    def first_token(self, seconds: float) -> None:
+        self._add(1)
+
+    def tokens_generated(self, count: int, seconds: float | None) -> None:
+        self._add(count)
+
+    def request_finished(self, request: FinishedRequest) -> None:
+        self.num_finished += 1
+
+    def _add(self, count: int) -> None:
+        if self.raises:
+            raise ZeroDivisionError("a defect")
+        self.num_tokens += count
+
+
+def test_observers_hear_of_every_token_once_and_of_no_other() -> None:
+    observer = Counting()
+    processor = OutputProcessor(byte_tokenizer(), [observer])
+    processor.add_request(request(n=4))
+    processor.process([output("0_r", [97])])
+    processor.process([output("1_r", [97, 98, 99])])
+    processor.process([output("1_r", [97]), output("0_r", [98, 99])])
+    processor.abort(["r"])
+    assert (observer.num_tokens, observer.num_finished) == (7, 1)
+
+
+def test_an_observer_that_raises_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = Counting(raises=True), Counting()
+    processor = OutputProcessor(byte_tokenizer(), [bad, good])
+    processor.add_request(request(), FINAL_ONLY)
+    processor.process([output("r", [97])])
+    [found] = processor.process([output("r", [98], FinishReason.LENGTH)]).request_outputs
+    assert (found.outputs[0].text, found.outputs[0].finish_reason) == ("ab", "length")
+    assert (good.num_tokens, good.num_finished, bad.num_finished) == (2, 1, 1)
+    assert len([record for record in caplog.records if "Counting raised" in record.message]) == 1
+
+
+def test_a_request_whose_tokens_cannot_be_taken_in_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    processor = OutputProcessor(byte_tokenizer())
+    for name in "abc":
+        processor.add_request(request(name, logprobs=1 if name == "b" else None), CUMULATIVE)
+    outputs = [output(name, [97]) for name in "abc"]  # that of b lacks its log-probabilities
+    result = processor.process(outputs)
+    texts = {found.request_id: found.outputs[0].text for found in result.request_outputs}
+    assert texts["a"] == texts["c"] == "a"
+    [failed] = [found for found in result.request_outputs if found.finished]
+    assert (failed.request_id, failed.outputs[0].finish_reason) == ("b", "error")
+    assert "AssertionError" in failed.error
+    assert "left out log-probabilities" in caplog.text
+    assert result.requests_to_abort == ["b"]
+    assert processor.request_ids() == ["a", "c"]
+    assert not processor.process([output("b", [97])]).request_outputs
+
+
+def test_an_abort_ends_all_though_the_text_of_one_has_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = OutputProcessor(byte_tokenizer())
+    states = [processor.add_request(request(name)) for name in "abc"]
+
+    def finish(end_token_id: int | None = None) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(states[0].completions[0]._detokenizer, "finish", finish)
+    assert processor.abort("abc").requests_to_abort == ["a", "b", "c"]
+    assert [state.completions[0].finish_reason for state in states] == ["error", "abort", "abort"]
+    assert not processor.has_unfinished_requests()

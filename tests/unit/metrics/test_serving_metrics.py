@@ -80,15 +80,25 @@ def test_a_request_that_had_no_token_has_no_latency() -> None:
 def test_every_completion_counts() -> None:
     metrics = ServingMetrics("m")
     metrics.first_token(0.5)
+    for _ in range(2):
+        metrics.tokens_generated(1, None)
     for _ in range(3):
         metrics.tokens_generated(4, 2.0)
     metrics.request_finished(finished("stop", "length", "stop", params=SamplingParams(n=3)))
     value = Scraped(metrics)
+    assert value("inter_token_latency_seconds_count") == 12
     assert value("generation_tokens_total") == value("request_generation_tokens_sum") == 15
     assert value("request_success_total", finished_reason="stop") == 2
     assert value("request_success_total", finished_reason="length") == 1
     assert value("e2e_request_latency_seconds_count") == 1
     assert value("request_time_per_output_token_seconds_sum") == 0.5
+
+
+def test_completions_that_came_to_no_token_count_none() -> None:
+    metrics = ServingMetrics("m")
+    metrics.first_token(0.5)
+    metrics.request_finished(finished(*["abort"] * 8, params=SamplingParams(n=8)))
+    assert Scraped(metrics)("generation_tokens_total") == 1
 
 
 def test_what_the_engine_says() -> None:

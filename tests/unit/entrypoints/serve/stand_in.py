@@ -1,7 +1,8 @@
 """A script: a server whose engine only waits. `python stand_in.py SETTINGS_JSON START_SECONDS` prints its port, then serves.
 
 POST /stream streams `?tokens=N` words, 20 ms apart, then "[DONE]"; drained, it ends with "aborted"; of a dead engine, with
-"dead". POST /kill kills the engine. At the end "closed" is printed: the engine was closed.
+"dead". POST /kill kills the engine. POST /read reads its body. With CLOSE_SECONDS
+in the environment its end takes that long. At the end "closed" is printed: the engine was closed.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from typing import Any
 from urllib.parse import parse_qs
 
 from inflight.entrypoints.serve.error_response import Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.listener import Listener
-from inflight.entrypoints.serve.server import Running, Server
+from inflight.entrypoints.serve.server import Server
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import EngineDeadError
 
@@ -26,6 +29,7 @@ class StandInEngine:
         self.num_running = 0
         self.aborting = asyncio.Event()
         self.is_dead = False
+        self.app = make_app(self)
 
     async def check_health(self) -> None:
         if self.is_dead:
@@ -38,13 +42,26 @@ class StandInEngine:
         self.aborting.set()
 
     async def close(self) -> None:
+        print("closing", file=sys.stderr, flush=True)
+        await asyncio.sleep(float(os.environ.get("CLOSE_SECONDS", "0")))
         print("closed", flush=True)
+
+    def http_request(self, route: str, status: int, seconds: float) -> None:
+        pass
+
+    def request_refused(self, reason: str) -> None:
+        print("refused:", reason, flush=True)
+
+    def engine_died(self) -> None:
+        print("died", flush=True)
 
 
 def make_app(engine: StandInEngine) -> Any:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/kill":
             engine.is_dead = True
+        while scope["path"] == "/read" and (await receive()).get("more_body"):
+            pass
         if scope["path"] != "/stream":
             await send_json(send, 200, {"path": scope["path"]})
             return
@@ -72,15 +89,16 @@ async def main() -> int:
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()}
     settings = ServerSettings(**values)
 
-    async def start() -> Running:
+    async def start() -> StandInEngine:
         await asyncio.sleep(float(sys.argv[2]))
-        engine = StandInEngine()
-        return Running(engine=engine, app=make_app(engine))
+        return StandInEngine()
 
+    shutdown = Shutdown()
     listener = Listener(settings)
     print(listener.port, flush=True)
     try:
-        return await Server(settings, make_ssl_context(settings), start).run(listener.socket)
+        with shutdown.on_signals(settings.shutdown_timeout):
+            return await Server(settings, make_ssl_context(settings), start, shutdown).run(listener.socket)
     except EngineDeadError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inflight.entrypoints.serve.access_log import AccessLog
+from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.error_response import Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.gate import Gate
@@ -29,7 +30,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         if message["type"] == "http.disconnect":
             break
         size, more = size + len(message.get("body", b"")), message.get("more_body", False)
-    await send_json(send, 200, {"size": size, "request_id": scope.get("state", {}).get("request_id")})
+    await send_json(send, 200, {"size": size, **scope.get("state", {})})
 
 
 def call(
@@ -50,7 +51,8 @@ def call(
     asyncio.run(app({**scope, "client": ("1.2.3.4", 5)}, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], answered, json.loads(sent[1]["body"] or b"{}")
+    is_json = answered.get("content-type") == "application/json"
+    return sent[0]["status"], answered, json.loads(sent[1]["body"]) if is_json else {}
 
 
 def wrapped(**settings: Any) -> Any:
@@ -59,9 +61,10 @@ def wrapped(**settings: Any) -> Any:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/", "/openapi.json", "/health/", "/unknown", "//health"])
 @pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer wrong", "Basic first-key-1", "Bearer first-key-1 x"])
-def test_everything_but_health_asks_for_a_key(path: str, shown: str | None) -> None:
+@pytest.mark.parametrize("method", ["GET", "OPTIONS"])
+def test_everything_but_health_asks_for_a_key(path: str, method: str, shown: str | None) -> None:
     status, headers, body = call(
-        wrapped(api_keys=KEYS), path, headers={} if shown is None else {"Authorization": shown}
+        wrapped(api_keys=KEYS), path, method, headers={} if shown is None else {"Authorization": shown}
     )
     assert status == 401
     assert headers["www-authenticate"] == "Bearer"
@@ -75,9 +78,8 @@ def test_any_of_the_keys_lets_in(key: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/ready"])
-def test_health_and_preflights_ask_for_none(path: str) -> None:
+def test_health_asks_for_none(path: str) -> None:
     assert call(wrapped(api_keys=KEYS), path)[0] == 200
-    assert call(wrapped(api_keys=KEYS), "/v1/models", "OPTIONS")[0] == 200
     assert call(wrapped(api_keys=KEYS, metrics_public=True), "/metrics")[0] == 200
 
 
@@ -109,6 +111,11 @@ def test_request_ids_are_taken_over_or_replaced(given: str, kept: bool) -> None:
     assert len(headers["x-request-id"]) <= 128
 
 
+def test_a_request_has_a_time_of_arrival() -> None:
+    start = time.monotonic()
+    assert start <= call(wrapped())[2]["arrival_time"] <= time.monotonic()
+
+
 def test_a_body_is_counted_while_it_comes_and_a_length_is_believed_only_against_the_client() -> None:
     app = wrapped(max_body_bytes=2000)
     assert call(app, body=[b"x" * 1000, b"x" * 1000])[2]["size"] == 2000
@@ -136,14 +143,21 @@ def test_cors_is_off_until_origins_are_named() -> None:
     assert status == 401
     assert headers["access-control-allow-origin"] == "https://a.example", "a page may read why it was refused"
     assert "access-control-allow-origin" not in call(app, headers={"Origin": "https://b.example"})[1]
+    assert call(app, method="OPTIONS", headers=origin)[0] == 401
+    preflight = {**origin, "Access-Control-Request-Method": "POST"}
+    assert call(app, method="OPTIONS", headers=preflight)[0] == 200, "it carries no key"
+    assert call(wrapped(api_keys=KEYS), method="OPTIONS", headers=preflight)[0] == 401
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
-def test_a_line_has_no_query_no_key_and_no_line_break(kind: str) -> None:
-    file, seen = io.StringIO(), []
-    app = AccessLog(echo, kind, lambda *figures: seen.append(figures), file)
-    call(app, '/x\n"\x1b[2J', headers={"Authorization": "Bearer first-key-1"})
-    line = file.getvalue()
+def test_a_line_has_no_query_no_key_and_no_line_break(kind: str, tmp_path: Path) -> None:
+    file, seen = tmp_path / "log", []
+    with file.open("wb") as opened:
+        lines = LineWriter(opened.fileno())
+        app = AccessLog(echo, kind, lambda *figures: seen.append(figures), lines)
+        call(app, '/x\n"\x1b[2J', headers={"Authorization": "Bearer first-key-1"})
+        lines.close(5)
+    line = file.read_text()
     assert line.count("\n") == 1
     assert line.isascii()
     assert "secret" not in line
@@ -154,13 +168,47 @@ def test_a_line_has_no_query_no_key_and_no_line_break(kind: str) -> None:
         assert json.loads(line)["client"] == "1.2.3.4"
 
 
+def test_nobody_waits_for_who_reads_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "wb") as written:
+        lines = LineWriter(written.fileno())
+        for number in range(MAX_LINES + 5000):  # the pipe takes 64 KiB
+            lines.put(f"{number:>99}\n")
+        lines.close(0.05)
+        first = [int(read.readline()) for _ in range(MAX_LINES)]
+        assert first == list(range(MAX_LINES))
+        assert 5000 - 2 * 2**16 // 100 < lines.num_dropped <= 5000
+        assert len(caplog.records) == 2
+        read.close()
+        lines = LineWriter(written.fileno())
+        lines.put("x")
+        lines.put("y")
+        lines.close(5)
+        assert lines.num_dropped == 2, "a reader that has gone"
+
+
+def test_probes_that_went_well_have_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with file.open("wb") as opened:
+        lines = LineWriter(opened.fileno())
+        call(AccessLog(echo, "text", None, lines), "/ready")
+        call(AccessLog(Gate(lambda reason: None), "text", None, lines), "/ready")
+        lines.close(5)
+    assert file.read_text().count("\n") == 1
+    assert '"GET /ready" 503' in file.read_text()
+
+
 def test_a_gate_that_failed_stays_shut() -> None:
-    gate = Gate()
+    refused: list[str] = []
+    gate = Gate(refused.append)
     gate.fail()
     gate.open(echo)
     gate.drain()
     assert call(gate, "/live")[0] == 200
     assert call(gate, "/health")[2]["error"]["code"] == "server_dead"
+    assert refused == []
+    call(gate, "/v1/models")
+    assert refused == ["dead"]
 
 
 def test_settings_do_not_show_keys(caplog: pytest.LogCaptureFixture) -> None:

@@ -90,9 +90,21 @@ def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({"max_body_bytes": 3, "dtype": "float7"}))
     wrong = "--port x --uds /nodir/x --ssl-certfile /nope --chat-template /nope/x.jinja --max-model-len 999999 -tp 7"
+    wrong += " --tool-call-parser tulip --reasoning-parser rose"
     done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file), *wrong.split()])
     assert done.exit_code == 2
-    for part in ("port", "max_body_bytes=3", "float7", "/nodir/x", "ssl_certfile", "x.jinja", "999999", "size=7"):
+    for part in (
+        "port",
+        "max_body_bytes=3",
+        "float7",
+        "/nodir/x",
+        "ssl_certfile",
+        "x.jinja",
+        "999999",
+        "size=7",
+        "tulip",
+        "rose",
+    ):
         assert part in done.output, part
     assert CliRunner().invoke(app, ["serve", "--check", "--port", "0"]).exit_code == 0
 

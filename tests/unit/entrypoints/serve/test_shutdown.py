@@ -137,7 +137,7 @@ def test_sigterm_lets_streams_end_and_refuses_new_ones() -> None:
         idle.close()
         code, out, error = server.end()
         assert code == 0, error
-        assert out.strip() == "closed"
+        assert out.split("\n") == ["refused: draining", "closed", ""]
 
 
 def test_what_outlives_the_shutdown_timeout_gets_a_terminal_event() -> None:
@@ -148,6 +148,30 @@ def test_what_outlives_the_shutdown_timeout_gets_a_terminal_event() -> None:
         assert "aborted" in read_all(stream)
         stream.close()
         assert server.end()[:2] == (0, "closed\n")
+
+
+def test_a_second_signal_stops_an_engine_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOSE_SECONDS", "60")
+    with serving() as server:
+        server.wait_until("/v1/models", 200)
+        server.signal(signal.SIGTERM)
+        assert server.popen.stderr is not None
+        while "closing" not in server.popen.stderr.readline():
+            pass
+        start = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.end()[0] == 128 + signal.SIGTERM
+        assert time.monotonic() - start < 10, "CUT_SECONDS, and no more"
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
+    with serving(access_log="json") as server:
+        server.wait_until("/v1/models", 200)
+        with server.connect() as connection:
+            for _ in range(1000):  # their lines are more than a pipe takes
+                server.request("GET", "/v1/models", connection)
+        server.signal(signal.SIGTERM)
+        assert server.popen.wait(SECONDS) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -185,7 +209,7 @@ def test_the_death_of_the_engine_is_told_to_streams_and_ends_the_command() -> No
         assert "dead" in read_all(stream)
         stream.close()
         code, out, error = server.end()
-        assert (code, out) == (1, "closed\n")
+        assert (code, out) == (1, "died\nclosed\n")
         assert "the engine's process is gone" in error
 
 
@@ -205,6 +229,35 @@ def test_a_unix_socket_is_served_and_its_file_goes(tmp_path: Path) -> None:
         popen.send_signal(signal.SIGTERM)
         assert popen.wait(SECONDS) == 0
     assert not path.exists()
+
+
+def test_a_body_may_not_be_slow() -> None:
+    head = b"POST /%s HTTP/1.1\r\nContent-Length: 9\r\n\r\n"
+    with serving(body_timeout=0.5) as server:
+        server.wait_until("/v1/models", 200)
+        with server.connect() as awaited, server.connect() as answered, server.connect() as whole:
+            for connection, path in ((awaited, b"read"), (answered, b"unread"), (whole, b"unread")):
+                connection.sendall(head % path + b"xx")
+            whole.sendall(b"x" * 7)
+            assert "200" in read_all(answered), "the response does not need the body, of which there is more to come"
+            assert "200" in read_all(whole)
+            assert read_all(awaited).startswith("HTTP/1.1 408")
+            assert answered.recv(1) == b""
+            assert server.request("GET", "/v1/models", whole).startswith("HTTP/1.1 200")
+
+
+def test_connections_beyond_the_bound_are_refused() -> None:
+    with serving(max_connections=2) as server:
+        server.wait_until("/v1/models", 200)
+        with server.connect() as first, server.connect() as second:
+            assert server.request("GET", "/v1/models", first).startswith("HTTP/1.1 200")
+            assert server.request("GET", "/v1/models", second).startswith("HTTP/1.1 200")
+            with server.connect() as third:
+                refusal = read_all(third)
+            assert refusal.startswith("HTTP/1.1 503")
+            assert "retry-after: 5" in refusal
+            assert server.request("GET", "/v1/models", second).startswith("HTTP/1.1 200")
+        server.wait_until("/v1/models", 200)
 
 
 def test_a_head_may_be_neither_large_nor_slow() -> None:

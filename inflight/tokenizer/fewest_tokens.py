@@ -1,0 +1,69 @@
+"""`FewestTokens`: how many tokens a text has at least, without tokenising it: what is far too long is refused at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import tokenizers
+
+_NFC_SHRINKS = 3  # U+0390 in UTF-8: six bytes decomposed, two composed; nothing shrinks more
+_KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Split")
+
+
+class FewestTokens:
+    """Of a tokenizer each of whose tokens stands for a part of the text; of others nothing is known, and the answer is 0."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        added = backend.get_added_tokens_decoder().values()
+        self._spaces_count = not any(
+            token.lstrip or token.rstrip for token in added
+        )  # such a token swallows any number
+        self._bytes_per_token = 0
+        if _covers_all_bytes(backend) and (shrinks := _normalizer_shrinks(backend)):
+            pieces = backend.get_vocab(with_added_tokens=True)
+            self._bytes_per_token = shrinks * max(len(piece.encode("utf-8")) for piece in pieces)  # or more, as spelled
+
+    def __call__(self, text: str) -> int:
+        """A lower bound, special tokens around the text not counted."""
+        if not self._bytes_per_token:
+            return 0
+        counted = text if self._spaces_count else "".join(text.split())
+        return -(-len(counted.encode("utf-8", "surrogatepass")) // self._bytes_per_token)
+
+
+def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
+    """No byte is dropped, and none is part of an unknown token, which may be of any length."""
+    model, stages = backend.model, list(_stages(backend.pre_tokenizer, "pretokenizers"))
+    if not isinstance(model, tokenizers.models.BPE):
+        return False
+    if any(stage["type"] not in _KEEPING_PRE_TOKENIZERS or stage.get("behavior") == "Removed" for stage in stages):
+        return False
+    pieces: list[str] = []
+    if any(stage["type"] == "ByteLevel" for stage in stages):
+        pieces = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    elif model.byte_fallback:
+        pieces = [f"<0x{byte:02X}>" for byte in range(256)]
+    return bool(pieces) and all(backend.token_to_id(piece) is not None for piece in pieces)
+
+
+def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
+    """How many times as many bytes a text may have before; 0 for any number."""
+    shrinks = 1
+    for stage in _stages(backend.normalizer, "normalizers"):
+        if stage["type"] == "NFC":
+            shrinks *= _NFC_SHRINKS
+        elif stage["type"] == "Replace":
+            shrinks *= stage["pattern"] == {"String": " "} and bool(stage["content"])
+        elif stage["type"] != "Prepend":
+            return 0
+    return shrinks
+
+
+def _stages(
+    part: Any, name: str
+) -> Iterator[dict[str, Any]]:  # Any: a normalizer or pre-tokenizer, whose state is JSON
+    if part is not None:
+        state = json.loads(part.__getstate__())
+        yield from state[name] if state["type"] == "Sequence" else [state]

@@ -1,0 +1,156 @@
+"""Several front ends before one engine of mock steps: what clients, Prometheus and the supervisor of the command see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mock_executor import NAME
+from tests.e2e.serve_process import (
+    MODEL,
+    ServeProcess,
+    Stream,
+    assert_nothing_left,
+    events_of,
+    serving,
+    tree_of,
+)
+
+TITLES = {"engine", "front end 0", "front end 1"}
+LONG = 1500  # tokens, 5 ms each
+
+
+@contextlib.contextmanager
+def two_front_ends(temporary: Path, *options: str, **more: Any) -> Iterator[ServeProcess]:
+    """The folder of the metrics is in `temporary`."""
+    fixed = ["--api-server-count", "2", "--distributed-executor-backend", NAME]
+    with serving(*fixed, *options, TMPDIR=str(temporary), **more) as server:
+        yield server
+
+
+def owner_of(server: ServeProcess, port: int) -> str:
+    """The title of the process that serves the client's connection from this port: by the kernel's table of sockets."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().split("\n")[1:] if line]
+    inode = next(
+        line[9] for line in lines if line[1].endswith(f":{server.port:04X}") and line[2].endswith(f":{port:04X}")
+    )
+    for title, pid in server.children().items():
+        with contextlib.suppress(FileNotFoundError):
+            if any(os.readlink(link) == f"socket:[{inode}]" for link in Path(f"/proc/{pid}/fd").iterdir()):
+                return title
+    raise AssertionError(f"nobody has socket {inode}")
+
+
+def streams_on_both(server: ServeProcess, max_tokens: int) -> dict[str, list[Stream]]:
+    found: dict[str, list[Stream]] = {"front end 0": [], "front end 1": []}
+    for _ in range(100):
+        stream = server.start_stream(max_tokens)
+        found[owner_of(server, stream.port)].append(stream)
+        if all(found.values()):
+            return found
+    raise AssertionError({title: len(streams) for title, streams in found.items()})
+
+
+def finish_reason(stream: Stream) -> str:
+    return [choice["finish_reason"] for event in events_of(stream.rest()) for choice in event["choices"]][-1]
+
+
+def test_both_serve_their_metrics_add_up_and_sigterm_ends_all(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path) as server:
+        pids = tree_of(server.popen.pid)
+        assert set(server.children()) >= TITLES
+        assert len(list(tmp_path.iterdir())) == 1, "the folder of the metrics"
+        streams = [stream for each in streams_on_both(server, 300).values() for stream in each]
+        for stream in streams:
+            assert finish_reason(stream) == "length"
+        for _ in range(10):  # whichever answers
+            _, text = server.request("GET", "/metrics")
+            value = re.search(rf'inflight:generation_tokens_total{{model_name="{MODEL}"}} (\S+)', text)
+            assert value is not None
+            assert float(value[1]) == 300 * len(streams)
+            assert f'inflight:engine_up{{model_name="{MODEL}"}} 1.0' in text
+        streams = [stream for each in streams_on_both(server, 600).values() for stream in each]
+        server.popen.send_signal(signal.SIGTERM)
+        assert "server_draining" in server.wait_until("/ready", 503)
+        assert [finish_reason(stream) for stream in streams] == ["length"] * len(streams)
+        assert server.end() == 0, server.text_of_log()
+        assert_nothing_left(pids, set())
+        assert not list(tmp_path.iterdir())
+
+
+def test_keys_reach_both_and_neither_their_environment_nor_the_engines(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, INFLIGHT_API_KEY="a-key-of-the-test") as server:
+        shown = {"Authorization": "Bearer a-key-of-the-test"}
+        for _ in range(20):
+            assert server.request("GET", "/v1/models")[0] == 401
+            assert server.request("GET", "/v1/models", headers=shown)[0] == 200
+        for title in TITLES:
+            folder = Path(f"/proc/{server.children()[title]}")
+            assert b"a-key-of" not in (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes()
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_what_outlives_the_shutdown_timeout_is_ended_on_both_and_a_second_signal_cuts(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, "--shutdown-timeout", "0.3") as server:
+        streams = [stream for each in streams_on_both(server, LONG).values() for stream in each]
+        server.popen.send_signal(signal.SIGINT)
+        assert [finish_reason(stream) for stream in streams] == ["abort"] * len(streams)
+        assert server.end() == 0
+    with two_front_ends(tmp_path) as server:
+        pids = tree_of(server.popen.pid)
+        streams = [stream for each in streams_on_both(server, LONG).values() for stream in each]
+        server.popen.send_signal(signal.SIGTERM)
+        server.wait_until("/ready", 503)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end(5.0) == 128 + signal.SIGTERM
+        assert not any("[DONE]" in stream.rest() for stream in streams)
+        assert_nothing_left(pids, set())
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_death_of_one_drains_the_others_and_fails_the_command(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, "--shutdown-timeout", "0.5") as server:
+        pids = tree_of(server.popen.pid)
+        streams = streams_on_both(server, LONG)
+        os.kill(server.children()["front end 0"], signal.SIGKILL)
+        assert [finish_reason(stream) for stream in streams["front end 1"]] == ["abort"] * len(streams["front end 1"])
+        assert server.end() == 1
+        assert "a front end has died" in server.text_of_log()
+        for stream in streams["front end 0"]:
+            assert "[DONE]" not in stream.rest()
+        assert_nothing_left(pids, set())
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_death_of_the_engine_and_of_the_command_end_all(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path) as server:
+        pids = tree_of(server.popen.pid)
+        streams = [stream for each in streams_on_both(server, LONG).values() for stream in each]
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        assert {events_of(stream.rest())[-1]["error"]["code"] for stream in streams} == {"engine_dead"}
+        assert server.end() == 1
+        assert_nothing_left(pids, set())
+    with two_front_ends(tmp_path) as server:
+        pids = tree_of(server.popen.pid)
+        server.popen.kill()
+        assert server.end() == -signal.SIGKILL
+        assert_nothing_left(pids, set(), seconds=15.0)
+
+
+def test_a_signal_while_starting_and_a_start_that_fails_leave_nothing(tmp_path: Path) -> None:
+    with two_front_ends(tmp_path, ready=False) as server:
+        server.wait_until("/live", 200)
+        pids = tree_of(server.popen.pid)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0, server.text_of_log()
+        assert_nothing_left(pids, set())
+    with two_front_ends(tmp_path, "--tokenizer", str(tmp_path), ready=False) as server:
+        assert server.end() == 2
+        assert server.text_of_log().count("error: ") == 1, server.text_of_log()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,139 @@
+"""Requests made from the server's own OpenAPI document, right and wrong ones, while eight good streams go on undisturbed.
+
+Half of them come from a fixed seed, half from one that the test prints. `INFLIGHT_TEST_FULL=1`: 5,000.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import requests
+import schemathesis
+from hypothesis.errors import Unsatisfiable
+from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.conftest import FULL
+from tests.e2e.good_streams import GoodStreams
+from tests.e2e.watched_server import WatchedServer, serve_process
+
+NUM_CASES = 5000 if FULL else 300
+EXAMPLES = 25 if FULL else 8  # of one operation, of one kind, of one seed
+FIXED_SEED = 20260
+SECONDS = 60.0  # no answer takes longer
+
+_CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+_SETTINGS = hypothesis.settings(
+    max_examples=EXAMPLES,
+    derandomize=False,  # the seed says
+    phases=[hypothesis.Phase.generate],  # the first failure is shown as it is
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+_GOOD: dict[str, Any] = {"prompt": "What is 7 + 5?", "messages": [{"role": "user", "content": "What is 7 + 5?"}]}
+
+
+def is_refusal_of_a_full_queue(response: schemathesis.Response) -> bool:
+    return (
+        response.status_code == 503
+        and response.json()["error"]["code"] == "overloaded"
+        and int(response.headers["retry-after"][0]) >= 1
+    )
+
+
+def check_response(case: Case, response: schemathesis.Response) -> None:
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert list(response.json()) == ["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert 0 < len(error["message"]) <= 1000
+    assert response.status_code < 500 or is_refusal_of_a_full_queue(response), response.text
+    case.validate_response(response, checks=_CHECKS)
+
+
+def with_few_fields(case: Case, choose: random.Random) -> Case:
+    """A good prompt, and a few of the generated fields: all at once are hardly ever in order, and then nothing is done."""
+    body = case.body
+    if isinstance(body, dict):
+        names = [name for name in body if name != "model" and name not in _GOOD]
+        kept = {name: body[name] for name in choose.sample(names, min(len(names), 3))}
+        needed = {name: value for name, value in _GOOD.items() if name in body}
+        case.body = {**kept, **dict(choose.sample(list(needed.items()), min(1, len(needed)))), **_tokens(body)}
+    return case
+
+
+def _tokens(body: dict[str, Any]) -> dict[str, Any]:
+    """What /detokenize needs, within the vocabulary."""
+    return {"tokens": [int(token) % 1000 for token in body["tokens"]]} if "tokens" in body else {}
+
+
+def strategies(operation: APIOperation[Any, Any, Any]) -> list[st.SearchStrategy[Case]]:
+    right = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    wrong = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+    return [right, st.builds(with_few_fields, right, st.randoms(use_true_random=True)), wrong]
+
+
+def run_cases(strategy: st.SearchStrategy[Case], seed: int, judge: Callable[[Case], None]) -> None:
+    @hypothesis.seed(seed)
+    @_SETTINGS
+    @hypothesis.given(strategy)
+    def run(case: Case) -> None:
+        judge(case)
+
+    with contextlib.suppress(Unsatisfiable):  # an operation that takes nothing cannot be asked wrongly
+        run()
+
+
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
+def test_no_request_of_the_document_disturbs_the_server() -> None:
+    seeds = {"fixed": FIXED_SEED, "random": secrets.randbelow(2**32)}
+    print(f"seeds: {seeds}")
+    with serve_process("--max-model-len", "256", "--access-log", "off") as server:
+        engine = server.engine_pid
+        good = GoodStreams(server.url)
+        with good.running():
+            statuses = _run_rounds(server, seeds)
+        print(f"{statuses.total()} cases: {dict(statuses)}; rounds of the good streams: {good.rounds}")
+        assert server.seconds_to_baseline(10.0) < 1.0
+        assert server.engine_pid == engine
+        assert requests.get(f"{server.url}/ready", timeout=SECONDS).status_code == 200
+        assert statuses["200"] > NUM_CASES / 10  # not only refusals
+    assert not [line for line in server.log if "ERROR" in line or "Traceback" in line]
+
+
+def _run_rounds(server: WatchedServer, seeds: dict[str, int]) -> Counter[str]:
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    operations = [found.ok() for found in document.get_all_operations()]
+    statuses: Counter[str] = Counter()
+    with requests.Session() as session:
+
+        def judge(case: Case) -> None:
+            response = case.call(session=session, timeout=SECONDS)
+            check_response(case, response)
+            statuses[str(response.status_code)] += 1
+
+        number = 0
+        while statuses.total() < NUM_CASES:
+            for seed in seeds.values():
+                for operation in operations:
+                    for strategy in strategies(operation):
+                        run_cases(strategy, seed + number, judge)
+            number += 1
+    return statuses

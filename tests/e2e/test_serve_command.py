@@ -1,0 +1,118 @@
+"""`inflight serve` with the embedded model on a bad day: signals with streams running, an engine that is killed, TLS, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.serve.auth import PUBLIC_PATHS
+from inflight.entrypoints.serve.middlewares import wrap
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.metrics.serving import ServingMetrics
+from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of
+from tests.unit.engine.serving import mock_engine
+
+KEY = "a-key-of-the-test"
+COMPLETION = {"model": MODEL, "prompt": "Once", "max_tokens": 1}
+NUM_STREAMS, NUM_TOKENS = 20, 600
+
+
+def test_sigterm_lets_twenty_streams_end_and_leaves_nothing() -> None:
+    with serving() as server:
+        streams = [server.start_stream(NUM_TOKENS) for _ in range(NUM_STREAMS)]
+        pids = tree_of(server.popen.pid)
+        shared = shared_memory_of(pids)
+        assert len(pids) == 2
+        server.popen.send_signal(signal.SIGTERM)
+        assert "server_draining" in server.wait_until("/ready", 503)
+        status, refusal = server.request("POST", "/v1/completions", COMPLETION)
+        assert status == 503
+        assert "server_draining" in refusal
+        for stream in streams:
+            events = events_of(stream.rest())
+            assert [choice["finish_reason"] for event in events for choice in event["choices"]][-1] == "length"
+            assert events[-1]["usage"]["completion_tokens"] == NUM_TOKENS
+        assert server.end() == 0, server.text_of_log()
+        assert_nothing_left(pids, shared)
+
+
+def test_a_second_sigterm_stops_at_once() -> None:
+    with serving() as server:
+        streams = [server.start_stream(2000) for _ in range(NUM_STREAMS)]
+        pids = tree_of(server.popen.pid)
+        server.popen.send_signal(signal.SIGTERM)
+        server.wait_until("/ready", 503)
+        start = time.monotonic()
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 128 + signal.SIGTERM, server.text_of_log()
+        assert time.monotonic() - start < 3
+        assert not any("[DONE]" in stream.rest() for stream in streams)
+        assert_nothing_left(pids, set())
+
+
+def test_sigterm_while_starting_leaves_nothing() -> None:
+    with serving(ready=False) as server:
+        assert server.wait_until("/live", 200) == '{"status": "live"}'
+        server.wait_for_child("engine")
+        pids = tree_of(server.popen.pid)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0, server.text_of_log()
+        assert_nothing_left(pids, set())
+
+
+def test_the_death_of_the_engine_is_told_to_every_stream_and_ends_the_command() -> None:
+    with serving() as server:
+        streams = [server.start_stream(2000) for _ in range(4)]
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        for stream in streams:
+            assert events_of(stream.rest())[-1]["error"]["code"] == "engine_dead"
+        assert server.end() == 1
+        assert "killed by SIGKILL" in server.text_of_log()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*made.split(), *names], check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    options = ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    with serving(*options, tls=trusting, ready=False) as server:
+        assert server.wait_until("/live", 200)
+        with httpx.Client() as plain, pytest.raises(httpx.HTTPError):
+            plain.get(f"http://127.0.0.1:{server.port}/live")
+        with httpx.Client() as wary, pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            wary.get(f"https://127.0.0.1:{server.port}/live")
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_no_route_but_health_is_reached_without_a_key() -> None:
+    async def check() -> None:
+        async with mock_engine() as engine:
+            settings = ServerSettings(api_keys=(KEY,), served_model_names=(MODEL,), access_log="off")
+            app: Any = build_app(engine, settings, metrics=ServingMetrics(MODEL))
+            transport = httpx.ASGITransport(wrap(app, settings))
+            asked = [(route.path, method) for route in app.routes for method in route.methods]
+            assert {"/v1/chat/completions", "/metrics", "/openapi.json", "/reset_prefix_cache"} <= {p for p, _ in asked}
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                for path, method in asked:
+                    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
+                        answer = await client.request(method, path, headers=headers)
+                        assert (answer.status_code == 401) == (path not in PUBLIC_PATHS), (method, path)
+                    answer = await client.request(method, path, headers={"Authorization": f"Bearer {KEY}"})
+                    assert answer.status_code != 401, (method, path)
+
+    asyncio.run(check())
