@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from inflight.config.engine import ModelConfig, QuantizationConfig
+from inflight.config.parse_architecture import parse_architecture
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 
 
@@ -34,6 +40,30 @@ class FullContextAttention:
         visible = (age >= 0) & (age < (sliding_window or num_tokens))
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype).contiguous()
+
+
+def load(
+    folder: Path,
+    quantization: QuantizationConfig | None = None,
+    *,
+    tp: TensorParallelGroup | None = None,
+    batch_invariant: bool = False,
+) -> CausalLM:
+    """The model of a folder in float32, built with `FullContextAttention`."""
+    config = ModelConfig(
+        folder=folder,
+        name="x",
+        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
+        dtype="float32",
+        max_model_len=64,
+        load_format="safetensors",
+        seed=0,
+        fingerprint="",
+        quantization=quantization or QuantizationConfig(),
+        batch_invariant=batch_invariant,
+    )
+    backend: Any = FullContextAttention()  # Any: a stand-in
+    return load_model(config, device=torch.device("cpu"), backend=backend, tp=tp or TensorParallelGroup())
 
 
 def run_prompt(model: CausalLM, token_ids: Tensor) -> Tensor:

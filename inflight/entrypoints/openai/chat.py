@@ -12,7 +12,7 @@ from inflight.entrypoints.openai.messages import NamedToolChoice
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt, ValidatedRequest
+from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.selector import create_output_parser, prompt_ends_in_reasoning
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
@@ -57,22 +57,11 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     make_parser = await _parser_factory(server, body, plain_tools(tools), token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
-    options = body.stream_options
     return ValidatedRequest(
-        kind="chat",
         prompts=(TokenPrompt(token_ids=token_ids, text=None, params=params),),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        presentation=Presentation(
-            model=model,
-            stream=bool(body.stream),
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.continuous_usage_stats),
-            top_logprobs=params.logprobs,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            return_token_ids=bool(body.return_token_ids),
-            make_parser=make_parser,
-        ),
+        presentation=body.presentation(model, top_logprobs=params.logprobs, make_parser=make_parser),
     )
 
 

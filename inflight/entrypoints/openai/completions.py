@@ -5,7 +5,7 @@ from __future__ import annotations
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt, ValidatedRequest
+from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -27,22 +27,12 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
             "best_of", f"best_of={body.best_of} is not n={body.n or 1}: only these are served; leave it out"
         )
     prompts = [await _prompt(server, body, given) for given in _given_prompts(body)]
-    options = body.stream_options
     return ValidatedRequest(
-        kind="completion",
         prompts=tuple(prompts),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        presentation=Presentation(
-            model=model,
-            stream=bool(body.stream),
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.continuous_usage_stats),
-            top_logprobs=body.logprobs,
-            prompt_logprobs=body.prompt_logprobs is not None,
-            return_token_ids=bool(body.return_token_ids),
-            echo=bool(body.echo),
-            prompt_only=prompt_only,
+        presentation=body.presentation(
+            model, top_logprobs=body.logprobs, echo=bool(body.echo), prompt_only=prompt_only
         ),
     )
 

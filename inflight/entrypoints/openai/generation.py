@@ -74,10 +74,8 @@ async def answer(streams: Sequence[OutputStream], presenter: Presenter, send: Se
             await _send_events(streams, presenter, EventStream(send))
         else:
             outputs = [await _last(stream) for stream in streams]
-            if any(
-                _shows_logprobs(stream.request) for stream in streams
-            ):  # it takes long; other streams go on meanwhile
-                body = await asyncio.to_thread(presenter.body, outputs)
+            if any(_shows_logprobs(stream.request) for stream in streams):
+                body = await asyncio.to_thread(presenter.body, outputs)  # it takes long; other streams go on meanwhile
             else:
                 body = presenter.body(outputs)
             await send_json(send, body)

@@ -5,6 +5,7 @@ Bounds are `SamplingParams`' own, shown here for the OpenAPI document; what need
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,8 @@ from pydantic import Field
 
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.validated import Presentation
+from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
@@ -163,6 +166,30 @@ class GenerationFields(StrictModel):
             prompt_logprobs=prompt_logprobs,
             logit_bias=self._logit_bias(),
             structured_outputs=self._structured_outputs(),
+        )
+
+    def presentation(
+        self,
+        model: str,
+        *,
+        top_logprobs: int | None,
+        echo: bool = False,
+        prompt_only: bool = False,
+        make_parser: Callable[[], OutputParser] | None = None,
+    ) -> Presentation:
+        """How the answer is written: what the fields say, and what an endpoint adds."""
+        options = self.stream_options
+        return Presentation(
+            model=model,
+            stream=bool(self.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            top_logprobs=top_logprobs,
+            prompt_logprobs=self.prompt_logprobs is not None,
+            return_token_ids=bool(self.return_token_ids),
+            echo=echo,
+            prompt_only=prompt_only,
+            make_parser=make_parser,
         )
 
     def check_stream(self) -> None:

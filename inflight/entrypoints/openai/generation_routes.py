@@ -107,7 +107,6 @@ def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
     return {
         "model": whole,
         "description": f"A {whole.__name__}; with stream, events of {chunk.__name__}, then [DONE].",
-        "content": {
-            "text/event-stream": {}
-        },  # a schema here would be of the events, which OpenAPI 3.1 has no words for
+        # without a schema: it would be of the events, which OpenAPI 3.1 has no words for
+        "content": {"text/event-stream": {}},
     }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
@@ -54,7 +53,6 @@ class Presentation:
 class ValidatedRequest:
     """Checked as far as that goes without the engine's limits, rendered and tokenised."""
 
-    kind: Literal["chat", "completion"]
     prompts: tuple[TokenPrompt, ...]
     presentation: Presentation
     priority: int = 0

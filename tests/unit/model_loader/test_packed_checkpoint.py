@@ -16,21 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from inflight.config.engine import ModelConfig
-from inflight.config.parse_architecture import parse_architecture
 from inflight.config.ranks import RankLayout
 from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
-from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import WeightSlot, WeightSlots
 from inflight.model_loader.checkpoint import Checkpoint
-from inflight.model_loader.loader import load_model
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
-from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, run_prompt
+from tests.full_context_attention import load, run_prompt
 from tests.model_zoo import write_model
 from tests.quantized_checkpoints import Drawn, awq, draw, gptq, int_quantized, pack_quantized
 
@@ -252,21 +247,6 @@ TINY = LlamaConfig(
 )
 
 
-def load(folder: Path, tp: TensorParallelGroup | None = None) -> CausalLM:
-    config = ModelConfig(
-        folder=folder,
-        name="x",
-        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
-        dtype="float32",
-        max_model_len=64,
-        load_format="safetensors",
-        seed=0,
-        fingerprint="",
-    )
-    backend: Any = FullContextAttention()  # Any: a stand-in
-    return load_model(config, device=torch.device("cpu"), backend=backend, tp=tp or TensorParallelGroup())
-
-
 def write_pair(tmp_path: Path, quantization: dict[str, Any], pack: Pack, **drawing: Any) -> tuple[Path, Path]:
     """The same model quantized, and plain with the dequantized weights. The first layer's o_proj and the head stay plain."""
     plain = write_model(TINY, tmp_path / "plain", seed=3)
@@ -359,7 +339,7 @@ def test_ranks_get_their_parts(tmp_path: Path, accepted: dict[str, QuantizedWeig
     worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=60)
     for rank in range(2):
         accepted.clear()
-        load(quantized, worlds.of(rank).tensor_parallel_group("model"))
+        load(quantized, tp=worlds.of(rank).tensor_parallel_group("model"))
         up, down = f"{MODULE}.weight", "model.layers.1.mlp.down_proj.weight"
         assert torch.equal(accepted[up].dequantize(), weights[up][64 * rank : 64 * rank + 64])
         assert torch.equal(accepted[down].dequantize(), weights[down][:, 64 * rank : 64 * rank + 64])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,35 +11,14 @@ import torch
 from torch import Tensor
 
 from inflight import LLM
-from inflight.config.engine import ModelConfig, QuantizationConfig
-from inflight.config.parse_architecture import parse_architecture
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
-from inflight.model_loader.loader import load_model
-from inflight.models.causal_lm import CausalLM
-from tests.full_context_attention import FullContextAttention, run_prompt
+from tests.full_context_attention import load, run_prompt
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(40)
 needs_kernels = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
-
-
-def load(folder: Path, quantization: QuantizationConfig, *, batch_invariant: bool = False) -> CausalLM:
-    config = ModelConfig(
-        folder=folder,
-        name="x",
-        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
-        dtype="float32",
-        max_model_len=64,
-        load_format="safetensors",
-        seed=0,
-        fingerprint="",
-        quantization=quantization,
-        batch_invariant=batch_invariant,
-    )
-    backend: Any = FullContextAttention()  # Any: a stand-in
-    return load_model(config, device=torch.device("cpu"), backend=backend, tp=TensorParallelGroup())
 
 
 @pytest.fixture(scope="module")
