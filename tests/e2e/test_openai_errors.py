@@ -173,8 +173,9 @@ def test_a_text_with_many_commas_is_one_value(client: httpx.Client) -> None:
 
 
 def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
-    error = error_of(client.post(TEXT, content=b" " * (16 * 2**20 + 1)), 413)
-    assert error["code"] == "request_too_large"
+    for _ in range(10):  # a connection that is closed with bytes unread loses the answer every third time
+        error = error_of(client.post(TEXT, content=b" " * (16 * 2**20 + 1)), 413)
+        assert error["code"] == "request_too_large"
 
 
 def test_other_refusals(client: httpx.Client) -> None:

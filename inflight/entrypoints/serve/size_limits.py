@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from inflight.entrypoints.serve.error_response import ASGIApp, Message, Receive, Scope, Send, header_of, send_error
 
+LINGER_SECONDS = 2.0  # that a client has to send the rest of what is refused
 _CLOSE = [(b"connection", b"close")]  # the rest of the body is not wanted
 
 
@@ -24,7 +28,7 @@ class SizeLimits:
             return
         announced = header_of(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced[:20]) > self._max_body_bytes:
-            await self._refuse_body(send)
+            await self._refuse_body(receive, send, has_more=True)
             return
         await self._count_body(scope, receive, send)
 
@@ -41,7 +45,7 @@ class SizeLimits:
                 return message
             refused = True
             if not started:
-                await self._refuse_body(send)
+                await self._refuse_body(receive, send, message.get("more_body", False))
             return {"type": "http.disconnect"}
 
         async def unless_refused(message: Message) -> None:
@@ -52,6 +56,19 @@ class SizeLimits:
 
         await self._app(scope, bounded_receive, unless_refused)
 
-    async def _refuse_body(self, send: Send) -> None:
+    async def _refuse_body(self, receive: Receive, send: Send, has_more: bool) -> None:
+        """The response ends, and with it the connection, when the client has sent all: closed with bytes unread, the kernel
+        would reset it, and the client might never see why."""
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.body" and has_more:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_SECONDS):
+                        while (await receive()).get("more_body", False):
+                            pass
+            await send(message)
+
         message = f"the request body is larger than the {self._max_body_bytes} bytes allowed"
-        await send_error(send, 413, message, kind="invalid_request_error", code="request_too_large", headers=_CLOSE)
+        await send_error(
+            send_last, 413, message, kind="invalid_request_error", code="request_too_large", headers=_CLOSE
+        )
