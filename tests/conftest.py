@@ -9,12 +9,18 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests.triton_interpreter import mend_triton_interpreter
+
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel's module is imported
 
 if XDIST_WORKER:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores; read by torch when it is imported
@@ -50,6 +56,7 @@ def pytest_collection_finish() -> None:
     """Torch may have been imported before OMP_NUM_THREADS was set: by a plugin, or by the process that forked us."""
     if XDIST_WORKER and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    mend_triton_interpreter()
 
 
 @pytest.fixture(autouse=True)

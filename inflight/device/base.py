@@ -12,7 +12,13 @@ import torch
 
 T = TypeVar("T")
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
 
 ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 
@@ -37,6 +43,10 @@ class Device(ABC):
     def available_memory_bytes(self) -> int:
         """Bytes that could be allocated on the device now, without pushing anything out."""
 
+    def budget_bytes(self, utilization: float) -> int:
+        """How many of the bytes available now the engine may take, if it is given this share."""
+        return int(self.available_memory_bytes() * utilization)
+
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
         """Run `work` here and now, in a stage; the bytes in use at its highest point, above those in use before it."""
@@ -56,8 +66,8 @@ class Device(ABC):
     def submit(self, stage: Callable[[], T]) -> Future[T]:
         """Run `stage` behind all stages submitted before it; its result or exception arrives in the future.
 
-        Stages run one at a time, in the order of the calls, on a thread of their own. A stage that raises does not stop
-        those behind it. Torch's thread-local modes (`inference_mode`) are the stage's to set.
+        Stages run one at a time, in the order of the calls, on a thread of their own, or at once where they only launch. A
+        stage that raises does not stop those behind it. Torch's thread-local modes (`inference_mode`) are the stage's to set.
         """
 
     @abstractmethod

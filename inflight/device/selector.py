@@ -7,8 +7,16 @@ from inflight.device.cpu import CpuDevice
 from inflight.errors import ConfigError
 
 
-def get_device(kind: str) -> Device:
-    """A new device of `kind`: "cpu", or "auto" for the best one here. Raises `ConfigError` for any other."""
-    if kind in ("auto", "cpu"):
+def get_device(kind: str, local_rank: int = 0) -> Device:
+    """A new device for the rank that is the `local_rank`-th of its machine: "cpu", or "cuda", the GPU of that index.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if kind == "cpu":
         return CpuDevice()
-    raise ConfigError(f"device is {kind!r}; this version serves 'cpu', and 'auto' chooses it: use one of the two")
+    if kind == "cuda":
+        from inflight.device.cuda import CudaDevice  # starts the driver
+
+        return CudaDevice(local_rank)
+    raise ConfigError(f"device is {kind!r}; use 'cpu', 'cuda', or 'auto' for the best one here")

@@ -13,6 +13,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "msgspec": ("interface/codec.py",),
     "llguidance": ("structured_output/llguidance_backend.py",),
     "xgrammar": ("structured_output/xgrammar_backend.py",),
+    "triton": ("kernels/triton/",),
+    "flashinfer": ("attention/flashinfer.py",),
     "transformers": ("demo/",),
     "tokenizers": ("tokenizer/", "tokenizer.py", "demo/"),
     "jinja2": ("tokenizer/", "tokenizer.py"),

@@ -155,9 +155,14 @@ def test_the_fake_runs_nothing_before_it_is_released() -> None:
 
 
 def test_get_device() -> None:
-    for kind in ("auto", "cpu"):
-        device = get_device(kind)
-        assert device.kind == "cpu"
-        device.close()
-    with pytest.raises(ConfigError, match=r"'cuda'.*'cpu'"):
-        get_device("cuda")
+    device = get_device("cpu")
+    assert device.kind == "cpu"
+    device.close()
+    with pytest.raises(ConfigError, match=r"device is 'tpu'; use 'cpu', 'cuda', or 'auto'"):
+        get_device("tpu")
+
+
+def test_a_rank_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"rank 1 of this machine needs a GPU of its own, and torch sees 1 here"):
+        get_device("cuda", 1)

@@ -1,0 +1,196 @@
+"""`CudaDevice`: one NVIDIA GPU. Stages run in the caller's thread, for they only launch; another waits for what comes back.
+
+    caller          | prepare N+1 | launch N+1 | prepare N+2 | ...        never waits for the GPU
+    drain thread                       | wait for tokens N -> reply
+
+All three streams are the device's own: nothing here runs on the default stream, which would order them against each other.
+
+Side effects: the interpreter switches threads after `SWITCH_SECONDS`; the constructor's thread works on this GPU from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inflight.device.accelerator import SWITCH_SECONDS, Accelerator, Event, Graph, Stream
+from inflight.device.base import T
+from inflight.errors import ConfigError, OutOfMemoryError
+
+
+class CudaEvent(Event):
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+
+class CudaStream(Stream):
+    """`enqueue` launches at once, in the thread of the caller."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        if torch.cuda.current_stream() == self.stream:
+            work()
+        else:
+            with torch.cuda.stream(self.stream):
+                work()
+
+    def record(self) -> Event:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+        event.record(self.stream)
+        return CudaEvent(event)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self.stream.wait_event(event.event)
+
+
+class CudaGraph(Graph):
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class CudaDevice(Accelerator):
+    """
+    Args:
+        index: of the GPU, among those that the driver shows to this process.
+
+    Raises:
+        ConfigError: it shows fewer.
+    """
+
+    kind = "cuda"
+    dtypes = ("bfloat16", "float16", "float32")
+
+    def __init__(self, index: int) -> None:
+        if index >= (count := torch.cuda.device_count()):
+            raise ConfigError(
+                f"rank {index} of this machine needs a GPU of its own, and torch sees {count} here: use fewer ranks, or look "
+                "at CUDA_VISIBLE_DEVICES (under a launcher that shows each process one GPU, show it all of them)"
+            )
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        streams = [torch.cuda.Stream(self.torch_device) for _ in range(3)]  # type: ignore[no-untyped-call]
+        self.compute, self.copy_in, self.copy_out = map(CudaStream, streams)
+        self._compute_stream = streams[0]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._drain = ThreadPoolExecutor(1, "inflight-drain", initializer=self._enter, initargs=(streams[2],))
+        self._closed = False
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+        self._enter(streams[0])
+
+    @property
+    def num_cores(self) -> int:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    @property
+    def num_multiprocessors(self) -> int:
+        return int(torch.cuda.get_device_properties(self.torch_device).multi_processor_count)
+
+    def available_memory_bytes(self) -> int:
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
+    def total_memory_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.torch_device)[1])
+
+    def budget_bytes(self, utilization: float) -> int:
+        """A share of the whole device, less what others hold of it."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return max(0, int(total * utilization) - (total - free))
+
+    def measure_peak_bytes(self, work: Callable[[], object]) -> int:
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        work()
+        torch.cuda.synchronize(self.torch_device)
+        return max(0, torch.cuda.max_memory_reserved(self.torch_device) - before)
+
+    def allocate_arena(self, num_blocks: int, block_bytes: int) -> Tensor:
+        try:
+            return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=self.torch_device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the KV cache of {num_blocks} blocks, {num_blocks * block_bytes / 2**30:.1f} GiB, does not fit the "
+                f"{self.available_memory_bytes() / 2**30:.1f} GiB that are free: lower gpu_memory_utilization or "
+                "kv_cache_memory_bytes"
+            ) from error
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """In the order of `compute`, as its memory is."""
+        pinned = torch.from_numpy(np.ascontiguousarray(array)).pin_memory()
+        with torch.cuda.stream(self._compute_stream):
+            return pinned.to(self.torch_device, non_blocking=True)
+
+    def new_stream(self) -> CudaStream:
+        return CudaStream(torch.cuda.Stream(self.torch_device))  # type: ignore[no-untyped-call]
+
+    def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(num_elements, dtype=dtype, pin_memory=True)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        torch.cuda.synchronize(self.torch_device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._compute_stream):
+            _drop_library_workspaces()  # the graph shall have one of its own: any other may be freed by anybody
+            with torch.inference_mode(False):  # torch makes the state of its random numbers here, for the whole process
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # others may allocate meanwhile
+            try:
+                work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it would say that the capture is broken, not why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+            _drop_library_workspaces()
+        return CudaGraph(graph)
+
+    def drain(self, work: Callable[[], T]) -> Future[T]:
+        reached = self.compute.record()
+
+        def wait_and_work() -> T:
+            reached.synchronize()
+            return work()
+
+        return self._drain.submit(wait_and_work)
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """For what converts weights."""
+        torch.set_num_threads(num_threads)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._drain.shutdown(wait=True)
+            with contextlib.suppress(RuntimeError):  # a device that is gone
+                torch.cuda.synchronize(self.torch_device)
+                _drop_library_workspaces()
+
+    def _enter(self, stream: torch.cuda.Stream) -> None:
+        """What a thread launches goes to `stream` from now on."""
+        torch.cuda.set_device(self.torch_device)
+        torch.cuda.set_stream(stream)
+
+
+def _drop_library_workspaces() -> None:
+    """cuBLAS keeps one for each stream that it has ever been called on."""
+    torch._C._cuda_clearCublasWorkspaces()
