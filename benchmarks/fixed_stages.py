@@ -21,7 +21,8 @@ from inflight.attention.metadata import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.resolve import Machine, resolve
+from inflight.config.machine import Machine
+from inflight.config.resolve import resolve
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -78,7 +79,7 @@ class FixedStage(StandInModel):
             return intermediate
         return intermediate.residual if rows is None else intermediate.residual[rows]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         following = (hidden[:, 0].long() + 1) % VOCAB_SIZE
         return torch.nn.functional.one_hot(following, VOCAB_SIZE).float()
 

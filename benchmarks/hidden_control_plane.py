@@ -36,8 +36,9 @@ from benchmarks.models import DEFAULT_MODELS_FOLDER, model_folder
 from benchmarks.report import allow_slow_steps, emit, percentile, print_table, verdict
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
-from inflight.config.resolve import Machine, resolve
+from inflight.config.resolve import resolve
 from inflight.engine.core import EngineCore
 from inflight.engine.front_end import FrontEnd
 from inflight.engine.llm_engine import LLMEngine

@@ -24,7 +24,8 @@ from inflight import LLM
 from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.resolve import Machine, resolve
+from inflight.config.machine import Machine
+from inflight.config.resolve import resolve
 from inflight.errors import WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.multiproc import MultiprocExecutor

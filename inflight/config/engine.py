@@ -11,7 +11,7 @@ from inflight.config.ranks import RankLayout
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """What becomes of weights that the checkpoint has as floats: None (they stay), "int8" (a scale a row) or "int4".
+    """What becomes of weights that the checkpoint has as floats: None (they stay), "int8" or "fp8" (a scale a row), or "int4".
 
     `layers` is for all linear layers but the head. `group_size`: the input features that share a scale and an offset in int4.
     """
@@ -44,7 +44,7 @@ class ModelConfig:
 class CacheConfig:
     """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`.
 
-    `dtype` is the model's, or "int8".
+    `dtype` is the model's, "int8" or "float8_e4m3fn".
     """
 
     block_size: int
@@ -125,12 +125,22 @@ class StructuredOutputsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """`kind` is "cpu"; `num_threads` is the size of a rank's compute thread pool on a CPU, and `threads_bind` says which cores
-    its threads are bound to, see `cpu_binding`."""
+    """What ranks run on: `kind` is "cpu" or "cuda".
+
+    Attributes:
+        num_threads: the size of a rank's thread pool, which computes on a CPU, and beside a GPU only converts weights.
+        threads_bind: the cores that its threads are bound to, see `cpu_binding`.
+        enforce_eager: no CUDA graphs at all.
+        attention_backend: "triton" or "flashinfer" on a GPU; on a CPU "auto".
+        cuda_graph_max_tokens: batches of prompts and decodes are captured up to this size; 0: only decodes are.
+    """
 
     kind: str
     num_threads: int
     threads_bind: str
+    enforce_eager: bool = False
+    attention_backend: str = "auto"
+    cuda_graph_max_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

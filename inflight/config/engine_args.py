@@ -12,16 +12,24 @@ from inflight.errors import ConfigError
 
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "kv_cache_dtype": ("auto", "int8"),
+    "kv_cache_dtype": ("auto", "int8", "fp8"),
     "load_format": ("auto", "safetensors", "gguf", "dummy"),
-    "quantization": (None, "int8", "int4"),
-    "head_quantization": ("auto", "none", "int8", "int4"),
+    "quantization": (None, "int8", "int4", "fp8"),
+    "head_quantization": ("auto", "none", "int8", "int4", "fp8"),
     "quantization_group_size": (32, 64, 128),
     "scheduling_policy": ("fcfs", "priority"),
-    "device": ("auto", "cpu"),
+    "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ("auto", "triton", "flashinfer"),
     "generation_config": ("auto", "none"),
     "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
+_SWITCHES = (
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "skip_tokenizer_init",
+    "batch_invariant",
+    "enforce_eager",
+)
 _EXECUTORS = ("uni", "mp", "external_launcher")
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 _BOUNDS = {
@@ -37,6 +45,7 @@ _BOUNDS = {
     "nnodes": (1, 65536),
     "node_rank": (0, 65535),
     "master_port": (1, 65535),
+    "cuda_graph_max_tokens": (0, 2**24),
     "num_threads": (1, 4096),
     "seed": (0, 2**63 - 1),
 }
@@ -51,9 +60,9 @@ class EngineArgs:
         tokenizer: a folder or hub id to take the tokenizer from; None is the model's own.
         revision: branch, tag or commit of a hub id.
         dtype: of weights, activations and, unless `kv_cache_dtype` says otherwise, the KV cache.
-        quantization: bring weights that are floats to 8 bits (a scale a row) or 4 (a scale and an offset a group) as they are
-            read; activations are quantized in each step, a scale a row. None leaves them. A checkpoint that is quantized
-            already is used as it is.
+        quantization: bring weights that are floats to fewer bits as they are read: "int8" (a scale a row), "int4" (a scale and
+            an offset a group), or on a GPU "fp8" (a scale a row). With "fp8", and on a CPU always, activations are quantized
+            too, in each step, a scale a row. None leaves them. A checkpoint that is quantized already is used as it is.
         head_quantization: of the head (lm_head); "auto" is "int8" where quantization is set.
         quantization_group_size: input features that share a scale and an offset in 4 bits.
         batch_invariant: refuse to start where tokens and log-probabilities could depend, in their last bits, on what else
@@ -62,8 +71,8 @@ class EngineArgs:
         max_num_seqs: most requests in one step.
         max_num_batched_tokens: token budget of one step.
         block_size: tokens per KV block.
-        kv_cache_dtype: "auto" keeps keys and values in the model's dtype, "int8" with a scale per head and token (C++ kernels
-            only): half the memory, and half the bytes that each step reads.
+        kv_cache_dtype: "auto" keeps keys and values in the model's dtype. Half the memory, and half the bytes that each step
+            reads: on a CPU "int8" with a scale per head and token (C++ kernels only), on a GPU "fp8" without a scale.
         enable_prefix_caching: reuse the KV blocks of equal prompt beginnings.
         enable_chunked_prefill: let a long prompt take several steps, beside the others.
         kv_cache_memory_bytes: size of the KV cache; None measures what is free.
@@ -93,6 +102,11 @@ class EngineArgs:
         node_rank: which of them this is. The engine runs on node 0.
         master_addr: the address of node 0 that the other nodes connect to.
         master_port: its port.
+        device: "cuda" for NVIDIA GPUs, a rank on each, "cpu", or "auto": GPUs if they can be used.
+        enforce_eager: launch kernel by kernel, without CUDA graphs: slower, but nothing is captured at the start.
+        attention_backend: on a GPU "triton" (what "auto" is) or "flashinfer", a package of its own.
+        cuda_graph_max_tokens: steps that hold prompts are captured as CUDA graphs up to so many tokens; None is 512, 0 captures
+            steps that only decode.
         num_threads: compute threads of a rank on a CPU; None splits the cores among the ranks of a node.
         cpu_threads_bind: the cores of these threads, one each: "0-3,8", with "|" between the lists of several ranks of a node;
             "off" lets the kernel place them, "auto" binds them if they fill the cores. None is INFLIGHT_CPU_THREADS_BIND.
@@ -136,6 +150,9 @@ class EngineArgs:
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
     device: str = "auto"
+    enforce_eager: bool = False
+    attention_backend: str = "auto"
+    cuda_graph_max_tokens: int | None = None
     num_threads: int | None = None
     cpu_threads_bind: str | None = None
 
@@ -166,7 +183,7 @@ class EngineArgs:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 yield f"{name}={value!r} is not an integer in [{low}, {high}]"
-        for name in ("enable_prefix_caching", "enable_chunked_prefill", "skip_tokenizer_init", "batch_invariant"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 yield f"{name}={getattr(self, name)!r} is not True or False"
         if not isinstance(getattr(self, "async_scheduling"), bool | None):  # noqa: B009 for mypy it can be nothing else
@@ -191,6 +208,11 @@ class EngineArgs:
         if self.node_rank != 0:
             yield (
                 f"node_rank={self.node_rank}: the engine runs on node 0; here run `inflight worker` with the same options"
+            )
+        if self.enforce_eager and self.cuda_graph_max_tokens:
+            yield (
+                f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: the first captures "
+                "nothing; leave one of them out"
             )
         if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
             yield (

@@ -2,23 +2,102 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
 
 from inflight import envs
-from inflight.config.resolve import Machine
+from inflight.config.cpu_binding import AUTO
+from inflight.config.cuda_driver import CudaFacts, Gpu, Version, read_cuda_facts, to_version
+from inflight.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MIN_COMPUTE_CAPABILITY = (8, 0)  # Ampere: bfloat16 in the tensor cores, asynchronous copies to shared memory
 
 
-def detect_machine(device: str) -> Machine:
-    """`device`: "auto" or "cpu"; `EngineArgs` has refused anything else."""
-    assert device in ("auto", "cpu"), device
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The facts about the device that a choice may depend on."""
+
+    device: str  # "cpu" | "cuda"
+    num_cores: int
+    dtypes: tuple[str, ...]  # those its arithmetic supports
+    usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
+    threads_bind: str = AUTO  # what the environment says, see `cpu_binding`
+    gpus: tuple[Gpu, ...] = ()  # that ranks may run on, rank 0 of this node on the first
+    has_flashinfer: bool = False
+
+    @property
+    def compute_capability(self) -> Version:
+        """Of the oldest GPU; (0, 0) if there is none."""
+        return min((gpu.compute_capability for gpu in self.gpus), default=(0, 0))
+
+
+def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cuda_facts) -> Machine:
+    """`device`: "auto" for the GPUs where they can be used, "cuda" or "cpu"; `EngineArgs` has refused anything else.
+
+    Raises:
+        ConfigError: "cuda", and there is no GPU, or something that it needs is missing or too old.
+    """
+    assert device in ("auto", "cpu", "cuda"), device
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    if device != "cpu":
+        try:
+            facts = read_facts()
+            return Machine(
+                device="cuda",
+                num_cores=_num_cores(),
+                dtypes=("bfloat16", "float16", "float32"),
+                usable_cores=cores,
+                gpus=_usable_gpus(facts),
+                has_flashinfer="flashinfer" in facts.packages,
+            )
+        except ConfigError as error:
+            if device == "cuda":
+                raise ConfigError(f"device='cuda', but {error}") from error
+            logger.debug("device='auto' is the CPU: %s", error)
     # float16 is left out: processors without float16 arithmetic emulate it, slowly
     return Machine(
         device="cpu",
         num_cores=_num_cores(),
         dtypes=("bfloat16", "float32"),
-        usable_cores=tuple(sorted(os.sched_getaffinity(0))),
+        usable_cores=cores,
         threads_bind=envs.cpu_threads_bind(),
     )
+
+
+def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
+    """The first ones, up to one that is too old.
+
+    Raises:
+        ConfigError: none; a text that goes on after "device='cuda', but".
+    """
+    usable = tuple(takewhile(lambda gpu: gpu.compute_capability >= MIN_COMPUTE_CAPABILITY, facts.gpus))
+    if not usable:
+        gpu = facts.gpus[0]
+        raise ConfigError(
+            f"GPU 0, {gpu.name}, has compute capability {to_version(gpu.compute_capability)}, and at least "
+            f"{to_version(MIN_COMPUTE_CAPABILITY)} (Ampere, 2020) is needed; choose a newer one with CUDA_VISIBLE_DEVICES, or "
+            "give device='cpu'"
+        )
+    if facts.torch_cuda is None:
+        raise ConfigError(
+            "the torch that is installed is a build without CUDA; install one with it, for CUDA "
+            f"{facts.driver[0]} at most (https://pytorch.org/get-started), or give device='cpu'"
+        )
+    # a driver serves every minor version of its major one, and all before
+    if facts.driver[0] < facts.torch_cuda[0]:
+        raise ConfigError(
+            f"the driver serves CUDA {to_version(facts.driver)} at most, and torch was built for "
+            f"{to_version(facts.torch_cuda)}: update the driver to one for CUDA {facts.torch_cuda[0]}, or install a torch for "
+            f"CUDA {facts.driver[0]}"
+        )
+    if "triton" not in facts.packages:
+        raise ConfigError("its kernels need the package triton: pip install triton, in the version that torch asks for")
+    return usable
 
 
 def _num_cores() -> int:

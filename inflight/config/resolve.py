@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
-from inflight.config.cpu_binding import AUTO, OFF, cores_of_rank, parse_core_lists
+from inflight.config.device_options import resolve_device, resolve_kv_cache_dtype, resolve_quantization
 from inflight.config.engine import (
     CacheConfig,
-    DeviceConfig,
     EngineConfig,
     ModelConfig,
     ParallelConfig,
@@ -20,6 +18,7 @@ from inflight.config.engine import (
     StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import Machine
 from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.speculative import resolve_speculative
@@ -28,21 +27,10 @@ from inflight.hub import GGUF_SUFFIX
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_DEPTH = 2  # steps in flight on one stage: the next one is ready before this one ends
 # A CPU's memory is shared with everything else on the machine, a GPU's is not.
-DEFAULT_CPU_MEMORY_UTILIZATION = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The facts about the device that a choice may depend on."""
-
-    device: str
-    num_cores: int
-    dtypes: tuple[str, ...]  # those its arithmetic supports
-    usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
-    threads_bind: str = AUTO  # what the environment says, see `cpu_binding`
+DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
 
 
 def resolve(
@@ -58,8 +46,9 @@ def resolve(
     max_model_len = _resolve_max_model_len(args, architecture)
     load_format = _resolve_load_format(args.load_format, folder)
     parallel = _resolve_parallel(args, architecture)
-    quantization = _resolve_quantization(args)
-    kv_cache_dtype = dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    quantization = resolve_quantization(args, machine)
+    kv_cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, machine)
+    scheduler = _resolve_scheduler(args, max_model_len, machine)
     fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, args.seed, quantization)
     return EngineConfig(
         model=ModelConfig(
@@ -79,11 +68,13 @@ def resolve(
             dtype=kv_cache_dtype,
             enable_prefix_caching=args.enable_prefix_caching,
             memory_bytes=args.kv_cache_memory_bytes,
-            memory_utilization=args.gpu_memory_utilization or DEFAULT_CPU_MEMORY_UTILIZATION,
+            memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
         ),
-        scheduler=_resolve_scheduler(args, max_model_len),
+        scheduler=scheduler,
         parallel=parallel,
-        device=_resolve_device(args, parallel.num_local_ranks, machine),
+        device=resolve_device(
+            args, parallel.num_local_ranks, machine, max_num_batched_tokens=scheduler.max_num_batched_tokens
+        ),
         structured_outputs=StructuredOutputsConfig(
             backend=args.structured_outputs_backend, reasoning_end=args.reasoning_end
         ),
@@ -102,9 +93,11 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: _resolve_max_model_len(args, architecture),
         lambda: _resolve_load_format(args.load_format, folder),
         lambda: _resolve_parallel(args, architecture),
-        lambda: _resolve_scheduler(args, max_model_len),
+        lambda: _resolve_scheduler(args, max_model_len, machine),
         lambda: _resolve_depth(args),
-        lambda: _resolve_device(args, max(1, world_size // args.nnodes), machine),
+        lambda: resolve_device(args, max(1, world_size // args.nnodes), machine, max_num_batched_tokens=1),
+        lambda: resolve_quantization(args, machine),
+        lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
     ]
     found: list[str] = []
@@ -126,8 +119,8 @@ def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) ->
     return max_model_len
 
 
-def _resolve_scheduler(args: EngineArgs, max_model_len: int) -> SchedulerConfig:
-    max_num_batched_tokens = args.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS
+def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -> SchedulerConfig:
+    max_num_batched_tokens = args.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[machine.device]
     if not args.enable_chunked_prefill:
         if args.max_num_batched_tokens is None:
             max_num_batched_tokens = max(max_num_batched_tokens, max_model_len)
@@ -202,23 +195,6 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
     )
 
 
-def _resolve_device(args: EngineArgs, num_local_ranks: int, machine: Machine) -> DeviceConfig:
-    threads_bind = args.cpu_threads_bind or machine.threads_bind
-    num_threads = args.num_threads or max(1, machine.num_cores // num_local_ranks)
-    if threads_bind not in (AUTO, OFF):
-        lists = parse_core_lists(threads_bind, num_local_ranks)
-        num_threads = args.num_threads or len(lists[0])
-        for rank in range(num_local_ranks):  # of this node; a rank of another one finds out for itself
-            cores_of_rank(
-                threads_bind,
-                usable=machine.usable_cores,
-                num_threads=num_threads,
-                local_rank=rank,
-                num_local_ranks=num_local_ranks,
-            )
-    return DeviceConfig(kind=machine.device, num_threads=num_threads, threads_bind=threads_bind)
-
-
 def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
     if wanted != "auto":
         if wanted not in machine.dtypes:
@@ -237,15 +213,6 @@ def _resolve_load_format(wanted: str, folder: Path) -> str:
     if wanted not in ("auto", "dummy", stored):
         raise ConfigError(f"load_format={wanted!r}, but {folder} holds {stored}; leave load_format out")
     return stored if wanted == "auto" else wanted
-
-
-def _resolve_quantization(args: EngineArgs) -> QuantizationConfig:
-    head: str | None = args.head_quantization
-    if head == "auto":
-        head = None if args.quantization is None else "int8"  # its errors go straight into the logits
-    elif head == "none":
-        head = None
-    return QuantizationConfig(layers=args.quantization, head=head, group_size=args.quantization_group_size)
 
 
 def _fingerprint(

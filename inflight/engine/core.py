@@ -73,6 +73,7 @@ class EngineCore:
             available,
             max_model_len=config.model.max_model_len,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
+            is_measured=config.cache.memory_bytes is None,
         )
         sized = time.perf_counter()
         executor.initialize_from_config(kv_cache_configs)

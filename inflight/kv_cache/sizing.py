@@ -54,12 +54,14 @@ def make_kv_cache_configs(
     *,
     max_model_len: int,
     max_step_tokens: int,
+    is_measured: bool,
 ) -> list[KVCacheConfig]:
     """As many blocks as fit, one config per rank. One pool of block ids serves all ranks: the tightest one decides how many.
 
     Args:
         ranks: layer name -> spec, of each rank.
-        available_bytes: of each rank.
+        available_bytes: of each rank. Negative where the weights and a step alone are too much.
+        is_measured: they are what is left of the device's memory; else what the user has set.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens would not fit; says which length would.
@@ -72,32 +74,48 @@ def make_kv_cache_configs(
     groups, tightest = groups_of_rank[0], num_blocks.index(min(num_blocks))
     needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step_tokens)
     if num_blocks[tightest] < needed:
-        raise OutOfMemoryError(
-            _too_small(
-                groups,
-                block_bytes[tightest],
-                num_blocks[tightest],
-                needed,
-                available_bytes[tightest],
-                max_model_len,
-            )
-        )
+        size, available = block_bytes[tightest], available_bytes[tightest]
+        room = f"{_room(available, is_measured)}, but one sequence of max_model_len={max_model_len} tokens needs "
+        room += _size(needed * size)
+        raise OutOfMemoryError(f"{room}{_advice(groups, size, num_blocks[tightest], is_measured)}")
     return [
         KVCacheConfig(num_blocks=num_blocks[tightest], block_bytes=size, groups=groups)
         for size, groups in zip(block_bytes, groups_of_rank, strict=True)
     ]
 
 
-def _too_small(
-    groups: Sequence[KVCacheGroup], block_bytes: int, num_blocks: int, needed: int, available: int, max_model_len: int
-) -> str:
-    what = (
-        f"the KV cache has {max(0, available) / 2**20:.1f} MiB, but one sequence of max_model_len={max_model_len} tokens needs "
-        f"{needed * block_bytes / 2**20:.1f} MiB"
+def _room(available: int, is_measured: bool) -> str:
+    if not is_measured:
+        return f"kv_cache_memory_bytes gives the KV cache {_size(available)}"
+    if available <= 0:
+        return (
+            f"the KV cache has no room: the weights and a step's working memory take {_size(-available)} more than "
+            "gpu_memory_utilization lets the engine use"
+        )
+    return (
+        f"the KV cache has {_size(available)}, which is what gpu_memory_utilization leaves beside the weights and a step's "
+        "working memory"
     )
+
+
+def _advice(groups: Sequence[KVCacheGroup], block_bytes: int, num_blocks: int, is_measured: bool) -> str:
+    what, ways = "", []
     if num_blocks < 1 + len(groups):
-        what += f" and not even one block ({block_bytes / 2**20:.2f} MiB, plus a dummy block) fits"
-        fits = ""
+        what = f", and not even one block ({_size(block_bytes)}, plus a dummy block) fits"
     else:
-        fits = f"lower max_model_len to {(num_blocks - 1) // len(groups) * groups[0].spec.block_size}, "
-    return f"{what}; {fits}raise kv_cache_memory_bytes or gpu_memory_utilization, lower max_num_batched_tokens, or free memory"
+        ways.append(f"lower max_model_len to {(num_blocks - 1) // len(groups) * groups[0].spec.block_size}")
+    if is_measured:
+        ways += [
+            "raise gpu_memory_utilization",
+            "lower max_num_batched_tokens or max_num_seqs (the working memory)",
+            "set quantization (the weights) or kv_cache_dtype",
+            "raise tensor_parallel_size",
+            "free memory",
+        ]
+    else:
+        ways.append("raise kv_cache_memory_bytes")
+    return f"{what}; {', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else f"{what}; {ways[0]}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"

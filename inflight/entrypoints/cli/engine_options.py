@@ -102,7 +102,11 @@ class EngineOptions:
     max_num_batched_tokens: Annotated[int | None, _engine("Most tokens in one step.", metavar="N")] = None
     block_size: Annotated[int | None, _engine("Tokens per KV block.", metavar="N")] = None
     kv_cache_dtype: Annotated[
-        str, _engine("auto is the dtype of the model; int8 halves the KV cache.", metavar="auto|int8")
+        str,
+        _engine(
+            "auto is the dtype of the model; int8 (on a CPU) and fp8 (on a GPU) halve the KV cache.",
+            metavar="auto|int8|fp8",
+        ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
         int | None,
@@ -128,16 +132,35 @@ class EngineOptions:
         ),
     ] = True
     scheduling_policy: Annotated[str, _engine("Who is served first.", metavar="fcfs|priority")] = "fcfs"
-    device: Annotated[str, _engine("What to run on.", metavar="auto|cpu")] = "auto"
+    device: Annotated[str, _engine("What to run on; auto takes GPUs if they can be used.", metavar="auto|cpu|cuda")] = (
+        "auto"
+    )
+    enforce_eager: Annotated[bool, _engine("GPU: launch kernel by kernel, without CUDA graphs.", "--enforce-eager")] = (
+        False
+    )
+    attention_backend: Annotated[str, _engine("GPU: whose attention kernels.", metavar="auto|triton|flashinfer")] = (
+        "auto"
+    )
+    cuda_graph_max_tokens: Annotated[
+        int | None, _engine("GPU: capture steps with prompts up to N tokens. Default: 512.", metavar="N")
+    ] = None
     num_threads: Annotated[
         int | None,
         _engine("Compute threads of a rank on a CPU. Default: the cores, split among the ranks.", metavar="N"),
     ] = None
     quantization: Annotated[
-        str | None, _engine("Weights in fewer bits: quantized as they are read.", metavar="int8|int4")
+        str | None,
+        _engine(
+            "Weights in fewer bits: quantized as they are read. fp8 is for GPUs.",
+            metavar="int8|int4|fp8",
+        ),
     ] = None
     head_quantization: Annotated[
-        str, _engine("The same for the head. Default: int8 with --quantization.", metavar="auto|none|int8|int4")
+        str,
+        _engine(
+            "The same for the head. Default: int8 with --quantization.",
+            metavar="auto|none|int8|int4|fp8",
+        ),
     ] = "auto"
     quantization_group_size: Annotated[
         int, _engine("Input features that share a scale in int4.", metavar="32|64|128")

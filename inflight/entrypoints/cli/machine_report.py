@@ -1,4 +1,4 @@
-"""What `inflight env` says: versions, processor, memory, the torch build and the models that can be served.
+"""What `inflight env` says: versions, processor, memory, GPUs, the torch build and the models that can be served.
 
 Facts are read from /proc and /sys; what is not there is None, and no fact is guessed.
 """
@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import inflight
+from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
+from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
+from inflight.errors import ConfigError
 from inflight.hub import EMBEDDED_MODEL
 
-PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub", "transformers", "typer", "tqdm")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "transformers",
+    "triton",
+    "typer",
+    "tqdm",
+)
 # What kernels choose by: vector width, dot products in bfloat16 and int8, matrix tiles.
 CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
@@ -35,6 +50,7 @@ def make_report() -> Report:
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu(_read(Path("/proc/cpuinfo"))),
         "memory": _memory(_read(Path("/proc/meminfo"))),
+        "gpu": gpu_facts(read_cuda_facts),
         "torch": _torch(),
         "models": {
             "families": list(SUPPORTED_ARCHITECTURES),
@@ -98,6 +114,28 @@ def _memory(meminfo: str) -> dict[str, Any]:
     }
 
 
+def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
+    """What the driver shows, and what stands in the way of device="cuda", if anything does."""
+    try:
+        facts = read_facts()
+    except ConfigError as error:
+        return {"devices": [], "obstacle": str(error)}
+    obstacle = "none"
+    try:
+        detect_machine("cuda", read_facts=lambda: facts)
+    except ConfigError as error:
+        obstacle = str(error)
+    return {
+        "devices": [
+            f"{gpu.name} (compute capability {to_version(gpu.compute_capability)}, {gpu.total_memory_bytes / 2**30:.1f} GiB)"
+            for gpu in facts.gpus
+        ],
+        "CUDA of the driver": to_version(facts.driver),
+        "CUDA of torch": "none" if facts.torch_cuda is None else to_version(facts.torch_cuda),
+        "obstacle": obstacle,
+    }
+
+
 def _torch() -> dict[str, Any]:
     import torch  # seconds: no other section needs it
 
@@ -109,7 +147,6 @@ def _torch() -> dict[str, Any]:
         "OpenMP": torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
         "oneDNN": has_onednn,
         "oneDNN bfloat16": has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        "CUDA devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
 

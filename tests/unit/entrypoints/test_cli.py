@@ -18,16 +18,18 @@ import typer
 from typer.testing import CliRunner, Result
 
 import inflight
+from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.engine_options import EngineOptions, parse_bytes
-from inflight.entrypoints.cli.machine_report import environment
+from inflight.entrypoints.cli.machine_report import environment, gpu_facts
 from inflight.entrypoints.cli.main import app
 from inflight.entrypoints.cli.printer import CompletionPrinter
 from inflight.entrypoints.cli.sampling_options import SamplingOptions
-from inflight.errors import StepError
+from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams
 from tests.architecture.source import ROOT
+from tests.unit.config.fake_driver import H200, facts
 from tests.unit.entrypoints.fake_engine import FakeEngine
 
 
@@ -80,7 +82,8 @@ def test_engine_options_are_engine_args() -> None:
     args = {field.name: field.default for field in dataclasses.fields(EngineArgs)}
     options = {field.name: field.default for field in dataclasses.fields(EngineOptions)}
     assert options.pop("verbose") is False
-    assert options == {name: args[name] for name in options}
+    del args["seed"]  # on a command line it is that of the requests
+    assert options == args
     assert EngineOptions().to_args() == EngineArgs()
 
 
@@ -299,6 +302,24 @@ def test_env() -> None:
     assert "LlamaForCausalLM" in report["models"]["families"]
     text = run("env").stdout
     assert all(f"\n{section}\n" in f"\n{text}" for section in report)
+
+
+def test_env_says_why_gpus_are_not_used() -> None:
+    def no_driver() -> CudaFacts:
+        raise ConfigError("there is no NVIDIA driver")
+
+    assert gpu_facts(no_driver) == {"devices": [], "obstacle": "there is no NVIDIA driver"}
+    good = gpu_facts(lambda: facts(H200))
+    assert good == {
+        "devices": ["NVIDIA H200 (compute capability 9.0, 139.8 GiB)"],
+        "CUDA of the driver": "13.0",
+        "CUDA of torch": "13.0",
+        "obstacle": "none",
+    }
+    bad = gpu_facts(lambda: facts(H200, torch_cuda=None))
+    assert bad["devices"] == good["devices"]
+    assert bad["CUDA of torch"] == "none"
+    assert "a build without CUDA" in bad["obstacle"]
 
 
 def test_secrets_are_not_shown() -> None:

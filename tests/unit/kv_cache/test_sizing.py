@@ -28,7 +28,9 @@ def test_two_kinds_are_cut_into_groups_of_the_smaller_size() -> None:
 def test_as_many_blocks_as_fit() -> None:
     specs = {"a": spec(), "b": spec()}
     block_bytes = 2 * spec().block_bytes
-    (config,) = make_kv_cache_configs([specs], [10 * block_bytes + 1], max_model_len=100, max_step_tokens=64)
+    (config,) = make_kv_cache_configs(
+        [specs], [10 * block_bytes + 1], max_model_len=100, max_step_tokens=64, is_measured=True
+    )
     assert (config.num_blocks, config.block_bytes) == (10, block_bytes)
     assert config.total_bytes <= 10 * block_bytes + 1
 
@@ -38,14 +40,40 @@ def test_a_window_bounds_what_a_sequence_holds() -> None:
     assert blocks_per_sequence(groups, num_tokens=10_000, max_step_tokens=64) == (32 + 64 + 32) // 16
 
 
+def refusal(*available: int, specs: list[dict[str, KVCacheSpec]], length: int = 1000, is_measured: bool = True) -> str:
+    with pytest.raises(OutOfMemoryError) as caught:
+        make_kv_cache_configs(specs, available, max_model_len=length, max_step_tokens=64, is_measured=is_measured)
+    return str(caught.value)
+
+
 def test_too_little_memory_says_what_would_fit() -> None:
-    specs = {"a": spec()}
-    with pytest.raises(OutOfMemoryError, match=r"max_model_len=1000 .*lower max_model_len to 144"):
-        make_kv_cache_configs([specs], [10 * spec().block_bytes], max_model_len=1000, max_step_tokens=64)
-    with pytest.raises(OutOfMemoryError, match="not even one block"):
-        make_kv_cache_configs([specs], [spec().block_bytes - 1], max_model_len=1000, max_step_tokens=64)
-    with pytest.raises(OutOfMemoryError, match="not even one block"):
-        make_kv_cache_configs([specs], [-5], max_model_len=1000, max_step_tokens=64)
+    specs, block = [{"a": spec()}], spec().block_bytes
+    text = refusal(10 * block, specs=specs)
+    assert text.startswith(
+        f"the KV cache has {10 * block / 2**20:.2f} MiB, which is what gpu_memory_utilization leaves beside the weights and a "
+        f"step's working memory, but one sequence of max_model_len=1000 tokens needs {64 * block / 2**20:.2f} MiB; "
+        "lower max_model_len to 144, raise gpu_memory_utilization, lower max_num_batched_tokens"
+    )
+    assert "kv_cache_memory_bytes" not in text
+    for way in ("max_num_seqs", "quantization", "kv_cache_dtype", "tensor_parallel_size", "free memory"):
+        assert way in text
+    assert "and not even one block" in refusal(block - 1, specs=specs)
+    big = KVCacheSpec(block_size=2**16, num_kv_heads=64, head_dim=128, dtype="float32", itemsize=4)
+    assert "needs 8.00 GiB, and not even one block (4.00 GiB" in refusal(5, specs=[{"a": big}])
+
+
+def test_weights_that_leave_nothing_say_how_much_is_missing() -> None:
+    text = refusal(-(3 << 29), specs=[{"a": spec()}])
+    assert "the weights and a step's working memory take 1.50 GiB more than gpu_memory_utilization lets" in text
+    assert "lower max_model_len" not in text
+
+
+def test_a_size_that_was_given_is_what_is_to_be_raised() -> None:
+    specs, block = [{"a": spec()}], spec().block_bytes
+    text = refusal(10 * block, specs=specs, is_measured=False)
+    assert text.startswith(f"kv_cache_memory_bytes gives the KV cache {10 * block / 2**20:.2f} MiB, but")
+    assert text.endswith("; lower max_model_len to 144, or raise kv_cache_memory_bytes")
+    assert refusal(5, specs=specs, is_measured=False).endswith("fits; raise kv_cache_memory_bytes")
 
 
 def test_stages_agree_on_the_groups_whatever_layers_they_have() -> None:
@@ -57,7 +85,7 @@ def test_stages_agree_on_the_groups_whatever_layers_they_have() -> None:
         assert [group.spec for group in groups] == [group.spec for group in whole]
         assert sorted(name for group in groups for name in group.layer_names) == sorted(stage)
     assert [len(group.layer_names) for group in ranks[0]] == [2, 2, 0, 0]
-    configs = make_kv_cache_configs(stages, [200_000] * 3, max_model_len=64, max_step_tokens=64)
+    configs = make_kv_cache_configs(stages, [200_000] * 3, max_model_len=64, max_step_tokens=64, is_measured=True)
     assert [config.block_bytes // spec().block_bytes for config in configs] == [2, 3, 2]
     assert {config.num_blocks for config in configs} == {200_000 // (3 * spec().block_bytes)}
 
@@ -65,7 +93,8 @@ def test_stages_agree_on_the_groups_whatever_layers_they_have() -> None:
 def test_the_tightest_rank_decides() -> None:
     stages = [{"a": spec(), "b": spec()}, {"c": spec()}]
     block = spec().block_bytes
-    configs = make_kv_cache_configs(stages, [40 * block, 15 * block], max_model_len=16, max_step_tokens=16)
+    configs = make_kv_cache_configs(
+        stages, [40 * block, 15 * block], max_model_len=16, max_step_tokens=16, is_measured=True
+    )
     assert [config.num_blocks for config in configs] == [15, 15]
-    with pytest.raises(OutOfMemoryError, match=r"the KV cache has 0\.0 MiB"):
-        make_kv_cache_configs(stages, [40 * block, block], max_model_len=160, max_step_tokens=16)
+    assert "the KV cache has 0.00 MiB" in refusal(40 * block, block, specs=stages, length=160)

@@ -7,16 +7,18 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
-from inflight.config.resolve import Machine, resolve
+from inflight.config.resolve import resolve
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.kv_cache.sizing import make_kv_cache_configs
 from inflight.worker.worker import Worker
+from tests.fake_gpu import GPUS
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
 
@@ -36,7 +38,18 @@ class Driven:
     step_ids: Iterator[int] = field(default_factory=itertools.count)
 
 
-def make_executor(folder: Path, tp: int, pp: int, num_slots: int, max_drafts: int = 0) -> Driven:
+def make_executor(
+    folder: Path,
+    tp: int,
+    pp: int,
+    num_slots: int,
+    max_drafts: int = 0,
+    *,
+    device: str = "cpu",
+    depth: int = 2,
+    **engine_args: Any,
+) -> Driven:
+    """`depth`: the most steps in flight. `device` "cuda": the test says what `inflight.worker.worker.get_device` makes."""
     args = EngineArgs(
         model=str(folder),
         dtype="float32",
@@ -45,7 +58,7 @@ def make_executor(folder: Path, tp: int, pp: int, num_slots: int, max_drafts: in
         max_num_seqs=num_slots,
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
-        num_threads=1,
+        num_threads=1 if device == "cpu" else None,
         speculative_config={
             "method": "ngram",
             "num_speculative_tokens": max_drafts,
@@ -54,17 +67,21 @@ def make_executor(folder: Path, tp: int, pp: int, num_slots: int, max_drafts: in
         }
         if max_drafts
         else None,
+        **engine_args,
     )
     config = resolve(
         args,
         folder=folder,
         architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
-        machine=Machine(device="cpu", num_cores=1, dtypes=("float32",)),
+        machine=Machine(device=device, num_cores=1, dtypes=("float32",), gpus=() if device == "cpu" else GPUS),
         timeout_seconds=30.0,
     )
+    config = replace(config, scheduler=replace(config.scheduler, depth=depth))
     executor = UniProcExecutor(config)
     specs = executor.get_kv_cache_specs()
-    configs = make_kv_cache_configs(specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64)
+    configs = make_kv_cache_configs(
+        specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64, is_measured=False
+    )
     assert configs[0].num_blocks >= NUM_BLOCKS
     executor.initialize_from_config(configs)
     return Driven(executor, len(configs[0].groups), max_drafts)

@@ -1,0 +1,145 @@
+"""What the NVIDIA driver and the installed packages say about GPUs, found without torch: `cuInit` makes no context.
+
+The driver is asked through its own library, libcuda.so.1, so CUDA_VISIBLE_DEVICES counts as it does for torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from inflight.errors import ConfigError
+
+# of cuda.h: CUresult, CUdevice_attribute
+_NO_DEVICE = 100
+_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
+_MAX_NAME_BYTES = 256
+
+_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*'(\d+)\.(\d+)", re.MULTILINE)
+
+Version = tuple[int, int]  # (major, minor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One that this process sees."""
+
+    name: str
+    compute_capability: Version
+    num_multiprocessors: int
+    total_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaFacts:
+    """Nothing here says yet that the parts fit each other.
+
+    Attributes:
+        driver: the newest CUDA that the driver serves.
+        gpus: in the order of their numbers, at least one.
+        torch_cuda: the CUDA that torch was built for; None of a build for CPUs, or no torch at all.
+        packages: those of triton and flashinfer that can be imported.
+    """
+
+    driver: Version
+    gpus: tuple[Gpu, ...]
+    torch_cuda: Version | None
+    packages: frozenset[str]
+
+
+def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFacts:  # Any: C functions, or a test's
+    """
+    Raises:
+        ConfigError: there is no driver, it does not work, or it shows no GPU; a text that goes on after "device='cuda', but".
+    """
+    try:
+        library = open_library("libcuda.so.1")
+    except OSError as error:
+        raise ConfigError(
+            f"there is no NVIDIA driver: {error}; install it (in a container: start it with its GPUs, as `docker run --gpus "
+            "all`), or give device='cpu'"
+        ) from error
+    call = partial(_call, library)
+    call("cuInit", ctypes.c_uint(0))
+    driver = _integer_of(partial(call, "cuDriverGetVersion"))
+    count = _integer_of(partial(call, "cuDeviceGetCount"))
+    if count == 0:
+        raise ConfigError(_no_gpu())
+    return CudaFacts(
+        driver=(driver // 1000, driver % 1000 // 10),
+        gpus=tuple(_read_gpu(call, ordinal) for ordinal in range(count)),
+        torch_cuda=read_torch_cuda(_find_torch()),
+        packages=frozenset(name for name in ("triton", "flashinfer") if importlib.util.find_spec(name) is not None),
+    )
+
+
+def to_version(version: Version) -> str:
+    """As people write it: "13.0"."""
+    return f"{version[0]}.{version[1]}"
+
+
+def read_torch_cuda(torch_folder: Path | None) -> Version | None:
+    """The CUDA that the torch in a folder was built for, as its version.py says."""
+    if torch_folder is None:
+        return None
+    match = _TORCH_CUDA.search((torch_folder / "version.py").read_text(encoding="utf-8"))
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _find_torch() -> Path | None:
+    spec = importlib.util.find_spec("torch")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _read_gpu(call: Callable[..., None], ordinal: int) -> Gpu:
+    device = _integer_of(lambda out: call("cuDeviceGet", out, ctypes.c_int(ordinal)))
+    name, num_bytes = ctypes.create_string_buffer(_MAX_NAME_BYTES), ctypes.c_size_t()
+    call("cuDeviceGetName", name, ctypes.c_int(_MAX_NAME_BYTES), ctypes.c_int(device))
+    call("cuDeviceTotalMem_v2", ctypes.byref(num_bytes), ctypes.c_int(device))
+    major, minor, multiprocessors = (
+        _integer_of(partial(_attribute, call, attribute, device))
+        for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSOR_COUNT)
+    )
+    return Gpu(
+        name=name.value.decode(errors="replace"),
+        compute_capability=(major, minor),
+        num_multiprocessors=multiprocessors,
+        total_memory_bytes=num_bytes.value,
+    )
+
+
+def _attribute(call: Callable[..., None], attribute: int, device: int, out: object) -> None:
+    call("cuDeviceGetAttribute", out, ctypes.c_int(attribute), ctypes.c_int(device))
+
+
+def _integer_of(call: Callable[[object], None]) -> int:
+    """What a function writes to the address it is given."""
+    out = ctypes.c_int()
+    call(ctypes.byref(out))
+    return out.value
+
+
+def _call(library: Any, function: str, *arguments: object) -> None:  # Any: as above
+    result = getattr(library, function)(*arguments)
+    if result == _NO_DEVICE:
+        raise ConfigError(_no_gpu())
+    if result != 0:
+        text = ctypes.c_char_p()
+        library.cuGetErrorString(ctypes.c_int(result), ctypes.byref(text))
+        raise ConfigError(
+            f"the NVIDIA driver does not work: {function} returned {result} ({(text.value or b'unknown').decode()}); see "
+            "whether nvidia-smi runs (after an update of the driver: restart the machine), or give device='cpu'"
+        )
+
+
+def _no_gpu() -> str:
+    return (
+        "the NVIDIA driver shows no GPU to this process; see what nvidia-smi lists and whether CUDA_VISIBLE_DEVICES hides it, "
+        "or give device='cpu'"
+    )

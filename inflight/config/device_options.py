@@ -1,0 +1,150 @@
+"""What the options become on the device there is: those that it does not know are refused, the others get their values."""
+
+from __future__ import annotations
+
+from inflight.config.cpu_binding import AUTO, OFF, cores_of_rank, parse_core_lists
+from inflight.config.cuda_driver import to_version
+from inflight.config.engine import DeviceConfig, QuantizationConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import Machine
+from inflight.errors import ConfigError
+
+DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # from there on a step takes longer than its launches do
+
+FLOAT8 = "float8_e4m3fn"
+_FLOAT8_COMPUTE_CAPABILITY = (8, 9)  # Ada and Hopper
+
+_KV_CACHE_DTYPES = {"cpu": {"int8": "int8"}, "cuda": {"fp8": FLOAT8}}
+_QUANTIZATIONS = {"cpu": ("int8", "int4"), "cuda": ("fp8", "int8", "int4")}
+
+
+def resolve_device(
+    args: EngineArgs, num_local_ranks: int, machine: Machine, *, max_num_batched_tokens: int
+) -> DeviceConfig:
+    """
+    Raises:
+        ConfigError: an option is for another device, or the machine has not what it asks for.
+    """
+    if machine.device == "cuda":
+        return _resolve_cuda(args, num_local_ranks, machine, max_num_batched_tokens)
+    for name, neutral in (("enforce_eager", False), ("attention_backend", "auto"), ("cuda_graph_max_tokens", None)):
+        if getattr(args, name) != neutral:
+            raise ConfigError(
+                f"{name}={getattr(args, name)!r} is for GPUs, and this engine runs on the CPU; leave it out"
+            )
+    threads_bind = args.cpu_threads_bind or machine.threads_bind
+    num_threads = args.num_threads or _threads_of_rank(machine, num_local_ranks)
+    if threads_bind not in (AUTO, OFF):
+        lists = parse_core_lists(threads_bind, num_local_ranks)
+        num_threads = args.num_threads or len(lists[0])
+        for rank in range(num_local_ranks):  # of this node; a rank of another one finds out for itself
+            cores_of_rank(
+                threads_bind,
+                usable=machine.usable_cores,
+                num_threads=num_threads,
+                local_rank=rank,
+                num_local_ranks=num_local_ranks,
+            )
+    return DeviceConfig(kind="cpu", num_threads=num_threads, threads_bind=threads_bind)
+
+
+def resolve_kv_cache_dtype(wanted: str, dtype: str, machine: Machine) -> str:
+    """`dtype` is the model's.
+
+    Raises:
+        ConfigError: the device has no kernels for it.
+    """
+    if wanted == "auto":
+        return dtype
+    known = _KV_CACHE_DTYPES[machine.device]
+    if wanted not in known:
+        raise ConfigError(
+            f"kv_cache_dtype={wanted!r} is not for device={machine.device!r}; give 'auto' or {', '.join(map(repr, known))}"
+        )
+    if known[wanted] == FLOAT8:
+        _need_float8("kv_cache_dtype", machine)
+    return known[wanted]
+
+
+def resolve_quantization(args: EngineArgs, machine: Machine) -> QuantizationConfig:
+    """
+    Raises:
+        ConfigError: the device has no kernels for it.
+    """
+    head: str | None = args.head_quantization
+    if head == "auto":
+        head = None if args.quantization is None else "int8"  # its errors go straight into the logits
+    elif head == "none":
+        head = None
+    for name, wanted in (("quantization", args.quantization), ("head_quantization", head)):
+        known = _QUANTIZATIONS[machine.device]
+        if wanted not in (None, *known):
+            raise ConfigError(
+                f"{name}={wanted!r} is not for device={machine.device!r}; give {' or '.join(map(repr, known))}, or leave it out"
+            )
+        if wanted == "fp8":
+            _need_float8(name, machine)
+    return QuantizationConfig(layers=args.quantization, head=head, group_size=args.quantization_group_size)
+
+
+def _resolve_cuda(
+    args: EngineArgs, num_local_ranks: int, machine: Machine, max_num_batched_tokens: int
+) -> DeviceConfig:
+    for name in ("num_threads", "cpu_threads_bind"):
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"{name}={getattr(args, name)!r} is for CPUs, and this engine runs on a GPU; leave it out, or give device='cpu'"
+            )
+    if args.batch_invariant:
+        raise ConfigError(
+            "batch_invariant=True cannot be kept on a GPU yet: cuBLAS adds up in another order for other numbers of rows; "
+            "leave it out, or give device='cpu'"
+        )
+    backend = args.distributed_executor_backend
+    if num_local_ranks > 1 and backend == "uni":
+        raise ConfigError(
+            f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each "
+            "needs a process of its own; give 'mp', or leave it out"
+        )
+    # who else places the ranks knows where; then each rank finds out for itself
+    if backend in (None, "uni", "mp") and num_local_ranks > len(machine.gpus):
+        raise ConfigError(
+            f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size} needs "
+            f"{num_local_ranks} GPUs on this machine, one for each rank, and {len(machine.gpus)} can be used; lower one of the "
+            "two, or see what CUDA_VISIBLE_DEVICES hides"
+        )
+    return DeviceConfig(
+        kind="cuda",
+        num_threads=_threads_of_rank(machine, num_local_ranks),
+        threads_bind=OFF,
+        enforce_eager=args.enforce_eager,
+        attention_backend=_resolve_attention_backend(args, machine),
+        cuda_graph_max_tokens=_resolve_cuda_graph_max_tokens(args, max_num_batched_tokens),
+    )
+
+
+def _resolve_attention_backend(args: EngineArgs, machine: Machine) -> str:
+    if args.attention_backend == "flashinfer" and not machine.has_flashinfer:
+        raise ConfigError(
+            "attention_backend='flashinfer' needs a package that is not here: pip install flashinfer-python, or leave it out"
+        )
+    return "triton" if args.attention_backend == "auto" else args.attention_backend
+
+
+def _resolve_cuda_graph_max_tokens(args: EngineArgs, max_num_batched_tokens: int) -> int:
+    if args.enforce_eager:
+        return 0
+    wanted = args.cuda_graph_max_tokens
+    return min(DEFAULT_CUDA_GRAPH_MAX_TOKENS if wanted is None else wanted, max_num_batched_tokens)
+
+
+def _need_float8(name: str, machine: Machine) -> None:
+    if machine.compute_capability < _FLOAT8_COMPUTE_CAPABILITY:
+        raise ConfigError(
+            f"{name}='fp8' needs GPUs of compute capability {to_version(_FLOAT8_COMPUTE_CAPABILITY)} (Ada, Hopper) or more, "
+            f"and here it is {to_version(machine.compute_capability)}; leave it out"
+        )
+
+
+def _threads_of_rank(machine: Machine, num_local_ranks: int) -> int:
+    return max(1, machine.num_cores // num_local_ranks)

@@ -1,0 +1,99 @@
+"""How many bytes a rank's weights take on the device, known before the first is read."""
+
+from __future__ import annotations
+
+from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
+from inflight.config.engine import ModelConfig, ParallelConfig
+from inflight.config.partition import pipeline_stage
+from inflight.config.weight_format import PLAIN
+from inflight.errors import OutOfMemoryError
+
+_SCALE_BYTES, _GROUP_BYTES = 4, 4  # a float32 of a row; scale and offset of a group, in half precision
+_LARGEST_GROUP = 128  # of what is read of a quantized checkpoint
+
+
+def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> int:
+    """Of one rank of a pipeline stage, from the config alone: what it is for a checkpoint of floats.
+
+    Products of a quantized checkpoint count as 4 bits, the fewest that are read, so that none is thought too large.
+    """
+    architecture, tp_size = model.architecture, parallel.tensor_parallel_size
+    stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)
+    itemsize, hidden_size = DTYPE_BYTES[model.dtype], architecture.hidden_size
+    is_quantized = model.load_format == "gguf" or (model.load_format != "dummy" and architecture.weight_format != PLAIN)
+    layers, head, group_size = model.quantization.layers, model.quantization.head, model.quantization.group_size
+    shares_table = architecture.tie_word_embeddings and stage.is_first and head is None
+    if is_quantized:
+        layers, head, group_size = "int4", "int4", _LARGEST_GROUP
+    total = (stage.stop - stage.start) * _layer_bytes(architecture, tp_size, layers, group_size, itemsize)
+    table = -(-architecture.vocab_size // tp_size), hidden_size  # of the embedding, and of the head
+    if stage.is_first:
+        total += _linear_bytes(*table, None, 0, itemsize)
+    if stage.is_last:
+        total += hidden_size * itemsize  # the norm
+        total += 0 if shares_table else _linear_bytes(*table, head, group_size, itemsize)
+    return total
+
+
+def check_weights_fit(
+    num_bytes: int, *, budget_bytes: int, free_bytes: int, total_bytes: int, memory_utilization: float
+) -> None:
+    """
+    Args:
+        num_bytes: what `weight_bytes` says.
+        budget_bytes: what the rank may use of its GPU.
+        free_bytes, total_bytes: of the GPU, before anything is loaded.
+
+    Raises:
+        OutOfMemoryError: the weights alone are more than the budget.
+    """
+    if num_bytes <= budget_bytes:
+        return
+    ways = ["set quantization", "raise tensor_parallel_size or pipeline_parallel_size"]
+    if num_bytes < min(free_bytes, total_bytes):
+        ways.insert(0, f"raise gpu_memory_utilization={memory_utilization:g}")
+    if num_bytes < total_bytes and free_bytes < memory_utilization * total_bytes:
+        ways.insert(0, "end what else uses the GPU")
+    raise OutOfMemoryError(
+        f"the weights of a rank are {_gib(num_bytes)}, and the engine may use {_gib(budget_bytes)} of its GPU, which has "
+        f"{_gib(total_bytes)}, {_gib(free_bytes)} of them free (gpu_memory_utilization={memory_utilization:g}); "
+        f"{', '.join(ways)}, or use a larger GPU"
+    )
+
+
+def _layer_bytes(
+    architecture: ModelArchitecture, tp_size: int, quantization: str | None, group_size: int, itemsize: int
+) -> int:
+    hidden_size, head_dim = architecture.hidden_size, architecture.head_dim
+    num_heads = architecture.num_heads // tp_size
+    num_kv_heads = max(1, architecture.num_kv_heads // tp_size)
+    qkv_size, intermediate_size = (num_heads + 2 * num_kv_heads) * head_dim, architecture.intermediate_size // tp_size
+    products = [
+        (qkv_size, hidden_size),
+        (hidden_size, num_heads * head_dim),
+        (2 * intermediate_size, hidden_size),
+        (hidden_size, intermediate_size),
+    ]
+    total = sum(_linear_bytes(*shape, quantization, group_size, itemsize) for shape in products)
+    plain = 2 * hidden_size  # norms
+    if architecture.qkv_bias:
+        plain += qkv_size
+    if architecture.output_bias:
+        plain += hidden_size
+    if architecture.mlp_bias:
+        plain += 2 * intermediate_size + hidden_size
+    if architecture.qk_norm:
+        plain += (num_heads + num_kv_heads) * head_dim
+    return total + plain * itemsize
+
+
+def _linear_bytes(out_features: int, in_features: int, quantization: str | None, group_size: int, itemsize: int) -> int:
+    if quantization is None:
+        return out_features * in_features * itemsize
+    if quantization == "int4":
+        return out_features * (in_features // 2 + in_features // group_size * _GROUP_BYTES)
+    return out_features * (in_features + _SCALE_BYTES)  # "int8", "fp8"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

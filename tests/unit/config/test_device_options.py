@@ -1,0 +1,199 @@
+"""What options become on a GPU and on a CPU, and which of them are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.config.architecture import ModelArchitecture, RopeConfig
+from inflight.config.cuda_driver import Gpu
+from inflight.config.engine import DeviceConfig, EngineConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import Machine
+from inflight.config.resolve import find_conflicts, resolve
+from inflight.errors import ConfigError
+from tests.unit.config.fake_driver import A100, H200
+
+ARCHITECTURE = ModelArchitecture(
+    name="LlamaForCausalLM",
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    max_position_embeddings=16384,
+    sliding_windows=(None, None),
+    dtype="float16",
+)
+CPU = Machine(device="cpu", num_cores=6, dtypes=("bfloat16", "float32"))
+
+
+def gpus(*found: Gpu, has_flashinfer: bool = False) -> Machine:
+    return Machine(
+        device="cuda",
+        num_cores=6,
+        dtypes=("bfloat16", "float16", "float32"),
+        threads_bind="0-2",  # the environment's: for CPUs, and no obstacle
+        gpus=found,
+        has_flashinfer=has_flashinfer,
+    )
+
+
+def resolved(machine: Machine, **arguments: Any) -> EngineConfig:
+    return resolve(
+        EngineArgs(**arguments), folder=Path("m"), architecture=ARCHITECTURE, machine=machine, timeout_seconds=60.0
+    )
+
+
+def test_defaults_on_a_gpu() -> None:
+    config = resolved(gpus(H200))
+    assert config.device == DeviceConfig(
+        kind="cuda", num_threads=6, threads_bind="off", attention_backend="triton", cuda_graph_max_tokens=512
+    )
+    assert (config.model.dtype, config.cache.dtype) == ("float16", "float16")
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 8192)
+    assert (config.scheduler.depth, config.scheduler.stagger) == (2, 1)
+    assert (config.cache.memory_utilization, config.cache.memory_bytes) == (0.9, None)
+    assert config.parallel.distributed_executor_backend == "uni"
+
+
+def test_defaults_on_a_cpu_are_what_they_were() -> None:
+    config = resolved(CPU)
+    assert config.device == DeviceConfig(kind="cpu", num_threads=6, threads_bind="auto")
+    assert (config.device.attention_backend, config.device.cuda_graph_max_tokens) == ("auto", 0)
+    assert (config.scheduler.max_num_batched_tokens, config.cache.memory_utilization) == (2048, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_tokens"),
+    [
+        ({}, 512),
+        ({"max_num_batched_tokens": 300}, 300),
+        ({"cuda_graph_max_tokens": 1000}, 1000),
+        ({"cuda_graph_max_tokens": 1000, "max_num_batched_tokens": 700}, 700),
+        ({"cuda_graph_max_tokens": 0}, 0),
+        ({"enforce_eager": True}, 0),
+        ({"enforce_eager": True, "cuda_graph_max_tokens": 0}, 0),
+    ],
+)
+def test_what_is_captured(arguments: dict[str, Any], num_tokens: int) -> None:
+    device = resolved(gpus(H200), **arguments).device
+    assert (device.cuda_graph_max_tokens, device.enforce_eager) == (num_tokens, "enforce_eager" in arguments)
+
+
+def test_fewer_bits_on_a_gpu() -> None:
+    config = resolved(gpus(H200), quantization="fp8", kv_cache_dtype="fp8")
+    assert (config.cache.dtype, config.model.quantization.layers) == ("float8_e4m3fn", "fp8")
+    assert config.model.quantization.head == "int8"
+    assert resolved(gpus(H200), quantization="fp8", head_quantization="fp8").model.quantization.head == "fp8"
+    for name in ("int8", "int4"):
+        assert resolved(gpus(A100), quantization=name).model.quantization.layers == name
+    assert resolved(CPU, quantization="int4").model.quantization.head == "int8"
+
+
+def test_the_fingerprint_tells_caches_apart() -> None:
+    prints = {resolved(gpus(H200), **more).model.fingerprint for more in ({}, {"kv_cache_dtype": "fp8"})}
+    assert len(prints) == 2
+
+
+def test_ranks_on_gpus() -> None:
+    config = resolved(gpus(H200, H200), tensor_parallel_size=2)
+    assert config.parallel.distributed_executor_backend == "mp"
+    assert config.device.num_threads == 3
+    assert resolved(gpus(H200, H200), tensor_parallel_size=4, nnodes=2).parallel.num_local_ranks == 2
+    # the launcher knows how many of its ranks are on this machine
+    launched = resolved(gpus(H200), tensor_parallel_size=2, distributed_executor_backend="external_launcher")
+    assert launched.device.kind == "cuda"
+
+
+def test_flashinfer_where_it_is() -> None:
+    device = resolved(gpus(H200, has_flashinfer=True), attention_backend="flashinfer").device
+    assert device.attention_backend == "flashinfer"
+    assert resolved(gpus(H200, has_flashinfer=True)).device.attention_backend == "triton"
+
+
+def test_drafts_on_a_gpu() -> None:
+    assert resolved(gpus(H200), speculative_config={"method": "ngram"}).speculative is not None
+
+
+REFUSED: list[tuple[Machine, dict[str, Any], str]] = [
+    (CPU, {"enforce_eager": True}, "enforce_eager=True is for GPUs"),
+    (CPU, {"attention_backend": "triton"}, "attention_backend='triton' is for GPUs"),
+    (CPU, {"cuda_graph_max_tokens": 0}, "cuda_graph_max_tokens=0 is for GPUs"),
+    (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not for device='cpu'; give 'auto' or 'int8'"),
+    (CPU, {"quantization": "fp8"}, "quantization='fp8' is not for device='cpu'; give 'int8' or 'int4'"),
+    (CPU, {"head_quantization": "fp8"}, "head_quantization='fp8' is not for device='cpu'"),
+    (gpus(H200), {"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' is not for device='cuda'; give 'auto' or 'fp8'"),
+    (gpus(A100), {"quantization": "fp8"}, r"quantization='fp8' needs .* 8\.9 .* here it is 8\.0"),
+    (gpus(A100), {"head_quantization": "fp8"}, r"head_quantization='fp8' needs .* 8\.9"),
+    (gpus(H200, A100), {"kv_cache_dtype": "fp8"}, r"kv_cache_dtype='fp8' needs .* 8\.9 .* here it is 8\.0"),
+    (gpus(H200), {"num_threads": 4}, "num_threads=4 is for CPUs"),
+    (gpus(H200), {"cpu_threads_bind": "off"}, "cpu_threads_bind='off' is for CPUs"),
+    (gpus(H200), {"batch_invariant": True}, "batch_invariant=True cannot be kept on a GPU yet: cuBLAS"),
+    (
+        gpus(H200, H200),
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+        "'uni' runs 2 ranks as threads of one process",
+    ),
+    (
+        gpus(H200),
+        {"tensor_parallel_size": 2},
+        "tensor_parallel_size=2 x pipeline_parallel_size=1 needs 2 GPUs on this machine, one for each rank, and 1 can be used",
+    ),
+    (gpus(H200), {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "needs 2 GPUs"),
+    (gpus(H200), {"attention_backend": "flashinfer"}, "pip install flashinfer-python"),
+]
+
+
+@pytest.mark.parametrize(("machine", "arguments", "message"), REFUSED)
+def test_what_the_device_does_not_know_is_refused(machine: Machine, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolved(machine, **arguments)
+    args = EngineArgs(**arguments)
+    found = find_conflicts(args, folder=Path("m"), architecture=ARCHITECTURE, machine=machine)
+    assert found == [str(caught.value)]
+
+
+def test_no_conflict_is_found_where_there_is_none() -> None:
+    args = EngineArgs(
+        quantization="fp8",
+        kv_cache_dtype="fp8",
+        cuda_graph_max_tokens=4000,
+        max_num_batched_tokens=5000,
+        max_num_seqs=300,
+    )
+    assert find_conflicts(args, folder=Path("m"), architecture=ARCHITECTURE, machine=gpus(H200)) == []
+
+
+def test_all_conflicts_are_found() -> None:
+    args = EngineArgs(quantization="fp8", kv_cache_dtype="int8", num_threads=3)
+    found = find_conflicts(args, folder=Path("m"), architecture=ARCHITECTURE, machine=gpus(A100))
+    assert [text.partition("=")[0] for text in found] == ["num_threads", "quantization", "kv_cache_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "gpu"}, "device='gpu' is not one of auto, cpu, cuda"),
+        ({"attention_backend": "flash"}, "auto, triton, flashinfer"),
+        ({"enforce_eager": 1}, "enforce_eager=1 is not True or False"),
+        ({"cuda_graph_max_tokens": -1}, "cuda_graph_max_tokens=-1"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "auto, int8, fp8"),
+        ({"enforce_eager": True, "cuda_graph_max_tokens": 5}, "leave one of them out"),
+    ],
+)
+def test_values_that_there_are_not(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(**arguments)
+
+
+def test_a_float16_model_on_a_machine_without_it() -> None:
+    assert resolved(CPU).model.dtype == "bfloat16"
+    assert resolved(replace(gpus(H200), dtypes=("float32",))).model.dtype == "float32"
