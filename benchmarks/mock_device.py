@@ -46,7 +46,7 @@ class MockModel(StandInModel):
         self._ends_at = time.perf_counter() + FORWARD_SECONDS
         return input_ids if rows is None else input_ids[rows]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The end of every forward pass."""
         if len(hidden) > len(self._logits):
             self._logits = torch.empty(len(hidden), self._table.shape[1])

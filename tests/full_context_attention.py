@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -20,6 +21,7 @@ class FullContextAttention:
     """Causal attention in float64, written to be read."""
 
     is_batch_invariant = False
+    attend = AttentionBackend.attend
 
     def forward(
         self,

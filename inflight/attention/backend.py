@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.rotation import HeadNorm, Rotation
+from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 
 
@@ -18,8 +20,8 @@ class AttentionBackend(ABC):
     1. at start-up the worker calls `kv_cache_view` once per layer; the arena stays the device's, the view is an alias;
     2. once per step and KV group the model runner calls `build_metadata`, on any thread: it reads no device memory and
        keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
-    3. once per layer the model calls `forward`. All forwards of a backend run one after the other, in step order, on the
-       device's compute thread or stream: a backend may keep workspaces between them.
+    3. once per layer the model calls `attend`, which where nothing is fused ends in `forward`. All forwards of a backend run
+       one after the other, in step order, on the device's compute thread or stream: a backend may keep workspaces between them.
 
     What the result depends on: a query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of
     its own sequence. Other bytes of the arena (blocks of others, stale entries of the block table, the rest of the last
@@ -28,6 +30,7 @@ class AttentionBackend(ABC):
     """
 
     is_batch_invariant = False  # whether a row's result is the same bit for bit in whatever company it is computed
+    can_capture = False  # whether a graph may record `attend`: what changes from step to step is read on the device
 
     @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
@@ -66,3 +69,42 @@ class AttentionBackend(ABC):
         Returns:
             `[num_tokens, num_heads, head_dim]`, contiguous, a tensor of its own.
         """
+
+    def attend(
+        self,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        norm: HeadNorm | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        num_heads: int,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None = None,
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys, then `forward`.
+
+        Args:
+            heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys and values, as a fused projection
+                leaves them. May be changed.
+            rotation: this step's.
+            norm: the layer's, of queries and keys, or None.
+            soft_cap: scaled scores x become `soft_cap * tanh(x / soft_cap)` (arXiv:2408.00118). Raises `ConfigError` where the
+                backend has none.
+        """
+        if soft_cap is not None:
+            raise ConfigError(
+                f"{type(self).__name__} has no soft cap of attention scores (here {soft_cap}); the backend 'triton' has"
+            )
+        num_kv_heads = (heads.shape[1] - num_heads) // 2
+        query_key = rotation.apply(heads[:, : num_heads + num_kv_heads], norm)
+        return self.forward(
+            query_key[:, :num_heads],
+            query_key[:, num_heads:],
+            heads[:, num_heads + num_kv_heads :],
+            kv_cache,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+        )

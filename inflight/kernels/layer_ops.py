@@ -31,22 +31,41 @@ class LayerOps(ABC):
         carries the sign of the rotation). The result may be `heads` itself, changed.
         """
 
+    def cos_and_sin(
+        self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """What `norm_and_rotate` takes: `scale` times the cosines and signed sines of positions times frequencies.
+
+        positions, integers [num_tokens]; frequencies, float32 [head_dim], the same in both halves. Angles are float32; cosines
+        and sines are rounded once. Here in plain torch.
+        """
+        angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
+        cos, sin = angles.cos(), angles.sin_()
+        sin[:, : len(frequencies) // 2].neg_()
+        if scale != 1.0:
+            cos, sin = cos.mul_(scale), sin.mul_(scale)
+        return cos.to(dtype), sin.to(dtype)
+
 
 class TorchLayerOps(LayerOps):
     """For every device and dtype."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # eight calls instead of `F.rms_norm`'s one, which on a CPU makes eleven inside and rounds in another place
-        wide = x.to(torch.float32, copy=True)
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-        return wide.mul_(scale).to(x.dtype).mul_(weight)
+        return _rms_norm(x, weight, eps)
 
     def add_and_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self.rms_norm(residual.add_(delta), weight, eps)
 
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         if weight is not None:
-            heads = self.rms_norm(heads, weight, eps)
+            heads = _rms_norm(heads, weight, eps)
         swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
         return torch.addcmul(heads * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    # eight calls instead of `F.rms_norm`'s one, which on a CPU makes eleven inside and rounds in another place
+    wide = x.to(torch.float32, copy=True)
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    return wide.mul_(scale).to(x.dtype).mul_(weight)

@@ -12,7 +12,11 @@ from inflight.kernels.token_masks import ApplyTokenMasks, torch_apply_token_mask
 
 
 def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
-    """The C++ kernels where they are, plain torch everywhere else."""
+    """The C++ kernels where they are, Triton's on NVIDIA GPUs, plain torch everywhere else."""
+    if device.type == "cuda":
+        from inflight.kernels.triton.layer_ops import TritonLayerOps
+
+        return TritonLayerOps()
     if device.type == "cpu" and dtype in DTYPES:
         kernels = load_kernels()
         if kernels is not None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.rotation import HeadNorm, Rotation
 from inflight.interface.kv_cache import KVCacheSpec
 
 
@@ -52,19 +53,25 @@ class Attention(nn.Module):
         self.kv_cache, self.group_index = kv_cache, group_index
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_metadata: tuple[AttentionMetadata, ...]
+        self,
+        heads: Tensor,
+        rotation: Rotation,
+        norm: HeadNorm | None,
+        attn_metadata: tuple[AttentionMetadata, ...],
     ) -> Tensor:
-        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim] -> as query.
+        """heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], queries first -> [num_tokens, num_heads, head_dim].
 
-        Key and value are written to the cache. `attn_metadata`: one per KV group.
+        Queries and keys are normed and rotated, key and value are written to the cache. `attn_metadata`: one per KV group.
+        `heads` may be changed.
         """
         assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"
-        return self.backend.forward(
-            query,
-            key,
-            value,
+        return self.backend.attend(
+            heads,
+            rotation,
+            norm,
             self.kv_cache,
             attn_metadata[self.group_index],
+            num_heads=self.num_heads,
             scale=self.scale,
             sliding_window=self.sliding_window,
         )

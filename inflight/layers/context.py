@@ -14,7 +14,10 @@ from inflight.layers.linear_method import LinearMethod, select_linear_methods
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
-    """One per model and rank. `linear` and `head` compute the layers' products and the head's."""
+    """One per model and rank. `linear` and `head` compute the layers' products and the head's.
+
+    `allocates_later`: layers have the shapes of their large weights, and no memory for them; whoever loads allocates it.
+    """
 
     dtype: torch.dtype
     device: torch.device
@@ -22,6 +25,12 @@ class LayerContext:
     backend: AttentionBackend
     linear: LinearMethod
     head: LinearMethod
+    allocates_later: bool = False
+
+    @property
+    def weight_device(self) -> torch.device:
+        """Where layers make their large weights."""
+        return torch.device("meta") if self.allocates_later else self.device
 
 
 def make_context(

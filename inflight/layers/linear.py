@@ -48,7 +48,7 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        dtype, device = context.dtype, context.device
+        dtype, device = context.dtype, context.weight_device
         self.in_features = in_features
         self.dtype, self.method = dtype, context.linear
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)

@@ -10,6 +10,8 @@ import ctypes
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +32,27 @@ from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeigh
 
 logger = logging.getLogger(__name__)
 
-# x [num_rows, in_features], the dtype wanted -> [num_rows, out_features], or half of them behind a gate
-PreparedLinear = Callable[[Tensor, torch.dtype], Tensor]
+
+class PreparedLinear(Protocol):
+    """A weight that is ready to multiply."""
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """x [num_rows, in_features] -> [num_rows, out_features], or half of them behind a gate, in `out_dtype`.
+
+        `out`, of that shape and dtype and contiguous, is where the result goes, and is returned.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearChoice:
+    """What was found fastest for weights of one shape and up to `num_rows` rows: `way`, or the library behind torch."""
+
+    out_features: int
+    in_features: int
+    num_rows: int
+    way: str
+    microseconds: float
+    library_microseconds: float
 
 
 class LinearMethod(ABC):
@@ -54,6 +75,11 @@ class LinearMethod(ABC):
     def is_batch_invariant(self, in_features: int) -> bool:
         """Whether a row's result is the same bit for bit whatever other rows are computed with it."""
         return False
+
+    def tune(self, max_num_rows: int) -> list[LinearChoice]:
+        """Measure what there is to choose from, for up to so many rows; after all weights are prepared, and before graphs are
+        captured. In a stage, while nothing else is queued. What was found; nothing where nothing is to be chosen."""
+        return []
 
 
 class PlainLinear(LinearMethod):
@@ -158,12 +184,12 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
 def _finish(multiply: Callable[[Tensor], Tensor], *, is_gated: bool) -> PreparedLinear:
     """What the kernels do by themselves: the gate, and the dtype."""
 
-    def call(x: Tensor, out_dtype: torch.dtype) -> Tensor:
-        out = multiply(x)
+    def call(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        result = multiply(x)
         if is_gated:
-            gate, up = out.chunk(2, dim=-1)
-            out = F.silu(gate).mul_(up)
-        return out.to(out_dtype)
+            gate, up = result.chunk(2, dim=-1)
+            result = F.silu(gate).mul_(up)
+        return result.to(out_dtype) if out is None else out.copy_(result)
 
     return call
 
@@ -180,13 +206,27 @@ def padded_rows(num_rows: int) -> int:
 
 
 def select_linear_method(
-    device: torch.device, dtype: torch.dtype, *, quantization: str | None = None, group_size: int = 64
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+    quantization: str | None = None,
+    group_size: int = 64,
 ) -> LinearMethod:
-    """The fastest method there is. `quantization`: what becomes of weights that are floats: None, "int8" or "int4".
+    """The fastest method there is. `quantization`: what becomes of weights that are floats: None, "int8", "int4" or "fp8".
+    `out_dtype`: what will be asked for, `dtype` if not given.
 
     Raises:
-        ConfigError: the quantization needs kernels that are not there.
+        ConfigError: the quantization needs kernels, or a GPU, that are not there.
     """
+    if device.type == "cuda":
+        from inflight.layers.gpu_linear import GpuLinear  # Triton is only there where a GPU is
+
+        return GpuLinear(device, dtype, out_dtype or dtype, quantization=quantization, group_size=group_size)
+    if quantization == "fp8":
+        raise ConfigError(
+            f"quantization='fp8' is computed by NVIDIA GPUs, and this is a {device.type}: use int8 or int4, or leave it out"
+        )
     kernels = load_kernels() if device.type == "cpu" and dtype in DTYPES else None
     if kernels is not None:
         bits = None if quantization is None else {"int8": 8, "int4": 4}[quantization]
@@ -210,7 +250,9 @@ def select_linear_methods(
         ConfigError: as `select_linear_method`.
     """
     layers, head = (
-        select_linear_method(device, dtype, quantization=name, group_size=config.group_size)
-        for name in (config.layers, config.head)
+        select_linear_method(
+            device, dtype, out_dtype=out_dtype, quantization=quantization, group_size=config.group_size
+        )
+        for quantization, out_dtype in ((config.layers, dtype), (config.head, torch.float32))
     )
     return layers, head

@@ -37,7 +37,7 @@ class LogitsHead(nn.Module):
         self.dtype = context.dtype
         self.stored: StoredParts = {}
         self.table = tied_embedding or VocabParallelEmbedding(
-            vocab_size, hidden_size, dtype=context.dtype, device=context.device, tp=context.tp
+            vocab_size, hidden_size, dtype=context.dtype, device=context.weight_device, tp=context.tp
         )
 
     def weight_slots(self, prefix: str) -> WeightSlots:
@@ -56,7 +56,9 @@ class LogitsHead(nn.Module):
         self.stored.clear()
         del self.table  # the plain weights go with it, unless they are the embedding's
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous."""
-        logits = self.tp.all_gather(self.multiply(hidden, torch.float32))
-        return logits[:, : self.vocab_size].contiguous()
+    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; in `out`, if it is given."""
+        if self.tp.size == 1:
+            return self.multiply(hidden, torch.float32, out)
+        logits = self.tp.all_gather(self.multiply(hidden, torch.float32))[:, : self.vocab_size]
+        return logits.contiguous() if out is None else out.copy_(logits)

@@ -56,6 +56,14 @@ class QuantizedWeight:
         """Weights of equal format can be rows of one: (bits, group size, symmetric)."""
         return self.bits, self.group_size, self.offsets is None
 
+    def to(self, device: torch.device) -> QuantizedWeight:
+        return QuantizedWeight(
+            values=self.values.to(device),
+            scales=self.scales.to(device),
+            offsets=None if self.offsets is None else self.offsets.to(device),
+            bits=self.bits,
+        )
+
     def dequantize(self) -> Tensor:
         """float32 [out_features, in_features]."""
         grouped = self.values.view(len(self.values), self.scales.shape[1], -1).float() * self.scales[..., None]

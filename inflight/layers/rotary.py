@@ -7,32 +7,13 @@ them: "linear" (position interpolation, arXiv:2306.15595), "llama3" (Llama 3.1),
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from inflight.attention.rotation import Rotation
 from inflight.config.architecture import RopeConfig
-from inflight.kernels.layer_ops import LayerOps
 from inflight.kernels.selector import select_layer_ops
-from inflight.layers.norm import QKNorm
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """The angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for every layer.
-
-    `sin` carries the sign of the rotation: negative in the first half of the head.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    ops: LayerOps
-
-    def apply(self, heads: Tensor, norm: QKNorm | None) -> Tensor:
-        """heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first -> normed and rotated, perhaps in place."""
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)
 
 
 class RotaryEmbedding(nn.Module):
@@ -46,16 +27,11 @@ class RotaryEmbedding(nn.Module):
         self.attention_factor = rope.attention_factor
         inverse = inverse_frequencies(rope, head_dim)
         self.frequencies = torch.cat((inverse, inverse)).to(device)  # [head_dim]
-        half = torch.ones(head_dim // 2)
-        self.sign = torch.cat((-half, half)).to(device)  # [head_dim]
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> what each layer applies to its queries and keys."""
-        angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
-        cos, sin = angles.cos(), angles.sin_().mul_(self.sign)
-        if self.attention_factor != 1.0:
-            cos, sin = cos.mul_(self.attention_factor), sin.mul_(self.attention_factor)
-        return Rotation(cos.to(self.dtype), sin.to(self.dtype), self.ops)
+        cos, sin = self.ops.cos_and_sin(positions, self.frequencies, self.attention_factor, self.dtype)
+        return Rotation(cos, sin, self.ops)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -1,7 +1,7 @@
 """`load_model`: builds the model and fills it, a block at a time.
 
-At most one block is held twice: its tensors are copied from the mapped file into the (fused, sharded) weights, the
-mapping is closed, and the block brings its weights into their final form, which drops the plain ones.
+At most one block is held twice: memory is allocated for it, its tensors are copied from the mapped file into the (fused,
+sharded) weights, the mapping is closed, and the block brings its weights into their final form, which drops the plain ones.
 
 A tensor that is stored quantized is given to the layer as it is, if the layer takes it; else its floats are copied.
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionBackend
 from inflight.config.architecture import ModelArchitecture
@@ -74,7 +74,8 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    model = model_class(architecture, context, stage)
+    # memory for a block when its turn comes: that of the block before, if it is held in fewer bits now
+    model = model_class(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
         fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
@@ -87,11 +88,21 @@ def load_model(
         _check_against(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
+        _allocate(unit, device)
         fill(unit, prefix)
         unit.finish_loading()
     model.finish_loading()
     _tell_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
     return model
+
+
+def _allocate(unit: Loadable, device: torch.device) -> None:
+    """Memory for the weights of a unit that has none yet; an embedding that a tied head shares has."""
+    assert isinstance(unit, nn.Module)
+    for module in unit.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.is_meta:
+                setattr(module, name, nn.Parameter(torch.empty_like(weight, device=device), False))
 
 
 def _tell_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
@@ -215,7 +226,8 @@ def _list(names: list[str]) -> str:
 
 
 def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
-    """Weights from N(0, 0.02), norms at 1. A tensor depends on the seed and its name only, not on order or sharding."""
+    """Weights from N(0, 0.02), norms at 1. A tensor depends on the seed, its name and the kind of device only, not on order or
+    sharding."""
     for name, slot in unit.weight_slots(prefix):
         if slot.is_scale:
             slot.destination.fill_(1)
@@ -224,11 +236,12 @@ def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
 
 
 def _draw(slot: WeightSlot, source: str) -> None:
+    """On the device itself, where an 8B model takes a second; so dummy models of two kinds of device differ."""
     digest = hashlib.sha256(source.encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     destination: Tensor = slot.destination
-    is_whole = tuple(destination.shape) == slot.shape and destination.device.type == "cpu"
-    whole = destination if is_whole else torch.empty(slot.shape, dtype=destination.dtype)
+    generator = torch.Generator(destination.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    is_whole = tuple(destination.shape) == slot.shape
+    whole = destination if is_whole else destination.new_empty(slot.shape)
     whole.normal_(0, DUMMY_STANDARD_DEVIATION, generator=generator)
     if not is_whole:
         destination.copy_(whole.narrow(slot.dim, slot.start, slot.size))

@@ -12,6 +12,9 @@ from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
+from inflight.layers.linear import Linear
+from inflight.layers.linear_method import LinearChoice
+from inflight.layers.logits import LogitsHead
 from inflight.layers.weights import Loadable
 
 
@@ -50,8 +53,9 @@ class CausalLM(nn.Module, ABC):
         """
 
     @abstractmethod
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size], the rows that are asked for -> float32 [num_rows, vocab_size]. Last stage only."""
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [num_rows, hidden_size], the rows that are asked for -> float32 [num_rows, vocab_size], contiguous; in
+        `out`, if it is given. Last stage only."""
 
     @abstractmethod
     def attention_layers(self) -> dict[str, Attention]:
@@ -60,6 +64,11 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:
         """(checkpoint prefix, block) in loading order. One block at a time is held in plain and in final form."""
+
+    def tune(self, max_num_rows: int) -> list[LinearChoice]:
+        """See `LinearMethod.tune`, which this asks of every method that a layer has."""
+        methods = dict.fromkeys(module.method for module in self.modules() if isinstance(module, Linear | LogitsHead))
+        return [choice for method in methods for choice in method.tune(max_num_rows)]
 
     def finish_loading(self) -> None:
         """Called once, after every unit is loaded and before the first `forward`."""

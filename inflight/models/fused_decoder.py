@@ -17,11 +17,11 @@ from torch.profiler import record_function
 
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata
 from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.rotation import Rotation
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, DecoderLayer, DecoderStep, LinearWeight
 from inflight.kernels.cpu.linear import PackedLinear
 from inflight.layers.linear import Linear
-from inflight.layers.rotary import Rotation
 
 if TYPE_CHECKING:
     from inflight.models.llama import LlamaDecoderLayer

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.rotation import Rotation
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -17,7 +18,7 @@ from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even_part, head_part
 from inflight.layers.logits import LogitsHead
 from inflight.layers.norm import QKNorm, RMSNorm
-from inflight.layers.rotary import RotaryEmbedding, Rotation
+from inflight.layers.rotary import RotaryEmbedding
 from inflight.layers.weights import Loadable, WeightSlots
 from inflight.models.causal_lm import CausalLM
 from inflight.models.fused_decoder import FusedDecoder
@@ -83,13 +84,9 @@ class LlamaAttention(nn.Module):
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None,
     ) -> Tensor:
-        num_tokens, num_heads = hidden.shape[0], self.num_heads
+        num_tokens = hidden.shape[0]
         heads = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)
-        num_rotated = num_heads + self.num_kv_heads  # queries and keys are normed and rotated together
-        query_key = rotation.apply(heads[:, :num_rotated], self.qk_norm)
-        attended = self.attn(
-            query_key[:, :num_heads], query_key[:, num_heads:], heads[:, num_rotated:], attn_metadata
-        )  # [num_tokens, num_heads, head_dim]
+        attended = self.attn(heads, rotation, self.qk_norm, attn_metadata)  # [num_tokens, num_heads, head_dim]
         attended = attended.view(num_tokens, -1)
         out: Tensor = self.o_proj(attended if rows is None else attended[rows])
         return out
@@ -192,7 +189,7 @@ class LlamaForCausalLM(CausalLM):
         )
         self.stage = stage
         self.embed_tokens = (
-            VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=device, tp=context.tp)
+            VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=context.weight_device, tp=context.tp)
             if stage.is_first
             else None
         )
@@ -254,8 +251,8 @@ class LlamaForCausalLM(CausalLM):
         result: tuple[Tensor, Tensor] = last(delta, residual, rotation, attn_metadata, rows)
         return result
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(hidden)
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.lm_head(hidden, out)
         return logits
 
     def attention_layers(self) -> dict[str, Attention]:

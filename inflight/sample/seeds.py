@@ -35,6 +35,11 @@ def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
+def seed_words(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """What of `draw_keys` is the same for all positions, [n]."""
+    return mix64(seeds + _GOLDEN)
+
+
 def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
     """The two keys of each draw, int32 [n, 2]; the second is odd, since it multiplies (see noise.py).
 
@@ -42,7 +47,7 @@ def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer])
         seeds: [n].
         positions: [n], the number of tokens before the one to be drawn.
     """
-    words = mix64(mix64(seeds + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
+    words = mix64(seed_words(seeds) + positions.astype(np.uint64) * _GOLDEN)
     keys = words.view(np.int32).reshape(-1, 2)
     keys[:, 1] |= 1
     return keys

@@ -6,6 +6,7 @@ Owns one row per slot of the InputBatch. `add` overwrites a slot; there is no re
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight.interface.request import Int32Array, ResolvedSampling
@@ -51,24 +52,30 @@ class SamplingState:
 
     def add(self, slot: int, sampling: ResolvedSampling) -> None:
         """Give `slot` to a request, whatever was there."""
-        params, rows, vocab_size = sampling.params, self._rows, self._rows.vocab_size
+        rows, vocab_size = self._rows, self._rows.vocab_size
         rows.features[slot] = features = features_of(sampling, vocab_size)
         rows.lists[slot] = TokenLists.of(sampling, vocab_size, rows.device) if features & LISTS else None
-        row = rows.parameters[slot]
-        row["seed"] = sampling.seed & MASK64
-        row["top_k"] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-        row["top_p"] = params.top_p if params.top_p < 1.0 else 2.0
-        row["min_tokens"] = params.min_tokens
-        row["temperature"] = max(params.temperature, MIN_TEMPERATURE)
-        row["log_min_p"] = np.log(params.min_p) if params.min_p > 0.0 else -np.inf
-        row["repetition"] = max(params.repetition_penalty, MIN_REPETITION_PENALTY)
-        row["frequency"] = params.frequency_penalty
-        row["presence"] = params.presence_penalty
-        row["num_logprobs"] = min(params.logprobs or 0, vocab_size)
+        rows.parameters[slot] = parameters_of(sampling, vocab_size)
 
     def take(self, slots: Int32Array) -> SamplingRows:
         """A copy of the rows of `slots`; a slot may come more than once. A later `add` does not reach into it."""
         return self._rows.take(slots)
+
+
+def parameters_of(sampling: ResolvedSampling, vocab_size: int) -> npt.NDArray[np.void]:
+    """A request's record of PARAMETERS, [1]."""
+    params, row = sampling.params, np.zeros(1, dtype=PARAMETERS)
+    row["seed"] = sampling.seed & MASK64
+    row["top_k"] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+    row["top_p"] = params.top_p if params.top_p < 1.0 else 2.0
+    row["min_tokens"] = params.min_tokens
+    row["temperature"] = max(params.temperature, MIN_TEMPERATURE)
+    row["log_min_p"] = np.log(params.min_p) if params.min_p > 0.0 else -np.inf
+    row["repetition"] = max(params.repetition_penalty, MIN_REPETITION_PENALTY)
+    row["frequency"] = params.frequency_penalty
+    row["presence"] = params.presence_penalty
+    row["num_logprobs"] = min(params.logprobs or 0, vocab_size)
+    return row
 
 
 def features_of(sampling: ResolvedSampling, vocab_size: int) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
+from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.engine import ModelConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -131,4 +132,15 @@ def test_float32_logits_in_chunks_over_the_paged_cache(
     with torch.inference_mode():
         truth = reference_model(folder)(prompt().unsqueeze(0)).logits[0]
         ours = run_in_chunks(load(folder, "float32", backend), backend, prompt(), (23, 1, 1, 2, 30, 4))
+    assert relative_difference(ours, truth) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_float32_logits_by_the_triton_kernels(folders: dict[tuple[str, int], Path], family: str) -> None:
+    """In their interpreter: a norm on queries and keys, or a window; a prompt in chunks, and single tokens."""
+    folder = folders[family, 0]
+    backend = TritonPagedBackend(torch.device("cpu"), num_multiprocessors=8)
+    with torch.inference_mode():
+        truth = reference_model(folder)(prompt()[:33].unsqueeze(0)).logits[0]
+        ours = run_in_chunks(load(folder, "float32", backend), backend, prompt()[:33], (20, 1, 11, 1))
     assert relative_difference(ours, truth) < FLOAT32_TOLERANCE

@@ -49,11 +49,13 @@ class PackedLinear:
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
         self._kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, self.weight)
 
-    def __call__(self, x: Tensor, out_dtype: torch.dtype) -> Tensor:
-        """x [num_rows, in_features] -> [num_rows, num_columns]. x of a float weight has its dtype."""
+    def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """x [num_rows, in_features] -> [num_rows, num_columns], in `out` if it is given. x of a float weight has its dtype."""
         num_rows = x.shape[0]
         assert x.stride(1) == 1 and x.shape[1] == self.weight.in_features
-        out = torch.empty((num_rows, self.num_columns), dtype=out_dtype)
+        if out is None:
+            out = torch.empty((num_rows, self.num_columns), dtype=out_dtype)
+        assert out.is_contiguous() and out.shape == (num_rows, self.num_columns) and out.dtype == out_dtype
         self._kernels.inflight_linear(
             x.data_ptr(),
             x.stride(0),

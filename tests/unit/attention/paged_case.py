@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.metadata import AttentionInputs
+from inflight.attention.rotation import Rotation
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels import reference
+from inflight.kernels.layer_ops import TorchLayerOps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Case:
     seed: int
     dtype: torch.dtype = torch.float32
     kv_cache_dtype: torch.dtype | None = None  # None: `dtype`
+    soft_cap: float | None = None
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -89,19 +92,22 @@ class World:
         self.views = [backend.kv_cache_view(self.arena, case.spec, i) for i in range(case.num_layers)]
         shape = (case.num_layers, 2, int(totals.max()), case.num_kv_heads, case.head_dim)
         self.sequences = [self._draw(*shape) for _ in totals]
+        if case.kv_cache_dtype == torch.float8_e4m3fn:
+            self.sequences = [sequence.to(torch.float8_e4m3fn).double() for sequence in self.sequences]
 
     def _draw(self, *shape: int) -> torch.Tensor:
         values = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
         return values.to(self.case.dtype).double()
 
     def inputs(self, lengths: np.ndarray) -> AttentionInputs:
-        """Rows in a shuffled order; every entry of the block table that no query can see is a stale id."""
+        """Rows in a shuffled order; every entry of the block table that no query can see is a stale id, or 0: all NaN."""
         case = self.case
         self.rows = self.random.permutation(np.flatnonzero(lengths))
         computed = self.computed[self.rows]
         seq_lens = (computed + lengths[self.rows]).astype(np.int32)
         width = max(len(table) for table in self.tables) + 2
         block_table = self.random.integers(0, len(self.arena), (len(self.rows), width)).astype(np.int32)
+        block_table *= self.random.integers(0, 2, block_table.shape, dtype=np.int32)
         for i, row in enumerate(self.rows):
             first = 0 if case.window is None else max(0, int(computed[i]) - case.window + 1) // case.block_size
             end = -(-int(seq_lens[i]) // case.block_size)
@@ -125,13 +131,15 @@ class World:
             # As a fused projection leaves them: slices of one tensor.
             heads = [case.num_kv_heads * case.per_head, case.num_kv_heads, case.num_kv_heads]
             packed = torch.cat((query, *torch.cat(new, dim=1)), dim=1).to(case.dtype)
-            output = self.backend.forward(
-                *packed.split(heads, dim=1),
-                view,
-                metadata,
-                scale=1 / math.sqrt(case.head_dim),
-                sliding_window=case.window,
-            )
+            same = {"scale": 1 / math.sqrt(case.head_dim), "sliding_window": case.window}
+            if case.soft_cap is None:
+                output = self.backend.forward(*packed.split(heads, dim=1), view, metadata, **same)
+            else:
+                ones = torch.ones(len(packed), case.head_dim, dtype=case.dtype)
+                no_turn = Rotation(ones, torch.zeros_like(ones), TorchLayerOps())
+                output = self.backend.attend(
+                    *(packed, no_turn, None, view, metadata), num_heads=heads[0], soft_cap=case.soft_cap, **same
+                )
             assert output.dtype == case.dtype
             assert output.is_contiguous()
             difference = (output.double() - self._truth(query, inputs, layer)).abs().max()
@@ -153,6 +161,7 @@ class World:
             torch.from_numpy(inputs.seq_lens),
             scale=1 / math.sqrt(self.case.head_dim),
             sliding_window=self.case.window,
+            soft_cap=self.case.soft_cap,
         )
 
     def run(self) -> float:

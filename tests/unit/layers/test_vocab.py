@@ -72,6 +72,9 @@ def test_the_ranks_of_a_head_stand_side_by_side(size: int, is_tied: bool) -> Non
             slot.destination.copy_(table.narrow(0, slot.start, slot.size))
         head.finish_loading()
         parts.append(head(hidden))
+        columns = min(parts[-1].shape[1], VOCAB_SIZE)
+        out = torch.full((3, columns), torch.nan)
+        assert head(hidden, out) is out and torch.equal(out, parts[-1][:, :columns])
     logits = torch.cat(parts, dim=-1)
     torch.testing.assert_close(logits[:, :VOCAB_SIZE], F.linear(hidden, table))
     assert (logits[:, VOCAB_SIZE:] == 0).all()  # padding, which the real gather's caller cuts off

@@ -26,6 +26,7 @@ from inflight.layers.weights import WeightSlot, WeightSlots
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
 from tests.full_context_attention import load, run_prompt
+from tests.gpu_layers import use_gpu_layers
 from tests.model_zoo import write_model
 from tests.quantized_checkpoints import Drawn, awq, draw, gptq, int_quantized, pack_quantized
 
@@ -297,6 +298,11 @@ def test_a_quantized_model_is_that_of_its_weights(
     assert (run_prompt(load(quantized), PROMPT) - truth).norm() < 0.03 * truth.norm()
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     torch.testing.assert_close(run_prompt(load(quantized), PROMPT), truth, rtol=1e-5, atol=1e-5)
+    use_gpu_layers(monkeypatch)
+    model = load(quantized)
+    torch.testing.assert_close(run_prompt(model, PROMPT), truth, rtol=1e-4, atol=1e-4)
+    assert model.tune(1), "weights stay quantized"
+    torch.testing.assert_close(run_prompt(model, PROMPT[:1]), truth[:1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture

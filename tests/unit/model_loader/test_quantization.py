@@ -71,7 +71,7 @@ def test_quantization_without_kernels_is_refused(folder: Path, monkeypatch: pyte
     [
         ({"quantization": "int3"}, "quantization='int3' is not one of None, int8, int4"),
         ({"quantization": "gptq"}, "quantization='gptq' is not one of"),
-        ({"head_quantization": "fp8"}, "head_quantization='fp8' is not one of auto, none, int8, int4"),
+        ({"head_quantization": "fp8"}, "head_quantization='fp8' is not for device='cpu'; give 'int8' or 'int4'"),
         (
             {"quantization": "int4", "quantization_group_size": 48},
             "quantization_group_size=48 is not one of 32, 64, 128",

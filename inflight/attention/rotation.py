@@ -1,0 +1,38 @@
+"""`Rotation`: what positions do to the queries and keys of a step, in every layer; and the norm that may come before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from inflight.kernels.layer_ops import LayerOps
+
+
+class HeadNorm(Protocol):
+    """An RMSNorm of every query and key head, each over its head_dim (`layers.norm.QKNorm`)."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[num_heads + num_kv_heads, head_dim], queries first."""
+
+    @property
+    def eps(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for every layer.
+
+    `sin` carries the sign of the rotation: negative in the first half of the head.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    ops: LayerOps
+
+    def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
+        """heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first -> normed and rotated, perhaps in place."""
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)

@@ -1,0 +1,182 @@
+"""Paged attention by Triton kernels: straight on the arena, for batches of any kind, and always capturable.
+
+Layout of a layer's block: keys, then values, heads outermost, in the dtype of the model or in float8_e4m3fn:
+
+    kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
+
+Grids follow from upper bounds that the metadata gives on the host; everything else is read on the device when the kernels run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.rotation import HeadNorm, Rotation
+from inflight.device.base import TORCH_DTYPES
+from inflight.interface.kv_cache import KVCacheSpec
+from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
+from inflight.kernels.triton.attention_mixed import attention_mixed
+from inflight.kernels.triton.rotary_kv import rotary_kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPagedMetadata(AttentionMetadata):
+    """Numbers are upper bounds, tensors are the device's. `num_tokens` counts the flat batch, padding included.
+
+    Rows behind the last real one have no query tokens (equal `query_start_loc`), or are ordinary rows of a dummy slot, whose
+    block table is the dummy block's. A row's query tokens are the last of its `seq_lens`.
+    """
+
+    num_rows: int
+    max_query_len: int  # 1: every row has exactly one query token, token i is row i's
+    max_seq_len: int
+    query_start_loc: Tensor  # int32 [num_rows + 1]
+    seq_lens: Tensor  # int32 [num_rows], tokens in the cache after this step
+    slots: Tensor  # int32 [num_rows], rows of `block_table`
+    token_slots: Tensor  # int32 [num_tokens]
+    positions: Tensor  # int32 [num_tokens]
+    block_table: Tensor  # int32 [num_slots, max_blocks]
+    block_size: int
+
+
+class TritonPagedBackend(AttentionBackend):
+    """State: the scratch memory of the decode kernel, a few megabytes whatever the batch.
+
+    It is allocated by the first decode step, which must not be captured, and stays where it is: graphs know its address.
+
+    batch_invariant: single tokens take the kernel of all other rows, whose sums are never split; slow where rows are few and
+    long.
+    """
+
+    can_capture = True
+
+    def __init__(self, device: torch.device, *, num_multiprocessors: int, batch_invariant: bool = False) -> None:
+        self._device = device
+        self._num_multiprocessors = num_multiprocessors
+        self.is_batch_invariant = batch_invariant
+        self._scratch: DecodeScratch | None = None
+
+    def kv_cache_view(self, arena: Tensor, spec: KVCacheSpec, layer_index: int) -> Tensor:
+        start = layer_index * spec.block_bytes
+        layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
+        return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+
+    def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TritonPagedMetadata:
+        """Slots are the rows' indices. For steps that are not captured."""
+        lengths = np.diff(inputs.query_start_loc)
+        rows = np.arange(len(lengths), dtype=np.int32)
+        token_slots = np.repeat(rows, lengths)
+        first_positions = inputs.num_computed_tokens - inputs.query_start_loc[:-1]
+        positions = np.arange(len(token_slots), dtype=np.int32) + first_positions[token_slots]
+        return TritonPagedMetadata(
+            num_tokens=len(token_slots),
+            num_rows=len(lengths),
+            max_query_len=1 if (lengths == 1).all() else max(2, int(lengths.max())),
+            max_seq_len=int(inputs.seq_lens.max()),
+            query_start_loc=self._tensor(inputs.query_start_loc),
+            seq_lens=self._tensor(inputs.seq_lens),
+            slots=self._tensor(rows),
+            token_slots=self._tensor(token_slots),
+            positions=self._tensor(positions),
+            block_table=self._tensor(inputs.block_table),
+            block_size=inputs.block_size,
+        )
+
+    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
+        copied = torch.tensor(array, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        return copied.to(self._device, non_blocking=True)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        heads = torch.cat((query, key, value), dim=1)
+        query = self._write(heads, None, None, kv_cache, metadata, query.shape[1])
+        return self._attend(query, kv_cache, metadata, scale, sliding_window, None)
+
+    def attend(
+        self,
+        heads: Tensor,
+        rotation: Rotation,
+        norm: HeadNorm | None,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        num_heads: int,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        query = self._write(heads, rotation, norm, kv_cache, metadata, num_heads)
+        return self._attend(query, kv_cache, metadata, scale, sliding_window, soft_cap)
+
+    def _write(
+        self,
+        heads: Tensor,
+        rotation: Rotation | None,
+        norm: HeadNorm | None,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        num_heads: int,
+    ) -> Tensor:
+        assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
+        assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, {metadata.num_tokens} in the metadata"
+        return rotary_kv(
+            heads,
+            None if norm is None else norm.weight,
+            0.0 if norm is None else norm.eps,
+            None if rotation is None else (rotation.cos, rotation.sin),
+            kv_cache,
+            metadata.block_table,
+            metadata.token_slots,
+            metadata.positions,
+            num_heads=num_heads,
+        )
+
+    def _attend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+    ) -> Tensor:
+        assert isinstance(metadata, TritonPagedMetadata)
+        tables = metadata.block_table, metadata.slots, metadata.seq_lens
+        if metadata.max_query_len > 1 or self.is_batch_invariant:
+            return attention_mixed(
+                *(query, kv_cache, *tables, metadata.query_start_loc),
+                scale=scale,
+                sliding_window=sliding_window,
+                soft_cap=soft_cap,
+            )
+        num_kv_heads = kv_cache.shape[2]
+        longest = metadata.max_seq_len if sliding_window is None else min(metadata.max_seq_len, sliding_window)
+        return attention_decode(
+            *(query, kv_cache, *tables, self._decode_scratch(query, num_kv_heads)),
+            splits=num_splits(metadata.num_rows, num_kv_heads, longest, self._num_multiprocessors),
+            scale=scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+        )
+
+    def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:
+        _, num_heads, head_dim = query.shape
+        if self._scratch is None:
+            per_head = num_heads // num_kv_heads
+            self._scratch = DecodeScratch.allocate(self._num_multiprocessors, per_head, head_dim, query.device)
+        return self._scratch

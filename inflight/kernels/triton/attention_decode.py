@@ -1,0 +1,271 @@
+"""Paged attention of one query token a row: split over the keys, and put together again, in one kernel.
+
+A program is (row, key head, split). Where a row is short, or rows and heads fill the device and it is not very long, one split
+is all there is. Else each leaves what it found in `partials`, and the one that a counter tells it is the last of its row and
+head combines them, in the order of the splits whoever comes last: the result does not depend on which. It leaves the counter at
+0 again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
+
+PROGRAMS_PER_SM = 3  # resident at once on sm_90, by shared memory (`tile_of`)
+MAX_REGISTERS = 168  # and by registers, which conversions from float8 else take more of; nothing is spilled for it
+MIN_SPLIT_TOKENS = 128  # below it, starting a program and combining cost more than they save
+LONG_SPLIT_TOKENS = 4096  # of more than one split where short rows alone would fill the device
+LONG_SPLITS = 4
+MAX_PROGRAMS_PER_SM = 32
+COMBINED_PER_THREAD = 32  # numbers of partial results in flight at once
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Of the grid. A row has up to `usual`; and up to `most`, of LONG_SPLIT_TOKENS or more but for the last."""
+
+    usual: int
+    most: int
+
+
+def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_multiprocessors: int) -> Splits:
+    """Usually no more programs than are resident at once, and than sequences of `max_seq_len` can use.
+
+    `num_rows * num_kv_heads * most` is at most `max_partials` wherever `most` is more than 1.
+    """
+    pairs = num_rows * num_kv_heads
+    usual = max(1, min(PROGRAMS_PER_SM * num_multiprocessors // pairs, -(-max_seq_len // MIN_SPLIT_TOKENS)))
+    # One long row among many short ones is not left to one program a head. Captured steps must always allow for it: splits that
+    # stay empty cost an estimated 2 us per 1000, behind all others; MAX_PROGRAMS_PER_SM lets them be 3000 or so.
+    longest = min(LONG_SPLITS, max_seq_len // LONG_SPLIT_TOKENS, max_partials(num_multiprocessors) // pairs)
+    return Splits(usual, max(usual, longest))
+
+
+def max_partials(num_multiprocessors: int) -> int:
+    return MAX_PROGRAMS_PER_SM * num_multiprocessors
+
+
+@triton.jit
+def combine(
+    partials,
+    largest_scores,
+    totals,
+    output,
+    first_part,
+    num_parts,
+    first_head,
+    PER_HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COMBINED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The heads `[first_head, first_head + PER_HEAD)` of `output`, from the parts that begin at row `first_part`.
+
+    A thread has its elements of all parts: loads of COMBINED parts are in flight together, and threads do not wait for each
+    other. Loads go past the first-level cache, which does not see what other multiprocessors write.
+    """
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    source = tl.minimum(h, PER_HEAD - 1)  # heads that are none do as the last one, and are not stored
+    in_head = (d < HEAD_DIM)[None, :]
+    acc = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
+    largest = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_H], dtype=tl.float32)
+    for first in range(0, num_parts, COMBINED):
+        for i in tl.static_range(COMBINED):
+            there = first + i < num_parts
+            rows = first_part + (first + i) * PER_HEAD + source
+            at = rows[:, None] * HEAD_DIM + d[None, :]
+            their_largest = tl.load(largest_scores + rows, mask=there, other=float("-inf"), cache_modifier=".cg")
+            their_total = tl.load(totals + rows, mask=there, other=0.0, cache_modifier=".cg")
+            theirs = tl.load(partials + at, mask=there & in_head, other=0.0, cache_modifier=".cg")
+            highest = tl.maximum(largest, their_largest)  # of a number from the first part on
+            fade = tl.exp2(largest - highest)
+            weight = tl.exp2(their_largest - highest)
+            acc = acc * fade[:, None] + theirs * weight[:, None]
+            total = total * fade + their_total * weight
+            largest = highest
+    to = (first_head + h)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(output + to, (acc / total[:, None]).to(output.dtype.element_ty), mask=(h < PER_HEAD)[:, None] & in_head)
+
+
+@triton.jit(do_not_specialize=["block_table", "slots", "seq_lens", "usual_splits"])
+def attention_decode_kernel(
+    query,  # [num_rows, num_heads, HEAD_DIM]
+    cache,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks `block_stride` elements apart
+    output,  # as query
+    block_table,  # int32 [num_slots, max_blocks]
+    slots,  # int32 [num_rows]
+    seq_lens,  # int32 [num_rows]
+    partials,  # float32 [num_rows * num_kv_heads * splits, PER_HEAD, HEAD_DIM]
+    partial_sums,  # float32 [2, num_rows * num_kv_heads * splits, PER_HEAD]: largest scores, sums of weights
+    counters,  # int32 [num_rows * num_kv_heads], zeros
+    block_stride,
+    table_stride,
+    usual_splits,
+    scale,
+    soft_cap,
+    PER_HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    LONG_TILES: tl.constexpr,
+    COMBINED: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_kv_heads, max_splits = tl.num_programs(1), tl.num_programs(2)
+    m = tl.arange(0, BLOCK_M)  # query heads of this key head
+    d = tl.arange(0, BLOCK_D)
+    inside = (m < PER_HEAD)[:, None] & (d < HEAD_DIM)[None, :]
+    pair = row * num_kv_heads + head
+    at = (pair * PER_HEAD + m)[:, None] * HEAD_DIM + d[None, :]
+    # loaded together, before it is known whether there is anything to do: one latency instead of three
+    seq_len = tl.load(seq_lens + row)
+    slot = tl.load(slots + row)
+    q = tl.load(query + at, mask=inside, other=0.0)
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(seq_len - WINDOW, 0)
+    first_tile = first_key // BLOCK_N * BLOCK_N
+    num_tiles = tl.cdiv(seq_len - first_tile, BLOCK_N)
+    tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
+    tiles_a_split = tl.maximum(tiles_a_split, MIN_TILES)
+    used_splits = tl.cdiv(num_tiles, tiles_a_split)
+    if (split >= used_splits) | (slot < 0):  # no slot is; without this the compiler moves its load behind the exit
+        return
+
+    keys = cache + head * BLOCK_SIZE * HEAD_DIM
+    start = first_tile + split * tiles_a_split * BLOCK_N
+    acc, largest, total = softmax_start(BLOCK_M, BLOCK_D)
+    acc, largest, total = attend_keys(
+        acc, largest, total, q, tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1),
+        start, tl.minimum(start + tiles_a_split * BLOCK_N, seq_len), first_key, seq_len,
+        keys, keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM, block_table + slot.to(tl.int64) * table_stride,
+        block_stride, scale, soft_cap, WINDOW, HAS_SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
+    )  # fmt: skip
+    if used_splits == 1:
+        tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
+        return
+
+    first_part = pair * max_splits * PER_HEAD
+    totals = partial_sums + tl.num_programs(0) * num_kv_heads * max_splits * PER_HEAD
+    own = first_part + split * PER_HEAD + m
+    tl.store(partials + own[:, None] * HEAD_DIM + d[None, :], acc, mask=inside)
+    tl.store(partial_sums + own, largest, mask=m < PER_HEAD)
+    tl.store(totals + own, total, mask=m < PER_HEAD)
+    tl.debug_barrier()  # all of this program's stores come before its one thread's release
+    arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel", scope="gpu")
+    if arrived != used_splits - 1:
+        return
+
+    tl.store(counters + pair, 0)
+    combine(
+        partials, partial_sums, totals, output, first_part, used_splits, pair * PER_HEAD,
+        PER_HEAD, HEAD_DIM, COMBINED, BLOCK_H, BLOCK_D,
+    )  # fmt: skip
+
+
+def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Keys in a tile, warps and stages: of five stages block ids take two, keys and values three."""
+    if dtype == torch.float32:
+        return (32 if head_dim <= 64 else 16), 4, 2
+    block_n = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
+    return block_n, 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeScratch:
+    """Of `max_partials` programs, for kernels that run one after the other."""
+
+    partials: Tensor
+    partial_sums: Tensor
+    counters: Tensor
+
+    @staticmethod
+    def allocate(num_multiprocessors: int, per_head: int, head_dim: int, device: torch.device) -> DecodeScratch:
+        """For `per_head` query heads a key head, whatever the number of rows: 9 MB at 132 multiprocessors, 4 heads of 128."""
+        size = max_partials(num_multiprocessors)
+        return DecodeScratch(
+            torch.empty(size * per_head * head_dim, dtype=torch.float32, device=device),
+            torch.empty(2 * size * per_head, dtype=torch.float32, device=device),
+            torch.zeros(size, dtype=torch.int32, device=device),
+        )
+
+
+def attention_decode(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    scratch: DecodeScratch,
+    *,
+    splits: Splits,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """query [num_rows, num_heads, head_dim], contiguous: the last token of each row, key and value in the cache -> as query.
+
+    kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim], contiguous but for its blocks; in the dtype of the query or
+    float8_e4m3fn. block_table int32 [num_slots, max_blocks], slots and seq_lens int32 [num_rows]. `splits`: `num_splits`.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    block_n, num_warps, num_stages = tile_of(head_dim, query.dtype)
+    assert query.is_contiguous() and scale > 0
+    assert splits.most == 1 or num_rows * num_heads * splits.most * head_dim <= len(scratch.partials)
+    output = torch.empty_like(query)
+    attention_decode_kernel[num_rows, num_kv_heads, splits.most](
+        query,
+        kv_cache,
+        output,
+        block_table,
+        slots,
+        seq_lens,
+        scratch.partials,
+        scratch.partial_sums,
+        scratch.counters,
+        kv_cache.stride(0),
+        block_table.stride(0),
+        splits.usual,
+        scale,
+        soft_cap or 0.0,
+        WINDOW=sliding_window or 0,
+        HAS_SOFT_CAP=soft_cap is not None,
+        **decode_constants(num_heads // num_kv_heads, head_dim, block_size, block_n),
+        num_warps=num_warps,
+        num_stages=num_stages,
+        maxnreg=MAX_REGISTERS,
+    )
+    return output
+
+
+def decode_constants(per_head: int, head_dim: int, block_size: int, block_n: int) -> dict[str, int]:
+    """Constants of the kernel that follow from shapes."""
+    block_h, block_d = triton.next_power_of_2(per_head), max(16, triton.next_power_of_2(head_dim))
+    return {
+        "PER_HEAD": per_head,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "MIN_TILES": -(-MIN_SPLIT_TOKENS // block_n),
+        "LONG_TILES": LONG_SPLIT_TOKENS // block_n,
+        "COMBINED": min(8, max(1, COMBINED_PER_THREAD * 128 // (block_h * block_d))),
+        "BLOCK_H": block_h,
+        "BLOCK_M": max(16, block_h),  # the least that tensor cores take
+        "BLOCK_N": block_n,
+        "BLOCK_D": block_d,
+    }

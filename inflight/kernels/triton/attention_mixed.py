@@ -1,0 +1,175 @@
+"""Paged attention of rows of any length: prompts, chunks with a context before them, single tokens, all in one batch.
+
+Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of one key head:
+
+    tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough,
+    tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     whatever the rows: the grid has so many
+
+Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some have no tokens. No sum over keys is shared between programs, and
+tiles of keys lie at multiples of their size in the sequence: what a token gets depends on its own row only, in any batch and
+however the row was cut into chunks.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
+
+ROWS_AT_ONCE = 256  # that a program compares with its index
+
+
+@triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc"])
+def attention_mixed_kernel(
+    query,  # [num_tokens, num_heads, HEAD_DIM]
+    cache,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks `block_stride` elements apart
+    output,  # as query
+    block_table,  # int32 [num_slots, max_blocks]
+    slots,  # int32 [num_rows]
+    seq_lens,  # int32 [num_rows]
+    query_start_loc,  # int32 [num_rows + 1]
+    num_rows,
+    block_stride,
+    table_stride,
+    scale,
+    soft_cap,
+    PER_HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a row's last tiles have the most keys: they start first
+    row = -1
+    for first_row in range(0, num_rows, ROWS):
+        r = first_row + tl.arange(0, ROWS)
+        starts = tl.load(query_start_loc + r, mask=r < num_rows, other=0)
+        row += tl.sum(((r < num_rows) & (starts // BLOCK_Q + r <= tile)).to(tl.int32), 0)
+    row_start = tl.load(query_start_loc + row)
+    num_queries = tl.load(query_start_loc + row + 1) - row_start
+    first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # of the row
+    if first_query >= num_queries:
+        return
+
+    seq_len = tl.load(seq_lens + row)
+    num_computed = seq_len - num_queries
+    first_position = num_computed + first_query
+    last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    token = first_query + m // PER_HEAD
+    inside = ((m < BLOCK_Q * PER_HEAD) & (token < num_queries))[:, None] & (d < HEAD_DIM)[None, :]
+    index = (row_start + token) * (num_kv_heads * PER_HEAD) + head * PER_HEAD + m % PER_HEAD
+    at = index.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(query + at, mask=inside, other=0.0)
+    positions = num_computed + token
+
+    # keys in [first_key, unmasked_from) and [unmasked_to, end_key) are seen by some of the tile's queries, the rest by all
+    first_key = 0
+    first_tile = 0
+    end_key = last_position + 1
+    unmasked_from = 0
+    unmasked_to = (first_position + 1) // BLOCK_N * BLOCK_N
+    if WINDOW > 0:
+        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+        first_tile = first_key // BLOCK_N * BLOCK_N
+        unmasked_from = tl.cdiv(tl.maximum(end_key - WINDOW, 0), BLOCK_N) * BLOCK_N
+        unmasked_to = tl.maximum(unmasked_to, unmasked_from)
+    keys = cache + head * BLOCK_SIZE * HEAD_DIM
+    values = keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM
+    block_ids = block_table + tl.load(slots + row).to(tl.int64) * table_stride
+    acc, largest, total = softmax_start(BLOCK_M, BLOCK_D)
+    for phase in tl.static_range(0 if WINDOW > 0 else 1, 3):
+        if phase == 0:
+            start, end = first_tile, tl.minimum(unmasked_from, end_key)
+        elif phase == 1:
+            start, end = unmasked_from, unmasked_to
+        else:
+            start, end = unmasked_to, end_key
+        acc, largest, total = attend_keys(
+            acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
+            scale, soft_cap, WINDOW, HAS_SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
+        )  # fmt: skip
+    total = tl.where(total == 0.0, 1.0, total)  # rows of the tile that are no queries may have seen nothing
+    tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
+
+
+def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Queries (tokens times heads) and keys in a tile, warps and stages (block ids take two, keys and values three).
+
+    Fewer queries would read keys and values from the second-level cache faster than it gives them; more do not fit registers.
+    """
+    if dtype == torch.float32:
+        return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
+    if head_dim <= 128:
+        return 128, 64, 8, 5
+    return 64, 32, 8, 5
+
+
+def attention_mixed(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    soft_cap: float | None,
+) -> Tensor:
+    """query [num_tokens, num_heads, head_dim], contiguous: the last tokens of rows, keys and values in the cache -> as query.
+
+    query_start_loc int32 [num_rows + 1]; a token that belongs to no row gets nothing. The rest as `attention_decode`.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads, block_size = kv_cache.shape[2:4]
+    num_rows = len(seq_lens)
+    block_m, block_n, num_warps, num_stages = tile_of(head_dim, query.dtype)
+    constants = mixed_constants(num_heads // num_kv_heads, head_dim, block_size, block_m, block_n)
+    assert query.is_contiguous() and scale > 0
+    output = torch.empty_like(query)
+    attention_mixed_kernel[num_kv_heads, num_tokens // constants["BLOCK_Q"] + num_rows](
+        query,
+        kv_cache,
+        output,
+        block_table,
+        slots,
+        seq_lens,
+        query_start_loc,
+        num_rows,
+        kv_cache.stride(0),
+        block_table.stride(0),
+        scale,
+        soft_cap or 0.0,
+        WINDOW=sliding_window or 0,
+        HAS_SOFT_CAP=soft_cap is not None,
+        **constants,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    return output
+
+
+def mixed_constants(per_head: int, head_dim: int, block_size: int, block_m: int, block_n: int) -> dict[str, int]:
+    """Constants of the kernel that follow from shapes."""
+    block_m = max(block_m, triton.next_power_of_2(per_head))
+    return {
+        "PER_HEAD": per_head,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "ROWS": ROWS_AT_ONCE,
+        "BLOCK_Q": block_m // per_head,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+    }

@@ -1,0 +1,51 @@
+"""Rows to float8_e4m3fn with a scale each, in Triton: what a product of 8-bit floats takes its activations as."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight.kernels.triton.norm import num_warps
+
+LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
+_LEAST = 1e-12  # of a row's largest: a row of zeros stays one
+
+
+@triton.jit
+def quantize_rows_kernel(
+    x, out, scales, x_stride, size, LARGEST: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """`BLOCK`: a power of two that holds `size` elements."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_there = columns < size
+    wide = tl.load(x + row * x_stride + columns, mask=is_there, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), LEAST) / LARGEST
+    tl.store(scales + row, scale)
+    # the quotient may be a rounding above the largest
+    scaled = tl.minimum(tl.maximum(wide / scale, -LARGEST), LARGEST)
+    tl.store(out + row * size + columns, scaled.to(out.dtype.element_ty), mask=is_there)
+
+
+def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [num_rows, size], its rows strided -> float8_e4m3fn [num_rows, size] and float32 [num_rows, 1], whose product is x."""
+    num_rows, size = x.shape
+    assert x.stride(1) == 1
+    out = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
+    if num_rows > 0:
+        block = triton.next_power_of_2(size)
+        quantize_rows_kernel[(num_rows,)](
+            x,
+            out,
+            scales,
+            x.stride(0),
+            size,
+            LARGEST=LARGEST,
+            LEAST=_LEAST,
+            BLOCK=block,
+            num_warps=num_warps(block),
+        )
+    return out, scales

@@ -1,0 +1,155 @@
+"""x @ weight.T for few rows in Triton: every weight is read once, and enough programs read to keep the memory busy.
+
+The weights are the left operand of the tensor cores, whose least size is 64 on Hopper, and the rows the right one, whose least
+is 8: so few rows waste little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
+
+# (block_n, block_k, num_warps, num_stages): 24 to 64 KB of weights on their way in each program
+TILES = (
+    (16, 512, 4, 3), (32, 128, 4, 6), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3),
+)  # fmt: skip
+FP8_TILES = ((16, 512, 4, 3), (32, 256, 4, 5), (64, 128, 4, 5), (64, 256, 8, 4), (128, 128, 8, 4))
+PROGRAMS = (1, 2)  # a multiprocessor: of more, the shared memory of most tiles is too large
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x,
+    weight,
+    scales,
+    bias,
+    out,
+    partials,
+    counters,
+    num_rows,
+    out_features,
+    in_features,
+    x_stride,
+    out_stride,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Program (tile of output features, split of input features). `EVEN_K`: BLOCK_K divides in_features."""
+    features = tile_features(out_features, IS_GATED, BLOCK_N)
+    rows = tl.arange(0, BLOCK_M)
+    is_row = (rows < num_rows)[None, :]
+    per_split = tl.cdiv(tl.cdiv(in_features, BLOCK_K), tl.num_programs(1)) * BLOCK_K
+    first = tl.program_id(1) * per_split
+    inner = tl.arange(0, BLOCK_K)
+    weights = weight + features.to(tl.int64)[:, None] * in_features + inner[None, :]
+    inputs = x + rows.to(tl.int64)[None, :] * x_stride + inner[:, None]
+    total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in range(first, tl.minimum(first + per_split, in_features), BLOCK_K):
+        if EVEN_K:
+            w = tl.load(weights + start)
+            xs = tl.load(inputs + start, mask=is_row, other=0.0)
+        else:
+            is_there = start + inner < in_features
+            w = tl.load(weights + start, mask=is_there[None, :], other=0.0)
+            xs = tl.load(inputs + start, mask=is_there[:, None] & is_row, other=0.0)
+        total = tl.dot(w.to(x.dtype.element_ty), xs, total, input_precision="ieee")
+    finish_tile(
+        total, scales, bias, out, partials, counters, num_rows, out_features, out_stride,
+        HAS_SCALES, HAS_BIAS, IS_GATED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    config: TileConfig,
+    scratch: SplitKScratch,
+    *,
+    scales: Tensor | None = None,
+    is_gated: bool = False,
+) -> None:
+    """x [num_rows, in_features], its rows strided, weight [out_features, in_features] contiguous and of x's dtype, bias
+    [out_features] -> out [num_rows, out_features] of any float dtype, its rows strided; `scratch` has room for it.
+
+    `scales`, float32 [out_features]: the weight's rows are in fp8, times these. `is_gated`: out [num_rows, out_features / 2]
+    is silu(first half of the features) * second half.
+    """
+    (num_rows, in_features), out_features = x.shape, len(weight)
+    assert (
+        x.stride(1) == 1
+        and out.stride(1) == 1
+        and weight.is_contiguous()
+        and out_features == out.shape[1] * (1 + is_gated)
+    )
+    assert weight.dtype == (x.dtype if scales is None else torch.float8_e4m3fn)
+    linear_kernel[(triton.cdiv(out_features, config.block_n), config.num_splits)](
+        x,
+        weight,
+        weight if scales is None else scales,
+        weight if bias is None else bias,
+        out,
+        scratch.partials,
+        scratch.counters,
+        num_rows,
+        out_features,
+        in_features,
+        x.stride(0),
+        out.stride(0),
+        HAS_SCALES=scales is not None,
+        HAS_BIAS=bias is not None,
+        IS_GATED=is_gated,
+        EVEN_K=in_features % config.block_k == 0,
+        BLOCK_M=block_m(num_rows),
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def linear_configs(
+    out_features: int,
+    in_features: int,
+    num_multiprocessors: int,
+    tiles: Sequence[tuple[int, int, int, int]] = TILES,
+) -> list[TileConfig]:
+    """What is worth measuring for a weight: each tile, split so that one and two programs run on each multiprocessor."""
+    return [
+        TileConfig(block_n=n, block_k=k, num_splits=splits, num_warps=num_warps, num_stages=num_stages)
+        for n, k, num_warps, num_stages in tiles
+        for splits in split_counts(
+            triton.cdiv(out_features, n), triton.cdiv(in_features, k), num_multiprocessors, PROGRAMS
+        )
+    ]
+
+
+def split_counts(num_tiles: int, num_steps: int, num_multiprocessors: int, programs: Sequence[int]) -> list[int]:
+    """Ascending, for so many `programs` on each multiprocessor; each split has two at least of `num_steps` along the input
+    features."""
+    most = max(1, num_steps // 2)
+    return sorted({min(most, max(1, times * num_multiprocessors // num_tiles)) for times in programs})
+
+
+def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """As `linear`, by the library behind torch, for any number of rows."""
+    if out.dtype != x.dtype:
+        torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
+        if bias is not None:
+            out.add_(bias)
+    elif bias is not None:
+        torch.addmm(bias, x, weight.t(), out=out)
+    else:
+        torch.mm(x, weight.t(), out=out)

@@ -1,0 +1,67 @@
+"""RMSNorm (arXiv:1910.07467) in Triton, a row a program; with the residual added on the way, if there is one."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    x_stride,
+    residual_stride,
+    size,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`BLOCK`: a power of two that holds `size` elements."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_there = columns < size
+    summed = tl.load(x + row * x_stride + columns, mask=is_there, other=0.0)
+    if HAS_RESIDUAL:
+        stream = residual + row * residual_stride + columns
+        before = tl.load(stream, mask=is_there, other=0.0)
+        # the norm is of what the stream holds, so it is rounded first
+        summed = (summed.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
+        tl.store(stream, summed, mask=is_there)
+    wide = summed.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / size + eps)
+    weights = tl.load(weight + columns, mask=is_there, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, (wide * scale * weights).to(out.dtype.element_ty), mask=is_there)
+
+
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """x [num_rows, size], any stride between rows; `residual`, likewise, gets x added in place. The norm is contiguous."""
+    num_rows, size = x.shape
+    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    assert x.stride(1) == 1 and weight.is_contiguous() and (residual is None or residual.stride(1) == 1)
+    if num_rows == 0:
+        return out
+    block = triton.next_power_of_2(size)
+    rms_norm_kernel[(num_rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        size,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=num_warps(block),
+    )
+    return out
+
+
+def num_warps(block: int) -> int:
+    """8 elements a thread, 16 bytes of a half, up to 16 warps."""
+    return min(16, max(1, block // 256))

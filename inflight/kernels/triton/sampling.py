@@ -1,0 +1,442 @@
+"""One token per row of logits, in two launches: the whole vocabulary in parallel, then each row's few candidates.
+
+    score_kernel    rows x blocks of the vocabulary    each block's best token; of a restricted row also the block's mass, the
+                                                       sum of exp(x - max), and the largest logit of each group of tokens
+    choose_kernel   rows                               the best of the blocks' best; a restricted row is cut, what is left races
+
+Greedy and random rows read their logits once. A restricted row (min_p, top_k or top_p) reads them once in parallel; after that
+only the groups that hold a token above a bound below the cut. A group's maximum is one of its tokens, so the k-th largest
+maximum is such a bound for top_k, as the floor itself is for min_p; where top_p is alone, groups are added until what is above
+the bound reaches its share. Then the cut is found without a sort, by a search over the logits' bits, read as integers that
+have their order: each pass over them tells in which of five intervals it is, by what is above four pivots. So a row makes, and
+each pass is over the maxima (2,400 of 152,000 tokens) or over the listed groups (20 for top_k = 20), out of the caches,
+
+    top_k    a search over the maxima, to list; a search over the listed tokens: about 11 passes each, 14 if logits change sign
+    top_p    one pass, for its share; a search over the listed tokens; one pass, for what is above the cut
+             alone: for each time groups are added, a search over the maxima and one pass; of a flat row all groups are listed
+    all      one pass to list the groups, one to race what is left
+
+Launches are the same whatever the rows ask for, and read what changes from step to step on the device: they can be captured.
+Sums are of blocks in a fixed order: a row's token depends on nothing beside it.
+
+Logits, once divided, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# What of a slot is in which column; int32 words, those of 8 bytes in two, low word first.
+MODE = tl.constexpr(0)
+TEMPERATURE = tl.constexpr(1)  # float32
+SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), `seeds.py`'s first half
+TOP_K = tl.constexpr(4)  # the vocabulary's size where unused
+TOP_P = tl.constexpr(5)  # float64; above 1 where unused
+LOG_MIN_P = tl.constexpr(7)  # float32; -inf where unused
+NUM_COLUMNS = 8
+
+SCORE_WARPS = 8
+CHOOSE_WARPS = 16
+
+GREEDY = tl.constexpr(0)
+RANDOM = tl.constexpr(1)
+RESTRICTED = tl.constexpr(2)
+
+IMPOSSIBLE_TOKEN = tl.constexpr(-1)
+
+_NAN_KEY = tl.constexpr(0x7FFFFFFF)
+_NO_LOGIT_KEY = tl.constexpr(-0x7F800001)  # of -inf
+_PADDING_KEY = tl.constexpr(-0x80000000)  # below all keys
+_LAST_ID = tl.constexpr(0x7FFFFFFF)
+_NO_WINNER = tl.constexpr(-0x8000000000000000)
+_FIRST_RANK = tl.constexpr(64)  # with top_p alone, so many groups are listed first, then each time so many times more
+_MORE_RANKS = tl.constexpr(8)
+_PIVOTS = tl.constexpr(4)
+
+
+def choose_tokens(
+    logits: Tensor,
+    columns: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    tokens: Tensor,
+    scratch: tuple[Tensor, Tensor, Tensor, Tensor],
+    block: int,
+    group: int,
+    search_block: int,
+) -> None:
+    """`DeviceSampler.draw`. The last three are powers of two: tokens of a program, of a group, and looked at in one go.
+
+    Args:
+        scratch: best int64 [>= n, blocks], mass float32 [>= n, blocks], maxima and listed, both int32 [>= n, groups of all
+            blocks]; `blocks` is the number that covers the vocabulary.
+    """
+    num_rows, vocab_size = logits.shape
+    best, mass, maxima, listed = scratch
+    num_blocks, num_groups = best.shape[1], maxima.shape[1]
+    score_kernel[(num_rows, num_blocks)](
+        logits,
+        columns,
+        slots,
+        positions,
+        best,
+        mass,
+        maxima,
+        vocab_size,
+        num_blocks,
+        num_groups,
+        columns.stride(0),
+        BLOCK=block,
+        GROUP=group,
+        num_warps=SCORE_WARPS,
+    )
+    choose_kernel[(num_rows,)](
+        logits,
+        columns,
+        slots,
+        positions,
+        tokens,
+        best,
+        mass,
+        maxima,
+        listed,
+        vocab_size,
+        num_blocks,
+        num_groups,
+        columns.stride(0),
+        BLOCKS=triton.next_power_of_2(num_blocks),
+        GROUP=group,
+        BLOCK=search_block,
+        num_warps=CHOOSE_WARPS,
+        num_stages=1,
+    )
+
+
+@triton.jit
+def key_of(x):
+    """Floats order like sign and magnitude: the bits of the negative ones are turned round. The two zeros are one."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return tl.where(x != x, _NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+@triton.jit
+def logit_of(key):
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def packed(key, token):
+    """int64, larger where the key is larger or, of equal keys, the token's id smaller."""
+    return (key.to(tl.int64) << 32) | (token ^ _LAST_ID).to(tl.int64)
+
+
+@triton.jit
+def wide_column(first, stride):
+    """The word at `first` and that of the next column, as a uint64."""
+    low = tl.load(first).to(tl.uint32, bitcast=True)
+    high = tl.load(first + stride).to(tl.uint32, bitcast=True)
+    return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+
+
+@triton.jit
+def draw_words(column, stride, position):
+    """The two words of `seeds.draw_keys`, uint32."""
+    word = wide_column(column + stride * SEED, stride) + position.to(tl.uint64) * 0x9E3779B97F4A7C15
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    word = word ^ (word >> 31)
+    return word.to(tl.uint32), (word >> 32).to(tl.uint32) | 1
+
+
+@triton.jit
+def log_exponential(tokens, word0, word1):
+    """`noise.log_exponential` of the tokens (int32) under a draw's two words."""
+    h = tokens.to(tl.uint32)
+    h = (h ^ (h >> 16)) * 0x7FEB352D
+    h = (h ^ (h >> 15)) * 0x846CA68B
+    h = ((h ^ (h >> 16)) ^ word0) * word1
+    h = ((h ^ (h >> 16)) * 0x7FEB352D) & 0x7FFFFFFF
+    return log_of_exponential(h.to(tl.int32))
+
+
+@triton.jit
+def log_of_exponential(words):
+    """log E of hashes in [0, 2**31), int32."""
+    u = words.to(tl.float32) * 4.656612873077393e-10  # 2**-31
+    u = tl.minimum(tl.maximum(u, 2.3283064365386963e-10), 0.99999994)  # 2**-32, 1 - 2**-24
+    rest = 1.0 - u
+    lost = (rest - 1.0) + u  # what rounding took: log(1 - u) = log(rest - lost), to first order
+    return tl.log(lost * (1.0 + u) - tl.log(rest))
+
+
+@triton.jit(do_not_specialize=["num_blocks", "num_groups", "stride"])
+def score_kernel(
+    logits,  # float32 [num_rows, vocab_size]
+    columns,  # int32 [NUM_COLUMNS, stride]
+    slots,  # int32 [num_rows]
+    positions,  # int32 [num_rows]
+    best,  # int64 [num_rows, num_blocks]: `packed`
+    mass,  # float32 [num_rows, num_blocks]
+    maxima,  # int32 [num_rows, num_groups]: keys
+    vocab_size,
+    num_blocks,
+    num_groups,
+    stride,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    groups = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    within = tokens < vocab_size
+    x = tl.load(logits + row * vocab_size + tokens, mask=within, other=float("-inf"))
+    column = columns + tl.load(slots + row)
+    mode = tl.load(column + stride * MODE)
+    if mode != GREEDY:
+        x = tl.div_rn(x, tl.load(column + stride * TEMPERATURE).to(tl.float32, bitcast=True))
+    if mode == RANDOM:
+        word0, word1 = draw_words(column, stride, tl.load(positions + row))
+        x = x - log_exponential(tokens, word0, word1)
+    keys = key_of(x)
+    group_keys = tl.max(keys, 1)
+    key = tl.max(group_keys, 0)
+    token = tl.min(tl.min(tl.where((keys == key) & within, tokens, _LAST_ID), 1), 0)
+    tl.store(best + row * num_blocks + block, packed(key, token))
+    if mode == RESTRICTED:
+        tl.store(maxima + row * num_groups + groups, group_keys)
+        top = logit_of(key)
+        weights = tl.where(keys > _NO_LOGIT_KEY, tl.exp(x - top), 0.0)
+        tl.store(mass + row * num_blocks + block, tl.sum(tl.sum(weights, 1), 0))
+
+
+@triton.jit(do_not_specialize=["num_blocks", "num_groups", "stride"])
+def choose_kernel(
+    logits,
+    columns,
+    slots,
+    positions,
+    chosen,  # int32 [num_rows]
+    best,
+    mass,
+    maxima,
+    listed,  # int32 [num_rows, num_groups], the groups that are looked at
+    vocab_size,
+    num_blocks,
+    num_groups,
+    stride,
+    BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = columns + tl.load(slots + row)
+    blocks = tl.arange(0, BLOCKS)
+    bests = tl.load(best + row * num_blocks + blocks, mask=blocks < num_blocks, other=_NO_WINNER)
+    winner = tl.max(bests, 0)
+    key = (winner >> 32).to(tl.int32)
+    possible = (key > _NO_LOGIT_KEY) & (key < _NAN_KEY)
+    if possible & (tl.load(column + stride * MODE) == RESTRICTED):
+        top = logit_of(key)
+        masses = tl.load(mass + row * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
+        block_tops = logit_of((bests >> 32).to(tl.int32))
+        row_mass = tl.sum(tl.where(masses > 0.0, masses * tl.exp(block_tops - top), 0.0), 0)
+        winner = draw_restricted(
+            logits + row * vocab_size,
+            column,
+            stride,
+            tl.load(positions + row),
+            key,
+            row_mass,
+            maxima + row * num_groups,
+            listed + row * num_groups,
+            vocab_size,
+            num_groups,
+            GROUP,
+            BLOCK,
+        )
+    token = (winner & _LAST_ID).to(tl.int32) ^ _LAST_ID
+    tl.store(chosen + row, tl.where(possible, token, IMPOSSIBLE_TOKEN))
+
+
+@triton.jit
+def draw_restricted(
+    logits,
+    column,  # of the row's slot
+    stride,
+    position,
+    top_key,
+    row_mass,
+    maxima,
+    listed,
+    vocab_size,
+    num_groups,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The winner of one row, `packed`. `row_mass`: the sum of exp(x - max) over the vocabulary."""
+    temperature = tl.load(column + stride * TEMPERATURE).to(tl.float32, bitcast=True)
+    top_k = tl.load(column + stride * TOP_K)
+    top_p = wide_column(column + stride * TOP_P, stride).to(tl.float64, bitcast=True)
+    log_min_p = tl.load(column + stride * LOG_MIN_P).to(tl.float32, bitcast=True)
+    top = logit_of(top_key)
+    floor = tl.maximum(key_of(top + log_min_p), _NO_LOGIT_KEY + 1)
+    floored = (top_k < vocab_size) | (log_min_p > float("-inf"))
+    share = top_p * row_mass.to(tl.float64)
+
+    # List the groups that hold a token of at least `bound`, which is at or below the cut.
+    rank = tl.where(top_k < vocab_size, top_k, tl.where(floored, num_groups, _FIRST_RANK))
+    bound = floor
+    num_listed = num_groups
+    covered = rank < 0
+    while not covered:
+        if rank < num_groups:
+            bound = cut_of(
+                rank.to(tl.float64), floor, top_key, maxima, listed, num_groups, 1.0, 0, False, False, GROUP, BLOCK
+            )
+        else:
+            bound = floor
+        num_listed = list_groups(bound, maxima, listed, num_groups, BLOCK)
+        covered = floored | (rank >= num_groups)
+        if not covered:
+            reached = sum_above(bound - 1, top, logits, listed, num_listed, temperature, vocab_size, GROUP, BLOCK)
+            covered = reached >= share
+            rank = rank * _MORE_RANKS
+
+    cut = bound
+    if top_k < vocab_size:
+        limit = top_k.to(tl.float64)
+        cut = cut_of(
+            limit, cut, top_key, logits, listed, num_listed, temperature, vocab_size, False, True, GROUP, BLOCK
+        )
+    above = share * 0.0
+    weight = share * 0.0
+    if top_p <= 1.0:
+        if floored:
+            share = top_p * sum_above(cut - 1, top, logits, listed, num_listed, temperature, vocab_size, GROUP, BLOCK)
+        cut = cut_of(share, cut, top_key, logits, listed, num_listed, temperature, vocab_size, True, True, GROUP, BLOCK)
+        above = sum_above(cut, top, logits, listed, num_listed, temperature, vocab_size, GROUP, BLOCK)
+        weight = tl.exp(logit_of(cut) - top).to(tl.float64)
+
+    # Race what is above the cut and, of what is at the cut, those before which top_p's share is not reached.
+    word0, word1 = draw_words(column, stride, position)
+    winner = tl.cast(_NO_WINNER, tl.int64)
+    num_ties = num_listed * 0
+    start = num_listed * 0
+    while start < num_listed * GROUP:
+        tokens, keys = listed_keys(start, logits, listed, num_listed, temperature, vocab_size, GROUP, BLOCK)
+        ties = (keys == cut).to(tl.int32)
+        before = above + (num_ties + tl.cumsum(ties, 0) - ties).to(tl.float64) * weight
+        kept = (keys > cut) | ((keys == cut) & (before < share))
+        scores = key_of(logit_of(keys) - log_exponential(tokens, word0, word1))
+        winner = tl.maximum(winner, tl.max(tl.where(kept, packed(scores, tokens), _NO_WINNER), 0))
+        num_ties += tl.sum(ties, 0)
+        start += BLOCK
+    return winner
+
+
+@triton.jit
+def list_groups(bound, maxima, listed, num_groups, BLOCK: tl.constexpr):
+    """Writes the groups with a maximum of at least `bound`, rising, and returns how many they are."""
+    tl.debug_barrier()  # all have read what was listed before
+    num_listed = num_groups * 0
+    start = num_groups * 0
+    while start < num_groups:
+        groups = start + tl.arange(0, BLOCK)
+        keys = tl.load(maxima + groups, mask=groups < num_groups, other=_PADDING_KEY)
+        taken = (keys >= bound).to(tl.int32)
+        tl.store(listed + num_listed + tl.cumsum(taken, 0) - taken, groups, mask=taken != 0)
+        num_listed += tl.sum(taken, 0)
+        start += BLOCK
+    tl.debug_barrier()  # all see what others wrote
+    return num_listed
+
+
+@triton.jit
+def listed_keys(start, logits, listed, num_listed, temperature, vocab_size, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """A block of the listed groups' tokens, in their order: ids and keys."""
+    places = start + tl.arange(0, BLOCK)
+    within = places < num_listed * GROUP
+    tokens = tl.load(listed + places // GROUP, mask=within, other=0) * GROUP + places % GROUP
+    x = tl.load(logits + tokens, mask=within & (tokens < vocab_size), other=float("-inf"))
+    return tokens, tl.where(within, key_of(tl.div_rn(x, temperature)), _PADDING_KEY)
+
+
+@triton.jit
+def sums_above(
+    pivots,
+    top,
+    source,
+    listed,
+    count,
+    temperature,
+    vocab_size,
+    WEIGHTED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of the keys above each pivot the weights exp(x - top), or WEIGHTED=False the number: float64, `pivots`' shape.
+
+    TOKENS: of the `count` listed groups, `source` being the row's logits; else of `count` keys, `source`.
+    """
+    sums = tl.zeros_like(pivots).to(tl.float64)
+    length = count
+    if TOKENS:
+        length = count * GROUP
+    start = count * 0
+    while start < length:
+        if TOKENS:
+            _, keys = listed_keys(start, source, listed, count, temperature, vocab_size, GROUP, BLOCK)
+        else:
+            places = start + tl.arange(0, BLOCK)
+            keys = tl.load(source + places, mask=places < length, other=_PADDING_KEY)
+        if WEIGHTED:
+            weights = tl.exp(logit_of(keys) - top)
+        else:
+            weights = tl.full([BLOCK], 1.0, tl.float32)
+        sums += tl.sum(tl.where(keys[None, :] > pivots[:, None], weights[None, :], 0.0), 1).to(tl.float64)
+        start += BLOCK
+    return sums
+
+
+@triton.jit
+def sum_above(key, top, logits, listed, num_listed, temperature, vocab_size, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """The weight of the listed groups' tokens above one key, float64."""
+    pivots = tl.full([1], 0, tl.int32) + key
+    return tl.sum(
+        sums_above(pivots, top, logits, listed, num_listed, temperature, vocab_size, True, True, GROUP, BLOCK), 0
+    )
+
+
+@triton.jit
+def cut_of(
+    limit,
+    lowest,
+    highest,
+    source,
+    listed,
+    count,
+    temperature,
+    vocab_size,
+    WEIGHTED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The lowest key in [lowest, highest] with less than `limit` above it; `highest` is the largest there is.
+
+    It is one of the keys, or `lowest`. A prefix by falling logit that ends where `limit` is reached ends at it.
+    """
+    top = logit_of(highest)
+    low, high = lowest.to(tl.int64) - 1, highest.to(tl.int64)  # the cut is in (low, high]
+    steps = 1 + tl.arange(0, _PIVOTS)
+    while high - low > 1:
+        width = high - low
+        pivots = (low + (width * steps + _PIVOTS) // (_PIVOTS + 1)).to(tl.int32)
+        sums = sums_above(pivots, top, source, listed, count, temperature, vocab_size, WEIGHTED, TOKENS, GROUP, BLOCK)
+        num_reached = tl.sum((sums >= limit).to(tl.int32), 0)  # they fall
+        high = low + (width * (num_reached + 1) + _PIVOTS) // (_PIVOTS + 1)
+        low = low + (width * num_reached + _PIVOTS) // (_PIVOTS + 1)
+    return high.to(tl.int32)

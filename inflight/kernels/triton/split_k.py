@@ -1,0 +1,124 @@
+"""Split-K: several programs share the inner dimension of one tile, and the last to come adds up what all of them have.
+
+The sum is taken in the order of the splits, whoever comes last, so a result does not depend on timing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from inflight.kernels.triton.activation import gated
+
+MIN_BLOCK_M = 16  # the least that tensor cores take
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    """`block_n` output features a program; `num_splits` programs share their input features, `block_k` at a time."""
+
+    block_n: int
+    block_k: int
+    num_splits: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.block_n}x{self.block_k}, {self.num_splits} splits, {self.num_warps} warps, {self.num_stages} stages"
+        )
+
+
+class SplitKScratch:
+    """Partial sums and arrival counters, for products that run one after another on one stream.
+
+    Counters are zero between two products: the last program of a tile sets its own back.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.partials = torch.empty(1, dtype=torch.float32, device=device)
+        self.counters = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def reserve(self, out_features: int, num_rows: int, config: TileConfig) -> None:
+        """Room for such a product. Not while a graph is captured, nor once one has been: the memory may move."""
+        num_tiles = triton.cdiv(out_features, config.block_n)
+        if config.num_splits == 1:
+            return
+        num_partials = num_tiles * config.num_splits * config.block_n * block_m(num_rows)
+        if self.partials.numel() < num_partials:
+            self.partials = self.partials.new_empty(num_partials)
+        if self.counters.numel() < num_tiles:
+            self.counters = self.counters.new_zeros(num_tiles)
+
+
+def block_m(num_rows: int) -> int:
+    """Rows of a tile, which has all of them."""
+    return max(MIN_BLOCK_M, 1 << (num_rows - 1).bit_length())
+
+
+@triton.jit
+def tile_features(out_features, IS_GATED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows of the weight of this program's tile, [BLOCK_N]: that of a gate beside that of what it multiplies.
+
+    Behind the last it is the last again, which is not stored.
+    """
+    index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if IS_GATED:
+        features = tl.minimum(index // 2, out_features // 2 - 1) + index % 2 * (out_features // 2)
+    else:
+        features = tl.minimum(index, out_features - 1)
+    return features
+
+
+@triton.jit
+def finish_tile(
+    total,
+    scales,
+    bias,
+    out,
+    partials,
+    counters,
+    num_rows,
+    out_features,
+    out_stride,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`total` float32 [BLOCK_N, BLOCK_M]: program (tile, split)'s sums of its `tile_features`. The whole is multiplied by the
+    features' scales, gets their bias, goes through the gate and is stored, once."""
+    tile, split, num_splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    rows = tl.arange(0, BLOCK_M)
+    is_row = (rows < num_rows)[None, :]
+    # row by row, so that rows which are not there take no traffic
+    inner = rows[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    is_last = True
+    if num_splits > 1:
+        shared = partials + (tile * num_splits).to(tl.int64) * (BLOCK_N * BLOCK_M) + inner
+        tl.store(shared + split * (BLOCK_N * BLOCK_M), total, mask=is_row)
+        tl.debug_barrier()  # all threads have stored before one of them tells
+        is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == num_splits - 1
+        if is_last:
+            total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+            for part in range(num_splits):
+                total += tl.load(shared + part * (BLOCK_N * BLOCK_M), mask=is_row, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tile, 0)
+    features = tile_features(out_features, IS_GATED, BLOCK_N)
+    if HAS_SCALES:
+        total *= tl.load(scales + features)[:, None]
+    if HAS_BIAS:
+        total += tl.load(bias + features).to(tl.float32)[:, None]
+    NUM_COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N
+    result = total
+    if IS_GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(total, [NUM_COLUMNS, 2, BLOCK_M]), [0, 2, 1]))
+        result = gated(gate, up)
+    columns = tile * NUM_COLUMNS + tl.arange(0, NUM_COLUMNS)
+    to = out + rows.to(tl.int64)[None, :] * out_stride + columns[:, None]
+    is_there = (columns < (out_features // 2 if IS_GATED else out_features))[:, None] & is_row & is_last
+    tl.store(to, result.to(out.dtype.element_ty), mask=is_there)

@@ -1,0 +1,53 @@
+"""Models whose layers are those of a GPU, on the CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from inflight.config.engine import QuantizationConfig
+from inflight.kernels.triton.layer_ops import TritonLayerOps
+from inflight.layers import gpu_linear
+from inflight.layers.gpu_linear import GpuLinear
+from tests.triton_inputs import IS_INTERPRETED
+
+
+class TritonIsFaster:
+    """A clock by which nothing is slower than the library."""
+
+    num_multiprocessors, cache_bytes = 4, 0
+
+    def __init__(self, device: torch.device) -> None:
+        self._time = 0.0
+
+    def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
+        self._time -= 1.0
+        return self._time
+
+
+def use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For models that are loaded from now on."""
+    if not IS_INTERPRETED:
+        pytest.skip("the interpreter stands in for a GPU only where there is none")
+
+    def select_linear_methods(
+        device: torch.device, dtype: torch.dtype, config: QuantizationConfig
+    ) -> tuple[GpuLinear, ...]:
+        return tuple(
+            GpuLinear(
+                device,
+                dtype,
+                out_dtype,
+                quantization=quantization,
+                group_size=config.group_size,
+                min_weight_bytes=0,
+            )
+            for quantization, out_dtype in ((config.layers, dtype), (config.head, torch.float32))
+        )
+
+    monkeypatch.setattr("inflight.layers.context.select_linear_methods", select_linear_methods)
+    for layer in ("norm", "rotary"):
+        monkeypatch.setattr(f"inflight.layers.{layer}.select_layer_ops", lambda device, dtype: TritonLayerOps())
+    monkeypatch.setattr(gpu_linear, "GraphClock", TritonIsFaster)

@@ -1,0 +1,96 @@
+"""What the compiler makes of the attention kernels for GPUs, at the tiles they run with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from inflight.kernels.triton import attention_decode, attention_mixed
+from tests.triton_aot import MAX_SHARED_BYTES, KernelCase, resources
+
+BLOCK_SIZE = 16
+STRIDES = {"block_stride": "i32", "table_stride": "i32"}
+TABLES = {"block_table": "*i32", "slots": "*i32", "seq_lens": "*i32"}
+
+
+def case(
+    module: str,
+    kernel: str,
+    arguments: dict[str, str],
+    constants: dict[str, object],
+    capability: int,
+    warps: int,
+    stages: int,
+) -> KernelCase:
+    """Pointers to numbers that are computed with, and strides, are multiples of 16, as where the kernels are launched."""
+    tables = {*TABLES, "query_start_loc", "token_slots", "positions"}
+    aligned = [n for n, kind in arguments.items() if n not in tables and (kind[0] == "*" or n.endswith("stride"))]
+    return KernelCase(
+        kernel=f"inflight.kernels.triton.{module}:{kernel}",
+        signature={**arguments, **dict.fromkeys(constants, "constexpr")},
+        constants=constants,
+        compute_capability=capability,
+        num_warps=warps,
+        num_stages=stages,
+        aligned=aligned,
+    )
+
+
+def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: object) -> KernelCase:
+    block_n, warps, stages = attention_decode.tile_of(head_dim, torch.bfloat16)
+    arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
+    arguments |= {"partials": "*fp32", "partial_sums": "*fp32", "counters": "*i32", **STRIDES}
+    constants = attention_decode.decode_constants(per_head, head_dim, BLOCK_SIZE, block_n)
+    compiled = case(
+        "attention_decode",
+        "attention_decode_kernel",
+        {**arguments, "usual_splits": "i32", "scale": "fp32", "soft_cap": "fp32"},
+        {"WINDOW": 0, "HAS_SOFT_CAP": False, **constants, **more},
+        *(capability, warps, stages),
+    )
+    return dataclasses.replace(compiled, maxnreg=attention_decode.MAX_REGISTERS)
+
+
+def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: object) -> KernelCase:
+    block_m, block_n, warps, stages = attention_mixed.tile_of(head_dim, torch.bfloat16)
+    arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
+    arguments |= {"query_start_loc": "*i32", "num_rows": "i32", **STRIDES}
+    constants = attention_mixed.mixed_constants(per_head, head_dim, BLOCK_SIZE, block_m, block_n)
+    return case(
+        "attention_mixed",
+        "attention_mixed_kernel",
+        {**arguments, "scale": "fp32", "soft_cap": "fp32"},
+        {"WINDOW": 0, "HAS_SOFT_CAP": False, **constants, **more},
+        *(capability, warps, stages),
+    )
+
+
+def rotary_kv(capability: int, head_dim: int, cache: str) -> KernelCase:
+    rows = dict.fromkeys(("heads", "weight", "cos", "sin", "query"), "*bf16")
+    tables = {"block_table": "*i32", "token_slots": "*i32", "positions": "*i32"}
+    arguments = {**rows, "cache": cache, **tables, "heads_stride": "i32", **STRIDES, "eps": "fp32"}
+    constants = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": BLOCK_SIZE}
+    constants |= {"HAS_NORM": True, "HAS_ROTATION": True, "BLOCK_H": 8, "BLOCK_HALF": head_dim // 2}
+    return case("rotary_kv", "rotary_kv_kernel", arguments, constants, capability, 4, 3)
+
+
+def test_no_spills_within_shared_memory_on_tensor_cores() -> None:
+    window = {"WINDOW": 4096, "HAS_SOFT_CAP": True}
+    decodes = [decode(90, 128, 16), decode(80, 64, 16, **window), decode(89, 128, 4, "*fp8e4nv")]
+    mixes = [mixed(90, 128, 4), mixed(80, 128, 4, **window), mixed(90, 64, 4)]
+    cases = [*decodes, *mixes, rotary_kv(80, 64, "*bf16"), rotary_kv(89, 128, "*fp8e4nv")]
+    for of, found in zip(cases, resources(cases), strict=True):
+        assert found.stack_bytes == 0, (of, found)
+        assert found.shared_bytes <= MAX_SHARED_BYTES[of.compute_capability], (of, found)
+        assert found.has_tensor_cores == ("rotary" not in of.kernel), (of, found)
+
+
+def test_programs_of_decode_are_resident_at_once() -> None:
+    kinds = [(head_dim, cache) for head_dim in (64, 128) for cache in ("*bf16", "*fp8e4nv")]
+    for kind, found in zip(
+        kinds, resources([decode(90, head_dim, 4, cache) for head_dim, cache in kinds]), strict=True
+    ):
+        assert found.stack_bytes == 0, (kind, found)
+        assert attention_decode.PROGRAMS_PER_SM * 4 * 32 * found.registers <= 1 << 16, (kind, found)
+        assert attention_decode.PROGRAMS_PER_SM * (found.shared_bytes + 1024) <= 228 << 10, (kind, found)

@@ -1,0 +1,287 @@
+"""Linear layers as a GPU has them, on the CPU in Triton's interpreter: every form of weight, and how a way is chosen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inflight.config.engine import QuantizationConfig
+from inflight.errors import ConfigError
+from inflight.kernels.quantize import quantize_rows
+from inflight.kernels.reference import silu_and_mul
+from inflight.kernels.triton.fp8 import LARGEST
+from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
+from inflight.layers import gpu_linear
+from inflight.layers.gpu_linear import GpuLinear
+from inflight.layers.linear_method import select_linear_method, select_linear_methods
+from inflight.layers.linear_tuner import LinearTuner, Product
+from inflight.layers.quantized_weight import QuantizedWeight
+from tests.triton_inputs import DEVICE, IS_INTERPRETED, drawn
+
+FLOAT = torch.float32
+TILES = [TileConfig(block_n=32, block_k=32, num_splits=splits, num_warps=4, num_stages=2) for splits in (1, 2, 3)]
+
+
+def method(quantization: str | None = None, group_size: int = 64, dtype: torch.dtype = FLOAT) -> GpuLinear:
+    return GpuLinear(DEVICE, dtype, dtype, quantization=quantization, group_size=group_size, min_weight_bytes=0)
+
+
+@pytest.fixture
+def has_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter rounds to fp8 in a way of its own, so there torch takes the kernel's place."""
+
+    def rows(x: Tensor) -> tuple[Tensor, Tensor]:
+        scales = x.float().abs().amax(dim=1, keepdim=True) / LARGEST
+        return (x.float() / scales).to(torch.float8_e4m3fn), scales
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    if IS_INTERPRETED:
+        monkeypatch.setattr(gpu_linear, "quantize_rows_fp8", rows)
+
+
+class FakeClock:
+    """`seconds`: of a call -> its time, or an error. Calls run, as they would."""
+
+    num_multiprocessors = 4
+
+    def __init__(self, time_of: Callable[[partial[None]], float], cache_bytes: int = 0) -> None:
+        self.time_of, self.cache_bytes, self.measured = time_of, cache_bytes, 0
+
+    def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
+        self.measured += 1
+        for call in calls:
+            call()
+        assert isinstance(calls[0], partial)
+        return self.time_of(calls[0])
+
+
+class CountingProduct(Product):
+    """Remembers how it was computed."""
+
+    def __init__(self, kind: str = "floats", shape: tuple[int, int] = (8, 4), num_bytes: int = 1 << 30) -> None:
+        self.kind, self.shape, self.num_bytes = kind, shape, num_bytes
+        self.is_gated = False
+        self.ways: list[TileConfig | None] = []
+        self.copies: list[CountingProduct] = []
+
+    def configs(self, num_multiprocessors: int) -> list[TileConfig]:
+        assert num_multiprocessors == FakeClock.num_multiprocessors
+        return [] if self.kind == "fixed" else TILES
+
+    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, scratch: SplitKScratch) -> None:
+        num_partials = config.num_splits * 32 * 16 if config.num_splits > 1 else 1
+        assert scratch.partials.numel() >= num_partials, "reserved before it is measured"
+        if self.kind == "broken" and config.num_splits == 3:
+            raise RuntimeError("out of resource: shared memory")
+        self.ways.append(config)
+
+    def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self.ways.append(None)
+
+    def copy(self) -> CountingProduct:
+        self.copies.append(CountingProduct(self.kind, self.shape, self.num_bytes))
+        return self.copies[-1]
+
+
+def time_of(call: partial[None], *, library: float) -> float:
+    """More splits are faster."""
+    configs = [argument for argument in call.args if isinstance(argument, TileConfig)]
+    return 10.0 - configs[0].num_splits if configs else library
+
+
+def tuner_with(clock: FakeClock, *products: Product) -> LinearTuner:
+    tuner = LinearTuner(DEVICE, FLOAT, FLOAT, lambda: clock, min_weight_bytes=0)
+    for product in products:
+        tuner.add(product)
+    return tuner
+
+
+def way(tuner: LinearTuner, product: CountingProduct, num_rows: int) -> TileConfig | None:
+    product.ways.clear()
+    tuner.multiply(product, torch.zeros(num_rows, 4, device=DEVICE), None, torch.zeros(num_rows, 8, device=DEVICE))
+    [found] = product.ways
+    return found
+
+
+def test_the_fastest_is_chosen_for_each_count_of_rows() -> None:
+    clock = FakeClock(partial(time_of, library=8.5))
+    product = CountingProduct()
+    tuner = tuner_with(clock, product)
+    assert way(tuner, product, 1) is None, "nothing was measured yet"
+    choices = tuner.tune(20)
+    assert [choice.num_rows for choice in choices] == [1, 2, 4, 8, 16, 32]
+    assert {(choice.way, choice.microseconds) for choice in choices} == {(str(TILES[2]), 7.0)}
+    assert {choice.library_microseconds for choice in choices} == {8.5}
+    measured = clock.measured
+    assert [way(tuner, product, rows) for rows in (1, 3, 32, 33, 65)] == [TILES[2]] * 3 + [None] * 2
+    assert way(tuner, product, 0) is None
+    assert clock.measured == measured, "a choice is looked up"
+
+
+def test_the_library_stays_where_it_is_faster() -> None:
+    product = CountingProduct()
+    tuner = tuner_with(FakeClock(partial(time_of, library=1.0)), product)
+    assert {(choice.way, choice.microseconds) for choice in tuner.tune(64)} == {("library", 1.0)}
+    assert way(tuner, product, 1) is None
+
+
+def test_what_does_not_run_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    product = CountingProduct("broken")
+    tuner = tuner_with(FakeClock(partial(time_of, library=9.5)), product)
+    with caplog.at_level(logging.WARNING):
+        tuner.tune(1)
+    assert way(tuner, product, 1) == TILES[1]
+    assert "shared memory" in caplog.text
+
+
+def test_kinds_and_shapes_are_chosen_apart_and_weights_take_turns() -> None:
+    clock = FakeClock(partial(time_of, library=8.5))
+    alike = [CountingProduct(num_bytes=100 << 20) for _ in range(5)]
+    other, fixed = CountingProduct("4 bits"), CountingProduct("fixed")
+    tuner = tuner_with(clock, *alike, other, fixed)
+    assert len(tuner.tune(1)) == 2
+    assert clock.measured == 2 * (1 + len(TILES))
+    turns = [len(product.ways) for product in alike]
+    assert turns == [turns[0]] * 3 + [0] * 2, "three are more than a cache holds"
+    assert turns[0] * 3 >= 8 * 4
+    assert way(tuner, alike[4], 1) == TILES[2] and way(tuner, fixed, 1) is None
+
+
+def test_few_weights_are_copied_so_that_a_cache_holds_none() -> None:
+    alike = [CountingProduct(num_bytes=10 << 20) for _ in range(2)]
+    tuner = tuner_with(FakeClock(partial(time_of, library=8.5), cache_bytes=22 << 20), *alike)
+    tuner.tune(2)
+    copies = alike[0].copies
+    assert len(copies) == 3 and not alike[1].copies, "five are more than twice the cache; for both counts of rows"
+    assert {len(product.ways) for product in (*alike, *copies)} == {2 * 2 * (1 + len(TILES))}
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("has_out", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 70])
+def test_floats(num_rows: int, has_out: bool, is_gated: bool) -> None:
+    weight, bias, x = drawn(0, 48, 40), drawn(1, 48), drawn(2, num_rows, 40)
+    layer = method().prepare([weight], bias, is_gated=is_gated)
+    truth = F.linear(x, weight, bias)
+    if is_gated:
+        truth = F.silu(truth[:, :24]) * truth[:, 24:]
+    out = torch.empty_like(truth) if has_out else None
+    result = layer(x, FLOAT, out)
+    assert out is None or result is out
+    torch.testing.assert_close(result, truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_the_tuned_way_gives_the_same(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, scales, offsets = quantize_rows(drawn(0, 48, 128), bits=4, group_size=32)
+    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+    monkeypatch.setattr(gpu_linear, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 6000))
+    tuned = method()
+    layer, bias = tuned.prepare(weight, drawn(1, 48), is_gated=is_gated), drawn(1, 48)
+    tuned.prepare(weight, None, is_gated=not is_gated)  # of the same shape, and measured apart
+    x = drawn(2, 1, 128)
+    by_library = layer(x, FLOAT)
+    assert {choice.way != "library" for choice in tuned.tune(1)} == {True}
+    truth = F.linear(x.double(), weight.dequantize().double(), bias.double())
+    if is_gated:
+        truth = silu_and_mul(truth)
+    for result in (by_library, layer(x, FLOAT)):
+        torch.testing.assert_close(result.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.usefixtures("has_fp8")
+def test_the_tuned_way_keeps_activations_of_fp8_weights(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_linear, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 4000))
+    tuned, weight, x = method("fp8", dtype=torch.float16), drawn(0, 48, 80, dtype=torch.float16), drawn(1, 3, 80)
+    layer, x = tuned.prepare([weight], None, is_gated=is_gated), x.half()
+    stored, scales = gpu_linear.quantize_rows_fp8(weight)
+    truth = x.double() @ (stored.double() * scales.double()).T
+    truth = silu_and_mul(truth) if is_gated else truth
+    by_library = layer(x, torch.float16)
+    assert {choice.way != "library" for choice in tuned.tune(4)} == {True}
+    difference = [
+        float((found.double() - truth).norm() / truth.norm()) for found in (by_library, layer(x, torch.float16))
+    ]
+    assert difference[1] < 1e-3 < difference[0], "the library rounds activations too"
+    exact = method("fp8")
+    exact.prepare([weight.float()], None, is_gated=is_gated)
+    assert exact.tune(4) == [], "float32 is left to the library"
+
+
+@pytest.mark.parametrize(("quantization", "error"), [("int8", 0.012), ("int4", 0.12), ("fp8", 0.06)])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.usefixtures("has_fp8")
+def test_floats_are_brought_to_fewer_bits(quantization: str, error: float, is_gated: bool) -> None:
+    weight, bias, x = drawn(0, 32, 96), drawn(1, 32), drawn(2, 5, 96)
+    layer = method(quantization, group_size=64).prepare([weight], bias, is_gated=is_gated)
+    truth = F.linear(x, weight, bias)
+    if is_gated:
+        truth = F.silu(truth[:, :16]) * truth[:, 16:]
+    found = layer(x, FLOAT)
+    assert 1e-4 < (found - truth).norm() / truth.norm() < (2 if is_gated else 1) * error
+    out = torch.empty_like(truth)
+    assert layer(x, FLOAT, out) is out and torch.equal(out, found)
+
+
+@pytest.mark.usefixtures("has_fp8")
+def test_fp8_in_bfloat16_and_without_rows() -> None:
+    weight, x = drawn(0, 32, 48, dtype=torch.bfloat16), drawn(1, 3, 48, dtype=torch.bfloat16)
+    layer = method("fp8", dtype=torch.bfloat16).prepare([weight], None)
+    truth = F.linear(x.float(), weight.float())
+    assert (layer(x, torch.bfloat16).float() - truth).norm() / truth.norm() < 0.06
+    assert layer(x[:0], torch.bfloat16).shape == (0, 32)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+@pytest.mark.usefixtures("has_fp8")
+def test_what_has_no_groups_stays_in_floats(quantization: str, caplog: pytest.LogCaptureFixture) -> None:
+    weight, x = drawn(0, 10, 40), drawn(1, 2, 40)
+    with caplog.at_level(logging.WARNING):
+        layer = method(quantization).prepare([weight], None)
+    assert "10x40 stays in floats" in caplog.text
+    torch.testing.assert_close(layer(x, FLOAT), F.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("in_features", "bits", "group_size"), [(96, 4, 32), (192, 8, 192), (40, 8, 0), (64, 8, 0)])
+def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits: int, group_size: int) -> None:
+    if group_size == 0:
+        values, scales, offsets = quantize_rows(drawn(0, 20, in_features), bits=8, group_size=0)
+    else:
+        values = torch.randint(0, 2**bits, (20, in_features), dtype=torch.uint8)
+        scales = torch.rand(20, in_features // group_size)
+        offsets = scales * 2.5
+    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+    x = drawn(1, 3, in_features)
+    found = method().prepare(weight, None)(x, FLOAT)
+    truth = F.linear(x.double(), weight.to(DEVICE).dequantize().double())
+    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4 * float(truth.abs().max()))
+
+
+def test_many_features_are_dequantized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_linear, "_DEQUANTIZED_AT_ONCE", 7 * 64)
+    values, scales, offsets = quantize_rows(drawn(0, 20, 64), bits=4, group_size=32)
+    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+    x, bias = drawn(1, 3, 64), drawn(2, 20)
+    truth = F.linear(x.double(), weight.dequantize().double(), bias.double())
+    found = method().prepare(weight, bias)(x, FLOAT)
+    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gpu_has_its_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    assert isinstance(select_linear_method(cuda, torch.bfloat16), GpuLinear)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigError, match=r"8\.9 or newer.*cuda has 8\.0"):
+        select_linear_methods(cuda, torch.bfloat16, QuantizationConfig(layers="fp8"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    layers, head = select_linear_methods(cuda, torch.bfloat16, QuantizationConfig(layers="fp8", head="int8"))
+    assert not layers.is_batch_invariant(64) and not head.is_batch_invariant(64)
+    with pytest.raises(ConfigError, match="this is a cpu"):
+        select_linear_method(torch.device("cpu"), torch.bfloat16, quantization="fp8")

@@ -1,0 +1,73 @@
+"""Whole models with the layers of a GPU, in Triton's interpreter, against the same models on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from inflight.config.engine import QuantizationConfig
+from inflight.errors import ConfigError
+from inflight.layers.linear import Linear
+from inflight.layers.logits import LogitsHead
+from inflight.model_loader import loader
+from tests.full_context_attention import load, run_prompt
+from tests.gpu_layers import use_gpu_layers
+from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+
+PROMPT = torch.arange(12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(FAMILY_CONFIGS["llama"][0], tmp_path_factory.mktemp("model") / "whole", seed=1)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILY_CONFIGS))
+def test_the_same_logits(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(FAMILY_CONFIGS[family][0], tmp_path / "model", seed=1)
+    truth = run_prompt(load(folder), PROMPT)
+    use_gpu_layers(monkeypatch)
+    model = load(folder)
+    assert model.tune(64) == [], "in float32 the library computes alone"
+    torch.testing.assert_close(run_prompt(model, PROMPT), truth, rtol=1e-4, atol=1e-4)
+    hidden, out = torch.randn(3, 64), torch.full((3, VOCAB_SIZE), torch.nan)
+    assert model.compute_logits(hidden, out) is out
+    assert torch.equal(out, model.compute_logits(hidden))
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.06), ("int4", 0.5)])
+def test_weights_of_fewer_bits(quantization: str, most: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = run_prompt(load(folder), PROMPT)
+    use_gpu_layers(monkeypatch)
+    model = load(folder, QuantizationConfig(layers=quantization, head="int8", group_size=32))
+    by_library = run_prompt(model, PROMPT)
+    assert 0.001 < (by_library - truth).norm() / truth.norm() < most
+    choices = model.tune(len(PROMPT))
+    assert {choice.num_rows for choice in choices} == {1, 2, 4, 8, 16}
+    assert not any(choice.way == "library" for choice in choices)
+    torch.testing.assert_close(run_prompt(model, PROMPT), by_library, rtol=1e-3, atol=1e-3)
+
+
+def test_batch_invariance_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu_layers(monkeypatch)
+    with pytest.raises(ConfigError, match=r"cannot be kept here: its linear layers"):
+        load(folder, batch_invariant=True)
+
+
+def test_memory_is_allocated_a_block_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a block is loaded, those before have given their plain weights back, and those behind have none yet."""
+    allocate, seen = loader._allocate, []
+
+    def watched(unit: torch.nn.Module, device: torch.device) -> None:
+        plain = [module.weight for module in unit.modules() if isinstance(module, Linear)]
+        assert all(weight.is_meta for weight in plain)
+        assert not any(hasattr(module, "weight") for module in seen), "the final form took its place"
+        allocate(unit, device)
+        seen.extend(module for module in unit.modules() if isinstance(module, Linear | LogitsHead))
+
+    monkeypatch.setattr(loader, "_allocate", watched)
+    use_gpu_layers(monkeypatch)
+    load(folder, QuantizationConfig(layers="int8"))
+    assert len(seen) == 2 * 4 + 1
