@@ -8,7 +8,8 @@ meet, in one epoch:
     3. groups and channels are made as they are asked for
 
 After `close`, peers that wait for this rank get an error at once. This rank's own wait in a gloo collective only ends with the
-peers' or the time limit, which is why an executor kills a rank that does not come back.
+peers' or the time limit, which is why an executor kills a rank that does not come back. On a GPU it is the other way round:
+this rank's kernels end at once, those of the peers when they close their worlds, too (`nccl.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from torch._C._distributed_c10d import (
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
+from inflight.distributed.device_channel import DeviceChannel
+from inflight.distributed.group_handle import GroupHandle
+from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, NcclGroup, connect
 from inflight.distributed.socket_channel import SocketChannel, local_address
 from inflight.distributed.store import Meeting, open_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -35,28 +39,9 @@ from inflight.distributed.world import World
 from inflight.interface.worker import Rendezvous
 
 
-class GroupHandle:
-    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers."""
-
-    def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
-        self._backend = backend
-
-    @property
-    def backend(self) -> Any:
-        if self._backend is None:
-            raise ConnectionError("this rank has left its groups")
-        return self._backend
-
-    def close(self) -> None:
-        self._backend = None
-
-
 @dataclass(frozen=True)
 class ProcessGroup(TensorParallelGroup):
-    """Over a backend of torch.distributed.
-
-    Gloo and NCCL reduce an element on one rank, or in one order on all, and pass the result on: all ranks get the same bits.
-    """
+    """Over gloo. It reduces an element on one rank, or in one order on all, and passes the result on: all get the same bits."""
 
     handle: GroupHandle | None = None
 
@@ -97,7 +82,7 @@ class ProcessWorld(World):
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._groups: list[GroupHandle] = []
+        self._groups: list[GroupHandle | Communicator] = []
         self._channels: list[SocketChannel] = []
         served = open_store(
             rendezvous.host,
@@ -116,8 +101,10 @@ class ProcessWorld(World):
         if size == 1:
             return TensorParallelGroup()
         store = PrefixStore(f"group {name} of stage {self.pp_rank}", self._store)
+        if self._device.type == "cuda":
+            return NcclGroup(size, self.tp_rank, self._connect(store, self.tp_rank, size, f"group {name!r}"))
         try:
-            handle = GroupHandle(self._make_backend(store, size))
+            handle = GroupHandle(self._make_gloo(store, size))
         except RuntimeError as error:
             raise ConnectionError(f"rank {self.rank}: the group {name!r} did not come together: {error}") from error
         self._groups.append(handle)
@@ -128,6 +115,13 @@ class ProcessWorld(World):
         self._channels.append(channel)
         return channel
 
+    def device_channel(self, peer: int, name: str) -> DeviceChannel:
+        assert self._device.type == "cuda", f"tensors on {self._device} travel by `channel`"
+        low, high = sorted((self.rank, peer))
+        store = PrefixStore(f"channel {name} of ranks {low} and {high}", self._store)
+        own = int(self.rank == high)
+        return NcclChannel(self._connect(store, own, 2, f"channel {name!r} to rank {peer}", CHANNEL_CTAS), own)
+
     def close(self, reason: str) -> None:
         for channel in self._channels:
             channel.close()
@@ -135,17 +129,18 @@ class ProcessWorld(World):
         for handle in self._groups:
             handle.close()
 
-    def _make_backend(self, store: Store, size: int) -> Any:
-        timeout = timedelta(seconds=self._timeout)
-        if self._device.type == "cuda":
-            from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for GPUs have it
+    def _connect(self, store: Store, rank: int, size: int, what: str, max_ctas: int | None = None) -> Communicator:
+        try:
+            communicator = connect(store, rank, size, self._device, self._timeout, max_ctas)
+        except RuntimeError as error:
+            raise ConnectionError(f"rank {self.rank}: the {what} did not come together: {error}") from error
+        self._groups.append(communicator)
+        return communicator
 
-            nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            return ProcessGroupNCCL(store, self.tp_rank, size, nccl)
+    def _make_gloo(self, store: Store, size: int) -> Any:
         gloo_class: Any = ProcessGroupGloo  # Any: the stubs are behind
         gloo = gloo_class._Options()
-        gloo._timeout = timeout
+        gloo._timeout = timedelta(seconds=self._timeout)
         gloo._threads = 1  # collectives of a group come one after the other
         gloo._devices = [gloo_class.create_device(hostname=self._host)]
         return gloo_class(store, self.tp_rank, size, gloo)

@@ -1,4 +1,4 @@
-"""`StageLink`: the only code that moves activations from one pipeline stage to the next. Nobody waits in it but `receive`.
+"""`StageLink`: the only code that moves activations from one stage to the next through the host. Nobody waits but `receive`.
 
     stage p    compute thread   | forward N |          | forward N+1 |          | forward N+2 | ...
                send thread                  | send N ............... | send N+1 ............... |
@@ -20,52 +20,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from inflight.device.base import TORCH_DTYPES
+from inflight.distributed.activation_link import ActivationLink, LinkSpec, agree
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.timeline import Timeline
 
-SPLIT_BYTES = 1 << 16  # of one tensor; below it a gather costs more than the bytes that it saves
 
-
-@dataclass(frozen=True, kw_only=True)
-class LinkSpec:
-    """What the two ends of a link agree on at start-up."""
-
-    hidden_size: int
-    dtype: torch.dtype
-    max_num_tokens: int
-    tensor_parallel_size: int
-    split_bytes: int = SPLIT_BYTES
-
-    def part(self, num_tokens: int, tp_rank: int) -> slice | None:
-        """The tokens that one rank carries, if a step of so many travels split."""
-        num_bytes = num_tokens * self.hidden_size * self.dtype.itemsize
-        if self.tensor_parallel_size == 1 or num_bytes < self.split_bytes:
-            return None
-        size = -(-num_tokens // self.tensor_parallel_size)
-        return slice(min(tp_rank * size, num_tokens), min((tp_rank + 1) * size, num_tokens))
-
-    def columns(self) -> Tensor:
-        """As numbers, to be compared."""
-        dtype = list(TORCH_DTYPES.values()).index(self.dtype)
-        return torch.tensor(
-            [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
-            dtype=torch.int64,
-        )
-
-
-class StageLink:
-    """One rank's link to the stages before and after it; it owns both channels.
-
-    `post_receive` is called by the thread that prepares, `receive` and `send` by the one that computes; each sees the steps in
-    the same order. An error of a thread is raised by every `receive` and `send` after it: the order is lost with the step.
+class StageLink(ActivationLink):
+    """It owns both channels. What `receive` returns is the caller's for good.
 
     Args:
         template: a tensor pair of the link's width, dtype and device.
@@ -88,7 +54,7 @@ class StageLink:
     ) -> None:
         self._spec, self._template, self._group, self._timeline = spec, template, group, timeline
         self._before, self._after = before, after
-        _agree(spec, before, after)
+        agree(spec, before, after)
         self._receiver = ThreadPoolExecutor(1, "inflight-receive") if before else None
         self._sender = ThreadPoolExecutor(1, "inflight-send") if after else None
         self._posted: deque[tuple[int, Future[IntermediateTensors]]] = deque()
@@ -96,13 +62,12 @@ class StageLink:
         self._closing = threading.Lock()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
-        """The next step that this stage computes. `num_tokens` is the plan's, at most `max_num_tokens`."""
         assert num_tokens <= self._spec.max_num_tokens, (num_tokens, self._spec)
         assert self._receiver is not None, "the first stage receives nothing"
         self._posted.append((step_id, self._receiver.submit(self._receive, step_id, num_tokens)))
 
     def receive(self, step_id: int) -> IntermediateTensors:
-        """The tensors of the oldest posted step; waits for them. They are the caller's."""
+        """Waits for them."""
         posted, future = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         with self._timeline.span(step_id, "receive"):
@@ -111,13 +76,12 @@ class StageLink:
         return received
 
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
-        """Queue a step's tensors, of as many tokens as its plan says; nobody may change them any more."""
         assert self._sender is not None, "the last stage sends nothing"
         self._raise_if_broken()
         self._sender.submit(self._send, step_id, tensors)
 
     def close(self) -> None:
-        """Drop what is queued, end every wait, end the threads. Idempotent, from any thread but the link's own."""
+        """As in the base; ends the threads, too."""
         with self._closing:
             for channel in (self._before, self._after):
                 if channel is not None:
@@ -137,7 +101,7 @@ class StageLink:
                 self._before.receive(received.delta)
                 self._before.receive(received.residual)
                 return received
-            own = self._template.empty_like(-(-num_tokens // self._spec.tensor_parallel_size))  # the last may be short
+            own = self._template.empty_like(self._spec.part_size(num_tokens))  # the last may be short
             count = part.stop - part.start
             self._before.receive(own.delta[:count])
             self._before.receive(own.residual[:count])
@@ -165,17 +129,3 @@ class StageLink:
     def _raise_if_broken(self) -> None:
         if self._error is not None:
             raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
-
-
-def _agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
-    ours = spec.columns()
-    if after is not None:
-        after.send(ours)
-    if before is not None:
-        theirs = torch.empty_like(ours)
-        before.receive(theirs)
-        if not torch.equal(ours, theirs):
-            raise ConnectionError(
-                f"the stage before sends (hidden_size, dtype, max tokens, TP size, split) = {theirs.tolist()}, this one "
-                f"expects {ours.tolist()}: both ranks must have the same model and configuration"
-            )

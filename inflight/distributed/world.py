@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
+from inflight.distributed.device_channel import DeviceChannel
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigError
 
 
 class World(ABC):
@@ -27,9 +29,18 @@ class World(ABC):
     def channel(self, peer: int, name: str) -> Channel:
         """To the global rank `peer`, which asks for the one to this rank. Waits for it."""
 
+    def device_channel(self, peer: int, name: str) -> DeviceChannel:
+        """As `channel`, between the two ranks' GPUs.
+
+        Raises:
+            ConfigError: ranks that are not processes have none of their own.
+        """
+        raise ConfigError("ranks that are threads of one process share its GPU: use distributed_executor_backend='mp'")
+
     @abstractmethod
     def close(self, reason: str) -> None:
         """Leave: every wait of this rank for another one, and of others for this one, ends with an error, now and later.
+        On GPUs nobody sees the error: the waits end, and what is computed from then on is garbage.
 
         Idempotent, from any thread. `reason` goes into the error of ranks in the same process.
         """

@@ -38,6 +38,7 @@ class StepInputs:
     drawn_in_step: int  # the latest step that draws one of them; NO_STEP where there is none
     draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens: drafts to be verified
     draft_slots: Int32Array  # [num_drafts]
+    continues: int = NO_STEP  # the step before, if this one has its rows, each one token further: the one drawn there
 
     @property
     def draw_tokens(self) -> npt.NDArray[np.int64]:
@@ -59,6 +60,7 @@ class InputBatch:
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
         self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the step that draws for the slot
+        self._before: tuple[SchedulerOutput, StepInputs] | None = None
         self._block_size = block_size
 
     def apply(self, plan: SchedulerOutput) -> None:
@@ -80,6 +82,46 @@ class InputBatch:
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The flat inputs of a plan that has been applied, of rows with drafts the upper bounds; called once for each, in step
         order."""
+        inputs = self._continued(plan) or self._flattened(plan)
+        self._before = plan, inputs
+        return inputs
+
+    def _continued(self, plan: SchedulerOutput) -> StepInputs | None:
+        """Of a plan that only goes on where a step of decodes was: most do, and little of it is new."""
+        if self._before is None or plan.new_requests or plan.forced_tokens is not None or len(plan.max_draft_tokens):
+            return None
+        before, inputs = self._before
+        num_rows = len(plan.slots)
+        if (
+            not num_rows
+            == len(before.slots)
+            == len(inputs.input_ids)
+            == len(inputs.sampling_rows)
+            == int(plan.samples.sum())
+        ):
+            return None
+        is_next = (plan.slots == before.slots) & (plan.num_computed_tokens == inputs.seq_lens)
+        if not (is_next & (plan.num_scheduled_tokens == 1)).all():
+            return None
+        self._last_draw[plan.slots] = plan.step_id
+        rows = inputs.sampling_rows
+        return StepInputs(
+            input_ids=np.zeros_like(rows),
+            positions=plan.num_computed_tokens,
+            query_start_loc=inputs.query_start_loc,
+            num_computed_tokens=plan.num_computed_tokens,
+            seq_lens=plan.num_computed_tokens + 1,
+            sampling_rows=rows,
+            draw_start_loc=inputs.draw_start_loc,
+            drawn_tokens=rows,
+            drawn_slots=plan.slots,
+            drawn_in_step=before.step_id,
+            draft_tokens=NO_TOKENS,
+            draft_slots=NO_TOKENS,
+            continues=before.step_id,
+        )
+
+    def _flattened(self, plan: SchedulerOutput) -> StepInputs:
         lengths = plan.num_scheduled_tokens
         query_start_loc = start_locations(lengths)
         rows = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)

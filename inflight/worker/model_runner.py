@@ -1,15 +1,8 @@
-"""`ModelRunner`: one rank's steps, in four stages.
+"""`ModelRunner`: the runner for every device: each step has the shapes that its plan gives it, and draws are known on the host.
 
-    prepare_inputs   plan -> `ModelInput`: host work and staged copies; no collective, no sync, no wait for another rank
-    execute_model    -> logits of the sampling rows (and the prompt's log-probabilities, where asked for), or on all pipeline
-                     stages but the last what the next one takes
-    sample           -> `DrawnStep`: the draws, on the device
-    drain            -> `ModelRunnerOutput`, on the host
-
-Owns the model, the KV arena, the `InputBatch` and the `DrawnTokens`. One thread prepares, another executes and samples, a third
-drains, each in step order. The first may be steps ahead: it writes the batch and the sampling columns, and a `ModelInput` holds
-copies of all that its step needs of them. Tokens drawn meanwhile are the second's: `execute_model` and `sample` put them in.
-The forward of a step may come before the sample of the step before it (see `stage_order`).
+Owns, beside what every runner does, the `DrawnTokens`. The thread that prepares writes the batch and the sampling columns; a
+`ModelInput` holds copies of all that its step needs of them. Tokens drawn meanwhile belong to the thread that computes:
+`execute_model` and `sample` put them in.
 
 Tokens are drawn on the first rank of the last stage and broadcast to its other ranks: that all of them would draw the same from
 the same logits holds only on processors that round alike.
@@ -32,7 +25,7 @@ from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.token_link import TokenReceiver, TokenSender
-from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
+from inflight.interface.kv_cache import DUMMY_BLOCK
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import (
     GrammarOutput,
@@ -43,23 +36,21 @@ from inflight.interface.step import (
 )
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.sampler import Sampler, SamplerOutput
-from inflight.sample.state import SamplingState
 from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
 from inflight.spec_decode.selector import make_proposer
 from inflight.timeline import Timeline
 from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
-from inflight.worker.input_batch import InputBatch, StepInputs
+from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
-from inflight.worker.prompt_logprobs import PromptLogprobsProgress
+from inflight.worker.runner import Runner
 from inflight.worker.step_output import to_output
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """
     Args:
-        model: the part of it that belongs to `stage`.
         senders, receiver: of drawn tokens, from the last of several pipeline stages to those that are told; the runner closes
             none of them.
     """
@@ -77,17 +68,11 @@ class ModelRunner:
         senders: Sequence[TokenSender] = (),
         receiver: TokenReceiver | None = None,
     ) -> None:
-        self._config = config
-        self._model = model
-        self._backend = backend
-        self._device = device
-        self._timeline = timeline
-        self._tp, self._stage = tp, stage
-        self._draws = stage.is_last and tp.rank == 0
+        super().__init__(
+            *(config, model, backend, device, timeline), tp=tp, stage=stage, sampling_device=device.torch_device
+        )
         architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
         self._sampler = Sampler(architecture.vocab_size, device.torch_device)
-        self._sampling_state = SamplingState(max_num_seqs, architecture.vocab_size, device.torch_device)
-        self._prompt_logprobs = PromptLogprobsProgress()
         self._proposer = make_proposer(config.speculative) if config.speculative is not None else None
         self._num_speculative_tokens = self._proposer.num_speculative_tokens if self._proposer is not None else 0
         self._is_told = receiver is not None
@@ -99,43 +84,11 @@ class ModelRunner:
             senders=senders,
             receiver=receiver,
         )
-        self._intermediate = IntermediateTensors.template(
-            architecture.hidden_size, getattr(torch, config.model.dtype), device.torch_device
-        )
-        self._kv_cache_config: KVCacheConfig | None = None
-        self._batch: InputBatch | None = None
-
-    def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """Layer name -> spec, in layer order."""
-        cache = self._config.cache
-        layers = self._model.attention_layers().items()
-        return {name: layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)) for name, layer in layers}
-
-    def initialize(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the arena and bind every layer to its view of it."""
-        self._kv_cache_config = kv_cache_config
-        arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
-        layers = self._model.attention_layers()
-        for group_index, group in enumerate(kv_cache_config.groups):
-            for i, name in enumerate(group.layer_names):
-                layers[name].bind(self._backend.kv_cache_view(arena, group.spec, i), group_index)
-        self._batch = InputBatch(
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            max_model_len=self._config.model.max_model_len,
-            block_size=self._config.cache.block_size,
-            num_groups=len(kv_cache_config.groups),
-        )
 
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput:
-        assert self._batch is not None, "initialize_from_config comes first"
         with self._timeline.span(plan.step_id, "prepare"):
-            batch, state = self._batch, self._sampling_state
-            batch.apply(plan)
-            if self._stage.is_last:
-                for data in plan.new_requests:
-                    state.add(data.slot, data.sampling)
-                    self._prompt_logprobs.add(data)
-            inputs = batch.step_inputs(plan)
+            batch, inputs = self._take_in(plan)
+            state = self._sampling_state
             slots, max_seq_len = plan.slots[inputs.sampling_rows], int(inputs.seq_lens.max())
             model_input = ModelInput(
                 plan=plan,
@@ -210,11 +163,6 @@ class ModelRunner:
     def execute_model(
         self, model_input: ModelInput, intermediate: IntermediateTensors | None = None
     ) -> ForwardOutput | IntermediateTensors:
-        """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head.
-
-        `intermediate`: what the stage before returned, None on the first stage; as many tokens as the plan says, as are those
-        returned. A stage that is told what the last one draws may wait here for tokens that it has yet to draw.
-        """
         plan, inputs = model_input.plan, model_input.inputs
         if self._is_told:
             with self._timeline.span(plan.step_id, "receive"):
@@ -265,10 +213,6 @@ class ModelRunner:
         forward: ForwardOutput | IntermediateTensors,
         grammar_output: GrammarOutput | None = None,
     ) -> DrawnStep:
-        """Draw behind each sampling row and its drafts, and let every rank that needs it know. Nothing on stages but the last.
-
-        `grammar_output`: of a plan with rows under a grammar.
-        """
         plan, slots = model_input.plan, model_input.sampling_slots
         if isinstance(forward, IntermediateTensors):
             return DrawnStep(plan.step_id)
@@ -321,17 +265,12 @@ class ModelRunner:
         return told, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
 
     def drain(self, drawn: DrawnStep) -> ModelRunnerOutput:
-        """The step's answer. In the drain thread, while later steps run."""
         if not self._draws:
             return to_output(drawn)
         with self._timeline.span(drawn.step_id, "drain"):
             return to_output(drawn)
 
     def dummy_run(self, num_tokens: int) -> None:
-        """A forward pass of `num_tokens` that belong to no request: each is a sequence of one token in the dummy block.
-
-        It touches no link: each stage makes up what the one before would send.
-        """
         assert self._kv_cache_config is not None, "initialize_from_config comes first"
         inputs = _one_token_each(num_tokens, self._config.cache.block_size)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
@@ -340,50 +279,16 @@ class ModelRunner:
         if self._stage.is_last:
             self._model.compute_logits(hidden)
 
-    def profile_run(self) -> None:
-        """The largest step through the first layer, the head and the sampler, with a cache of its own: all layers take turns
-        in the same memory, so one shows the peak."""
-        num_tokens = self._config.scheduler.max_num_batched_tokens
-        num_rows = min(self._config.scheduler.max_num_seqs * (1 + self._num_speculative_tokens), num_tokens)
-        name, layer = next(iter(self._model.attention_layers().items()))
-        spec = self.kv_cache_specs()[name]
-        inputs = _prompts(num_tokens, self._config.model.max_model_len, spec.block_size)
-        arena = self._device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
-        bound = layer.kv_cache, layer.group_index  # of an engine that runs already
-        layer.bind(self._backend.kv_cache_view(arena, spec, 0), 0)
-        try:
-            self._largest_step(num_tokens, num_rows, self._backend.build_metadata(inputs, spec))
-        finally:
-            layer.bind(*bound)
-
-    def _largest_step(self, num_tokens: int, num_rows: int, metadata: AttentionMetadata) -> None:
-        positions = np.arange(num_tokens, dtype=np.int32) % self._config.model.max_model_len
-        hidden = self._model(
-            self._device.to_device(np.zeros(num_tokens, dtype=np.int32)),
-            self._device.to_device(positions),
-            (metadata,),
-            num_layers=1,
-            intermediate=self._made_up(num_tokens),
-        )
-        if not self._stage.is_last:
-            return
+    def _profile_draws(self, hidden: Tensor) -> None:
+        max_num_seqs = self._config.scheduler.max_num_seqs
+        num_rows = min(max_num_seqs * (1 + self._num_speculative_tokens), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])
         if self._draws:
-            max_num_seqs = self._config.scheduler.max_num_seqs
             for slot in range(max_num_seqs):
                 sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws, draws * 0))
-
-    def _made_up(self, num_tokens: int) -> IntermediateTensors | None:
-        """Zeros in the place of what the stage before would send."""
-        if self._stage.is_first:
-            return None
-        made_up = self._intermediate.empty_like(num_tokens)
-        made_up.delta.zero_()
-        made_up.residual.zero_()
-        return made_up
 
 
 def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
@@ -393,18 +298,5 @@ def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
         seq_lens=np.ones(num_tokens, dtype=np.int32),
         num_computed_tokens=np.zeros(num_tokens, dtype=np.int32),
         block_table=np.full((num_tokens, 1), DUMMY_BLOCK, dtype=np.int32),
-        block_size=block_size,
-    )
-
-
-def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
-    """Fresh prompts, as long as may be, of `num_tokens` tokens in all; each in blocks of its own."""
-    starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
-    num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
-    return AttentionInputs(
-        query_start_loc=starts,
-        seq_lens=np.diff(starts),
-        num_computed_tokens=np.zeros(num_rows, dtype=np.int32),
-        block_table=1 + np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width),
         block_size=block_size,
     )

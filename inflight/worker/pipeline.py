@@ -6,8 +6,12 @@ import torch
 
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import PipelineStage
+from inflight.device.accelerator import Accelerator
+from inflight.device.base import Device
+from inflight.distributed.activation_link import ActivationLink, LinkSpec, agree
+from inflight.distributed.device_stage_link import DeviceStageLink
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.stage_link import LinkSpec, StageLink
+from inflight.distributed.stage_link import StageLink
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.distributed.world import World
 from inflight.timeline import Timeline
@@ -24,31 +28,21 @@ class Pipeline:
     """
 
     def __init__(
-        self, config: EngineConfig, stage: PipelineStage, world: World, device: torch.device, timeline: Timeline
+        self, config: EngineConfig, stage: PipelineStage, world: World, device: Device, timeline: Timeline
     ) -> None:
         layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
-        self.link: StageLink | None = None
+        self.link: ActivationLink | None = None
         self.senders: tuple[TokenSender, ...] = ()
         self.receiver: TokenReceiver | None = None
         if layout.pipeline_parallel_size == 1:
             return
-        hidden_size, dtype = config.model.architecture.hidden_size, getattr(torch, config.model.dtype)
-        # the order in which both ends of a connection ask for it: stage by stage, then the tokens
-        before = None if stage.is_first else world.channel(layout.rank(tp_rank, pp_rank - 1), "activations")
-        after = None if stage.is_last else world.channel(layout.rank(tp_rank, pp_rank + 1), "activations")
-        self.link = StageLink(
-            LinkSpec(
-                hidden_size=hidden_size,
-                dtype=dtype,
-                max_num_tokens=config.scheduler.max_num_batched_tokens,
-                tensor_parallel_size=layout.tensor_parallel_size,
-            ),
-            IntermediateTensors.template(hidden_size, dtype, device),
-            world.tensor_parallel_group("link"),
-            timeline,
-            before=before,
-            after=after,
+        spec = LinkSpec(
+            hidden_size=config.model.architecture.hidden_size,
+            dtype=getattr(torch, config.model.dtype),
+            max_num_tokens=config.scheduler.max_num_batched_tokens,
+            tensor_parallel_size=layout.tensor_parallel_size,
         )
+        self.link = _link(spec, stage, world, device, timeline)
         last = layout.pipeline_parallel_size - 1
         k = config.speculative.num_speculative_tokens if config.speculative else 0
         told = range(last if k else 1)
@@ -63,3 +57,24 @@ class Pipeline:
         for part in (self.link, *self.senders, self.receiver):
             if part is not None:
                 part.close()
+
+
+def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
+    """Both ends of a connection ask for it in the same order: stage by stage."""
+    layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
+    previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
+    next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)
+    before = None if previous is None else world.channel(previous, "activations")
+    after = None if next_ is None else world.channel(next_, "activations")
+    if not isinstance(device, Accelerator):
+        template = IntermediateTensors.template(spec.hidden_size, spec.dtype, device.torch_device)
+        group = world.tensor_parallel_group("link")
+        return StageLink(spec, template, group, timeline, before=before, after=after)
+    agree(spec, before, after)
+    return DeviceStageLink(
+        spec,
+        device,
+        before=None if previous is None else world.device_channel(previous, "activations"),
+        after=None if next_ is None else world.device_channel(next_, "activations"),
+        group=world.tensor_parallel_group("link"),
+    )

@@ -5,16 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from inflight.errors import InvalidRequestError
 
 
-class RankProfiler:
-    """Records every thread of the process between `start` and `stop`. A process can have one running profiler only."""
+def is_profiling() -> bool:
+    """Whether a profiler of torch records in this process, whoever's it is."""
+    return bool(autograd_profiler._is_profiler_enabled)
 
-    def __init__(self, name: str) -> None:
+
+class RankProfiler:
+    """Records every thread of the process between `start` and `stop`, and on a GPU its kernels.
+
+    A process can have one running profiler only.
+    """
+
+    def __init__(self, name: str, device_kind: str) -> None:
         self._name = name
+        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device_kind == "cuda" else [])]
         self._running: tuple[profile, Path] | None = None
 
     def start(self, folder: str) -> None:
@@ -28,7 +38,7 @@ class RankProfiler:
         path.mkdir(parents=True, exist_ok=True)
         # the threads of the process, not only the one that starts it
         config = _ExperimentalConfig(profile_all_threads=True)
-        profiler = profile(activities=[ProfilerActivity.CPU], experimental_config=config)
+        profiler = profile(activities=self._activities, experimental_config=config)
         profiler.start()
         self._running = profiler, path / f"{self._name}.json"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from inflight.device.base import Device
 from inflight.interface.request import Int32Array, LogprobsColumns
 from inflight.interface.step import NewRequestData, SchedulerOutput
-from inflight.sample.logprobs import gather_logprobs
+from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.input_batch import InputBatch
 
 MAX_ROWS = 256  # rows of the vocabulary held at once
@@ -31,18 +31,29 @@ class PromptLogprobsWork:
     num_logprobs: int
 
     def columns(self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], device: Device) -> LogprobsColumns:
-        """hidden: of all tokens of the step."""
-        pieces: list[LogprobsColumns] = []
-        for i in range(0, len(self.targets), MAX_ROWS):
-            targets = device.to_device(self.targets[i : i + MAX_ROWS])
-            first = self.first_token + i
-            logits = compute_logits(hidden[first : first + len(targets)])
-            pieces.append(gather_logprobs(logits, targets, self.num_logprobs).to_columns())
-        return LogprobsColumns(
-            token_ids=np.concatenate([piece.token_ids for piece in pieces]),
-            logprobs=np.concatenate([piece.logprobs for piece in pieces]),
-            ranks=np.concatenate([piece.ranks for piece in pieces]),
-        )
+        """hidden: of all tokens of the step. Waits for the device."""
+        return joined(self.pieces(hidden, compute_logits, device.to_device(self.targets)))
+
+    def pieces(
+        self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], targets: Tensor
+    ) -> list[LogprobsTensors]:
+        """The same on the device, in some pieces one behind the other. targets: `self.targets`, there."""
+        found = []
+        for i in range(0, len(targets), MAX_ROWS):
+            wanted, first = targets[i : i + MAX_ROWS], self.first_token + i
+            found.append(
+                gather_logprobs(compute_logits(hidden[first : first + len(wanted)]), wanted, self.num_logprobs)
+            )
+        return found
+
+
+def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
+    columns = [piece.to_columns() for piece in pieces]
+    return LogprobsColumns(
+        token_ids=np.concatenate([piece.token_ids for piece in columns]),
+        logprobs=np.concatenate([piece.logprobs for piece in columns]),
+        ranks=np.concatenate([piece.ranks for piece in columns]),
+    )
 
 
 class PromptLogprobsProgress:

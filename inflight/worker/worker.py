@@ -17,9 +17,10 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import record_function
@@ -29,6 +30,9 @@ from inflight.attention.selector import get_backend
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import pipeline_stage
+from inflight.config.weight_size import check_weights_fit, weight_bytes
+from inflight.device.accelerator import Accelerator
+from inflight.device.base import Device
 from inflight.device.selector import get_device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.process_world import ProcessWorld
@@ -43,10 +47,10 @@ from inflight.kernels.cpu.threads import bind_threads
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event, Timeline
-from inflight.worker.model_input import ForwardOutput, ModelInput
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profiling import RankProfiler
+from inflight.worker.profiling import RankProfiler, is_profiling
+from inflight.worker.runner import PreparedStep, Runner
 from inflight.worker.stage_order import StagedStep, StageOrder
 
 T = TypeVar("T")
@@ -56,10 +60,10 @@ T = TypeVar("T")
 class _Step:
     """A step under way. `before` is the future of the step before it, if that may still be under way."""
 
-    model_input: ModelInput
+    model_input: PreparedStep
     before: Future[ModelRunnerOutput] | None
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
-    forward: ForwardOutput | IntermediateTensors | None = None
+    forward: Any = None  # the runner's own
     error: BaseException | None = None
 
 
@@ -78,20 +82,22 @@ class Worker(WorkerBase):
         self._config = config
         self.rank = rank
         self._timeline = Timeline()
-        self._device = get_device(config.device.kind)
+        self._device = get_device(config.device.kind, rank % config.parallel.num_local_ranks)
         self._start_threads()
         self._free_bytes_before_loading = self._device.available_memory_bytes()
+        self._budget_bytes = self._device.budget_bytes(config.cache.memory_utilization)
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
         self._available_bytes: int | None = None
+        self._has_left = False  # the other ranks
         self._kv_cache_config: KVCacheConfig | None = None
         self._world = self._join(rendezvous)
         # threads share one profiler, and the first rank's records them all
         self._shares_profiler = isinstance(rendezvous, ThreadWorlds) and rank > 0
-        self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}")
+        self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
         try:
             self._tp = self._world.tensor_parallel_group("model")
-            self._pipeline = Pipeline(config, self._stage, self._world, self._device.torch_device, self._timeline)
+            self._pipeline = Pipeline(config, self._stage, self._world, self._device, self._timeline)
         except BaseException:  # an interrupt, too: peers must not wait for a rank that was never made
             self._world.close("it could not start")
             self._device.close()
@@ -103,13 +109,29 @@ class Worker(WorkerBase):
         )  # of steps, in order; those that are done leave with time
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> Runner:
         assert self._runner is not None, "load_model comes first"
         return self._runner
 
     def load_model(self) -> None:
+        """
+        Raises:
+            OutOfMemoryError: a GPU is too small for its weights; nothing has been loaded.
+        """
         if self._runner is None:
+            if isinstance(self._device, Accelerator):
+                self._check_weights_fit(self._device)
             self._device.submit(self._load_model).result()
+
+    def _check_weights_fit(self, device: Accelerator) -> None:
+        parallel = self._config.parallel
+        check_weights_fit(
+            weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self.rank)),
+            budget_bytes=self._budget_bytes,
+            free_bytes=self._free_bytes_before_loading,
+            total_bytes=device.total_memory_bytes(),
+            memory_utilization=self._config.cache.memory_utilization,
+        )
 
     @torch.inference_mode()
     def _load_model(self) -> None:
@@ -117,8 +139,15 @@ class Worker(WorkerBase):
         dtype: torch.dtype = getattr(torch, model_config.dtype)
         head_dim, cache = model_config.architecture.head_dim, self._config.cache
         kv_cache_dtype: torch.dtype = getattr(torch, cache.dtype)
-        backend = get_backend(self._device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype)
-        self._runner = ModelRunner(
+        device = self._device
+        backend = get_backend(
+            *(device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype),
+            name=self._config.device.attention_backend,
+            num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
+            batch_invariant=model_config.batch_invariant,
+        )
+        make_runner = _runner_class(self._device, backend, self._config)
+        self._runner = make_runner(
             self._config,
             self._load_stage(backend),
             backend,
@@ -144,10 +173,11 @@ class Worker(WorkerBase):
 
     @torch.inference_mode()
     def _measure_available_memory(self) -> int:
-        budget = int(self._free_bytes_before_loading * self._config.cache.memory_utilization)
         weights = self._free_bytes_before_loading - self._device.available_memory_bytes()
         peak = self._device.measure_peak_bytes(self.runner.profile_run)
-        return (budget - max(0, weights)) // self._config.parallel.num_local_ranks - peak
+        peak += self.runner.reserved_bytes(peak)
+        num_sharing = self._config.parallel.num_local_ranks if self._device.kind == "cpu" else 1
+        return (self._budget_bytes - max(0, weights)) // num_sharing - peak
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         if kv_cache_config != self._kv_cache_config:
@@ -188,7 +218,7 @@ class Worker(WorkerBase):
         """In the compute thread. What it raises is raised again by `_sample`: steps end in order."""
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
-            with record_function(f"step {step_id}"):
+            with record_function(f"step {step_id}") if is_profiling() else nullcontext():
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 step.forward = self.runner.execute_model(step.model_input, received)
                 if isinstance(step.forward, IntermediateTensors):
@@ -205,16 +235,39 @@ class Worker(WorkerBase):
         try:
             if step.error is not None:
                 raise step.error
-            assert step.forward is not None
             finish = partial(self.runner.drain, self.runner.sample(step.model_input, step.forward, grammar_output))
         except BaseException as error:
             finish = partial(_raise, error)
-        self._device.drain(partial(_settle, step.future, finish))
+            self.runner.discard(step.model_input)
+        try:
+            drained = self._device.drain(partial(self._settle, step.future, finish))
+        except BaseException as error:  # the device is gone, and says so at whatever it is asked
+            step.future.set_exception(step.error or error)
+            return
+        drained.add_done_callback(partial(_fail_with, step.future))
+
+    def graph_report(self) -> dict[str, Any]:  # Any: JSON
+        """What the start has found: CUDA graphs, `num_graphs`, `seconds`, `bytes` of device memory; and `linears`, how products
+        with few rows are computed: lists of the fields of `LinearChoice`. Zeros and nothing where there are none."""
+        return self.runner.graph_report()
+
+    def _settle(self, future: Future[ModelRunnerOutput], finish: Callable[[], ModelRunnerOutput]) -> None:
+        """In the drain thread."""
+        try:
+            output = finish()
+            # a GPU's collectives end then without an error, and with whatever was in their memory
+            if self._has_left and isinstance(self._device, Accelerator) and self._config.parallel.world_size > 1:
+                raise ConnectionError("this rank has left its groups")
+        except BaseException as error:  # whatever it is, it is the step's
+            future.set_exception(error)
+        else:
+            future.set_result(output)
 
     def execute_dummy_batch(self) -> None:
         self._compute(partial(torch.inference_mode()(self.runner.dummy_run), 1))
 
     def step_failed(self) -> None:
+        self._has_left = True
         self._world.close("a step failed on it")
 
     def profile(self, start: bool, folder: str = "") -> str | None:
@@ -234,6 +287,7 @@ class Worker(WorkerBase):
         return self._timeline.events()
 
     def shutdown(self) -> None:
+        self._has_left = True
         self._world.close("it was shut down")
         self._pipeline.close()
         self._device.close()
@@ -245,6 +299,8 @@ class Worker(WorkerBase):
     def _start_threads(self) -> None:
         device, parallel = self._config.device, self._config.parallel
         self._device.set_num_threads(device.num_threads)
+        if device.kind != "cpu":
+            return
         cores = cores_of_rank(
             device.threads_bind,
             usable=sorted(os.sched_getaffinity(0)),
@@ -284,14 +340,22 @@ class Worker(WorkerBase):
             raise
 
 
-def _settle(future: Future[ModelRunnerOutput], finish: Callable[[], ModelRunnerOutput]) -> None:
-    try:
-        output = finish()
-    except BaseException as error:  # whatever it is, it is the step's
+def _fail_with(future: Future[ModelRunnerOutput], drained: Future[None]) -> None:
+    """The device failed before the step could be settled."""
+    error = None if drained.cancelled() else drained.exception()
+    if error is not None and not future.done():
         future.set_exception(error)
-    else:
-        future.set_result(output)
 
 
 def _raise(error: BaseException) -> ModelRunnerOutput:
     raise error
+
+
+def _runner_class(device: Device, backend: AttentionBackend, config: EngineConfig) -> Callable[..., Runner]:
+    """Drafts are proposed and resolved on the host, and some backends plan each step there: such steps are those of
+    `ModelRunner` on every device."""
+    if not isinstance(device, Accelerator) or config.speculative is not None or not backend.can_capture:
+        return ModelRunner
+    from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton
+
+    return GraphModelRunner

@@ -88,17 +88,18 @@ class Engines:
     def llm(self, features: Features) -> LLM:
         if features not in self.llms:
             memory = self._tight_bytes(features) if features.tight else 1 << 21
-            self.llms[features] = LLM(
-                str(self.folder),
-                dtype="float32",
-                max_model_len=self.max_model_len,
-                block_size=self.block_size,
-                kv_cache_memory_bytes=memory,
-                generation_config="none",
-                num_threads=1,
+            arguments = {
+                "dtype": "float32",
+                "max_model_len": self.max_model_len,
+                "block_size": self.block_size,
+                "kv_cache_memory_bytes": memory,
+                "generation_config": "none",
+                "num_threads": 1,
                 **self.shared,
-                **{**features.arguments(self.max_model_len), **({} if features == PLAIN else self.arguments)},
-            )
+                **features.arguments(self.max_model_len),
+                **({} if features == PLAIN else self.arguments),
+            }
+            self.llms[features] = LLM(str(self.folder), **arguments)
         return self.llms[features]
 
     def _tight_bytes(self, features: Features) -> int:

@@ -34,3 +34,20 @@ def test_offline_generation_without_the_packages_of_the_server() -> None:
     result = subprocess.run([sys.executable, "-c", SCRIPT, *HIDDEN], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "5" in result.stdout
+
+
+GPU_SCRIPT = (
+    SCRIPT[: SCRIPT.index("from inflight import")]
+    + """
+import inflight.attention.triton_paged
+import inflight.device.cuda
+import inflight.kernels.triton.layer_ops
+import inflight.layers.gpu_linear
+import inflight.worker.graph_model_runner
+"""
+)
+
+
+def test_what_a_gpu_needs_without_the_packages_of_the_server() -> None:
+    result = subprocess.run([sys.executable, "-c", GPU_SCRIPT, *HIDDEN], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr

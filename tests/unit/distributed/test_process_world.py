@@ -20,10 +20,11 @@ import pytest
 import torch
 
 from inflight.config.ranks import RankLayout
+from inflight.distributed.activation_link import LinkSpec
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.socket_channel import TOKEN_BYTES, SocketMesh
-from inflight.distributed.stage_link import LinkSpec, StageLink
+from inflight.distributed.stage_link import StageLink
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.timeline import Timeline

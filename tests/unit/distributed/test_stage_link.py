@@ -20,9 +20,10 @@ import torch
 
 from benchmarks.delayed_channel import DelayedChannel
 from inflight.config.ranks import RankLayout
+from inflight.distributed.activation_link import LinkSpec
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.stage_link import LinkSpec, StageLink
+from inflight.distributed.stage_link import StageLink
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.timeline import Timeline

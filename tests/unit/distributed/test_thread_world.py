@@ -11,6 +11,7 @@ import torch
 from inflight.config.ranks import RankLayout
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.thread_world import ThreadWorlds
+from inflight.errors import ConfigError
 
 
 def on_all(worlds: ThreadWorlds, work: Callable[[TensorParallelGroup], torch.Tensor]) -> list[torch.Tensor]:
@@ -90,3 +91,9 @@ def test_a_rank_that_stays_away() -> None:
     worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=0.05)
     with pytest.raises(ConnectionError, match="stayed away for too long"):
         worlds.of(0).tensor_parallel_group("model").all_reduce(torch.zeros(1))
+
+
+def test_threads_have_no_gpu_of_their_own() -> None:
+    worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=10)
+    with pytest.raises(ConfigError, match="share its GPU: use distributed_executor_backend='mp'"):
+        worlds.of(0).device_channel(1, "activations")

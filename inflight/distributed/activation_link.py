@@ -1,0 +1,89 @@
+"""`ActivationLink`: what moves activations from one stage to the next, as the worker sees it, and what its ends agree on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.device.base import TORCH_DTYPES
+from inflight.distributed.channel import Channel
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+
+SPLIT_BYTES = 1 << 16  # of one tensor; below it a gather costs more than the bytes that it saves
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """What the two ends of a link agree on at start-up."""
+
+    hidden_size: int
+    dtype: torch.dtype
+    max_num_tokens: int
+    tensor_parallel_size: int
+    split_bytes: int = SPLIT_BYTES
+
+    def part(self, num_tokens: int, tp_rank: int) -> slice | None:
+        """The tokens that one rank carries, if a step of so many travels split."""
+        num_bytes = num_tokens * self.hidden_size * self.dtype.itemsize
+        if self.tensor_parallel_size == 1 or num_bytes < self.split_bytes:
+            return None
+        size = self.part_size(num_tokens)
+        return slice(min(tp_rank * size, num_tokens), min((tp_rank + 1) * size, num_tokens))
+
+    def part_size(self, num_tokens: int) -> int:
+        """Tokens of the largest part; the last ones may have fewer, or none."""
+        return -(-num_tokens // self.tensor_parallel_size)
+
+    def columns(self) -> Tensor:
+        """As numbers, to be compared."""
+        dtype = list(TORCH_DTYPES.values()).index(self.dtype)
+        return torch.tensor(
+            [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
+            dtype=torch.int64,
+        )
+
+
+class ActivationLink(ABC):
+    """One rank's link to the stages before and after it.
+
+    `post_receive` is called by the thread that prepares, `receive` and `send` by the one that computes; each sees the steps in
+    the same order. An error is raised by every `receive` and `send` after it: the order is lost with the step.
+    """
+
+    @abstractmethod
+    def post_receive(self, step_id: int, num_tokens: int) -> None:
+        """The next step that this stage computes. `num_tokens` is the plan's, at most `max_num_tokens`."""
+
+    @abstractmethod
+    def receive(self, step_id: int) -> IntermediateTensors:
+        """The tensors of the oldest posted step. The stage may change them in place until it calls `receive` again."""
+
+    @abstractmethod
+    def send(self, step_id: int, tensors: IntermediateTensors) -> None:
+        """Queue a step's tensors, of as many tokens as its plan says; nobody may change them any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop what is queued, end every wait. Idempotent, from any thread but the link's own."""
+
+
+def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
+    """Compare with the neighbours, over channels of the host.
+
+    Raises:
+        ConnectionError: the stage before has another model, or another configuration.
+    """
+    ours = spec.columns()
+    if after is not None:
+        after.send(ours)
+    if before is not None:
+        theirs = torch.empty_like(ours)
+        before.receive(theirs)
+        if not torch.equal(ours, theirs):
+            raise ConnectionError(
+                f"the stage before sends (hidden_size, dtype, max tokens, TP size, split) = {theirs.tolist()}, this one "
+                f"expects {ours.tolist()}: both ranks must have the same model and configuration"
+            )

@@ -1,0 +1,21 @@
+"""`GroupHandle`: one rank's hold on a group of torch.distributed, which it can let go of at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GroupHandle:
+    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers."""
+
+    def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
+        self._backend = backend
+
+    @property
+    def backend(self) -> Any:
+        if self._backend is None:
+            raise ConnectionError("this rank has left its groups")
+        return self._backend
+
+    def close(self) -> None:
+        self._backend = None

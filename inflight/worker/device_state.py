@@ -1,0 +1,85 @@
+"""`DeviceState`: what a step reads on the device, at addresses that never change, so that graphs can be recorded over it.
+
+One int32 tensor holds it all, so that one kernel brings any part of it up to a plan (kernels/triton/step_state.py):
+
+    of the step, by token   input_ids, positions, token_slots
+    of the step, by row     query_start_loc, seq_lens, slots
+    of the step, by draw    logits_indices, draw_slots, draw_positions
+    of the slots            last_tokens, columns (how each is sampled), history, block_tables
+
+Slot `max_num_seqs` is the dummy slot: all its blocks are the dummy block, and what pads a step belongs to it. Written on
+`compute` only, in step order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # elements: parts start where wide loads like it
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSizes:
+    """`max_num_tokens`: of a step, padding included."""
+
+    max_num_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    max_blocks: int
+    num_groups: int
+    num_columns: int
+
+    @property
+    def max_num_rows(self) -> int:
+        """Of a step: one more than there can be requests, for what pads it."""
+        return self.max_num_seqs + 1
+
+    @property
+    def dummy_slot(self) -> int:
+        return self.max_num_seqs
+
+    def parts(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape, in order."""
+        num_slots, tokens, rows = self.max_num_seqs + 1, (self.max_num_tokens,), (self.max_num_rows,)
+        return {
+            "input_ids": tokens,
+            "positions": tokens,
+            "token_slots": tokens,
+            "query_start_loc": (self.max_num_rows + 1,),
+            "seq_lens": rows,
+            "slots": rows,
+            "logits_indices": rows,
+            "draw_slots": rows,
+            "draw_positions": rows,
+            "last_tokens": (num_slots,),
+            "columns": (self.num_columns, num_slots),
+            "block_tables": (self.num_groups, num_slots, self.max_blocks),
+            "history": (num_slots, self.max_model_len),
+        }
+
+
+class DeviceState:
+    """
+    Attributes:
+        flat: everything, int32 [n].
+        start: name of a part -> where it starts in `flat`.
+    """
+
+    def __init__(self, sizes: StateSizes, device: torch.device) -> None:
+        self.sizes = sizes
+        self.start: dict[str, int] = {}
+        total = 0
+        for name, shape in sizes.parts().items():
+            self.start[name] = total
+            total += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        assert total < 2**31, f"{total} elements: entries address them with 32 bits"
+        self.flat = torch.zeros(total, dtype=torch.int32, device=device)
+
+    def part(self, name: str) -> Tensor:
+        """A view of one part, in its shape."""
+        shape, start = self.sizes.parts()[name], self.start[name]
+        return self.flat[start : start + math.prod(shape)].view(shape)

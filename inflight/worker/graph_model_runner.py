@@ -1,0 +1,421 @@
+"""`GraphModelRunner`: the runner of a GPU. The host launches and never waits; what the device needs of a step is there before.
+
+    prepare   the plan's entries into a staging slot                                           (host)
+    execute   upload | apply the entries | forward and head: a graph, or kernel by kernel      (queued)
+    sample    apply | masks, penalties: where asked for | draw and advance: a graph | copy out (queued)
+    drain     wait for the copy -> answer                                                      (host)
+
+State is on the device (`DeviceState`), and a plan brings it up to date. Behind a step of decodes the draw moves ids, positions
+and lengths on by itself: if the next step has the same rows, only its new blocks are applied.
+
+    decode    every row computes one token and draws one      "decode" (forward + head), "draw"      by batch size
+    mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"      by tokens; by draws
+    eager     larger, or with log-probabilities of prompts    kernel by kernel, "draw"
+
+The forward of a step may come before the draws of the step before it, if these wait for masks: then their logits, which the
+forward would overwrite, are kept aside, and drawn from kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inflight.attention.triton_paged import TritonPagedBackend
+from inflight.config.engine import EngineConfig
+from inflight.config.partition import PipelineStage
+from inflight.device.accelerator import Accelerator, Event
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.token_link import TokenReceiver, TokenSender
+from inflight.interface.kv_cache import KVCacheConfig
+from inflight.interface.request import Int32Array
+from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.kernels.triton.step_state import apply_entries
+from inflight.models.causal_lm import CausalLM
+from inflight.sample.device_features import DeviceFeatures
+from inflight.sample.device_sampler import DeviceSampler
+from inflight.sample.rows import HISTORY, SamplingRows
+from inflight.timeline import Timeline
+from inflight.worker.copy_out import CopiedStep
+from inflight.worker.cuda_graph import GRAPH_BYTES, GraphRunner, decode_sizes, mixed_sizes, padded_size
+from inflight.worker.device_state import DeviceState, StateSizes
+from inflight.worker.draw_rows import grammar_masks
+from inflight.worker.input_batch import NO_STEP, StepInputs
+from inflight.worker.prompt_logprobs import PromptLogprobsWork
+from inflight.worker.runner import Runner
+from inflight.worker.staging import StagingRing, StagingSlot
+from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
+from inflight.worker.step_works import StepWorks
+
+
+@dataclass(slots=True)
+class DeviceStep:
+    """A plan, prepared. The last fields are those of the thread that launches."""
+
+    plan: SchedulerOutput
+    inputs: StepInputs
+    shape: StepShape
+    staged: StagingSlot
+    counts: EntryCounts
+    slots: Int32Array  # [num_draws], of the draws
+    rows: SamplingRows | None  # [num_draws], on the rank that draws
+    num_prompt_tokens: Int32Array  # [num_draws]
+    prompt_logprobs: tuple[PromptLogprobsWork, ...]
+    message: Future[Tensor] | None
+    continues: bool = False  # the device has moved on to this step by itself
+    kept_logits: Tensor | None = None  # set aside for draws that come late
+    out: CopiedStep = field(default_factory=lambda: CopiedStep())
+
+
+class GraphModelRunner(Runner):
+    """
+    Args:
+        senders, receiver: of drawn tokens, as `ModelRunner` has them.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: CausalLM,
+        backend: TritonPagedBackend,
+        device: Accelerator,
+        timeline: Timeline,
+        *,
+        tp: TensorParallelGroup,
+        stage: PipelineStage,
+        senders: Sequence[TokenSender] = (),
+        receiver: TokenReceiver | None = None,
+    ) -> None:
+        super().__init__(
+            *(config, model, backend, device, timeline), tp=tp, stage=stage, sampling_device=torch.device("cpu")
+        )
+        self._accelerator = device
+        self._senders, self._receiver = tuple(senders), receiver
+        scheduler = config.scheduler
+        graph_tokens = min(
+            config.device.cuda_graph_max_tokens, scheduler.max_num_batched_tokens, config.model.max_model_len
+        )
+        captures = not config.device.enforce_eager
+        self._decode_sizes = decode_sizes(scheduler.max_num_seqs) if captures else []
+        self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
+        self._expected: deque[tuple[int, Int32Array, Future[Tensor]]] = deque()
+        self._graphs = GraphRunner(device)
+        self._advanced: DeviceStep | None = None  # the state holds what comes next for the rows of this step
+        self._applied: DeviceStep | None = None  # whose rows the state holds
+        self._undrawn: DeviceStep | None = None  # whose logits are where the graphs leave them, not drawn from yet
+        self._copied: Event | None = None  # the last tokens have left the device
+        self._works = StepWorks(
+            config,
+            model,
+            device.torch_device,
+            tp=tp,
+            stage=stage,
+            max_num_tokens=self._max_num_tokens(),
+            max_mixed=max(self._mixed_sizes, default=0),
+        )
+
+    # -- start-up --------------------------------------------------------------------------------------------------------
+
+    def reserved_bytes(self, peak_bytes: int) -> int:
+        """The state; and the graphs: what the largest of them takes as it runs, and the driver's part of each."""
+        state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
+        largest = max([0, *self._mixed_sizes, *self._decode_sizes])
+        num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
+        pool = peak_bytes * largest // self._config.scheduler.max_num_batched_tokens
+        return state + pool + num_graphs * GRAPH_BYTES
+
+    def initialize(self, kv_cache_config: KVCacheConfig) -> None:
+        super().initialize(kv_cache_config)
+        self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
+        self._works.bind(self._state, kv_cache_config)
+        self._entries = StepEntries(self._state, self._config.model.architecture.vocab_size, draws=self._stage.is_last)
+        self._ring = StagingRing(self._accelerator, self._config.scheduler.depth + 1)
+        self._told_ring = StagingRing(self._accelerator, 2)
+        self._advanced = self._applied = self._undrawn = None
+        works = self._works
+        recorded = [("decode", self._decode_sizes, works.decode), ("mixed", self._mixed_sizes, works.mixed)]
+        if self._stage.is_last:
+            recorded += [("draw", self._decode_sizes, works.draw)]
+            recorded += [("head", self._decode_sizes, works.head)] if self._mixed_sizes else []
+        self._graphs.capture(recorded, self._stage_dummies)
+
+    def graph_report(self) -> dict[str, Any]:
+        return super().graph_report() | asdict(self._graphs.report)
+
+    def dummy_run(self, num_tokens: int) -> None:
+        assert self._undrawn is None, "a step is under way"
+        size = padded_size(num_tokens, self._decode_sizes)
+        self._stage_dummies("decode", size)
+        self._graphs.enqueue("decode", size, self._works.decode)
+        self._accelerator.compute.record().synchronize()
+
+    def _profile_draws(self, hidden: Tensor) -> None:
+        self._works.profile_draws(hidden)
+
+    def _stage_dummies(self, kind: str, size: int) -> None:
+        """Fill the state with a step that belongs to no request."""
+        num_rows = 1 if kind == "mixed" else size
+        columns = self._entries.dummies(size, num_rows)
+        staged, count = self._ring.take(), sum(len(destinations) for destinations, _ in columns)
+        staged.write(columns)
+        staged.upload(count)
+        self._apply(staged, 0, count, count)
+        staged.release()
+        self._advanced = self._applied = None
+
+    def _max_num_tokens(self) -> int:
+        scheduler = self._config.scheduler
+        return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
+
+    def _num_groups(self) -> int:
+        return len(set(self.kv_cache_specs().values()))
+
+    def _sizes(self, num_groups: int) -> StateSizes:
+        model = self._config.model
+        return StateSizes(
+            max_num_tokens=self._max_num_tokens(),
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_model_len=model.max_model_len,
+            max_blocks=-(-model.max_model_len // self._config.cache.block_size),
+            num_groups=num_groups,
+            num_columns=DeviceSampler.NUM_COLUMNS,
+        )
+
+    # -- prepare: on the host --------------------------------------------------------------------------------------------
+
+    def prepare_inputs(self, plan: SchedulerOutput) -> DeviceStep:
+        with self._timeline.span(plan.step_id, "prepare"):
+            batch, inputs = self._take_in(plan)
+            prompt_logprobs = self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch)
+            slots = plan.slots[inputs.sampling_rows]
+            shape = self._shape(plan, inputs, prompt_logprobs)
+            rows = self._sampling_state.take(slots) if self._draws else None
+            staged = self._ring.take()
+            return DeviceStep(
+                plan=plan,
+                inputs=inputs,
+                shape=shape,
+                staged=staged,
+                counts=self._stage_entries(staged, plan, inputs, shape),
+                slots=slots,
+                rows=rows,
+                num_prompt_tokens=batch.num_prompt_tokens[slots],
+                prompt_logprobs=prompt_logprobs,
+                message=self._receiver.post(len(slots)) if self._receiver is not None and len(slots) else None,
+            )
+
+    def _stage_entries(
+        self, staged: StagingSlot, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape, *, whole: bool = False
+    ) -> EntryCounts:
+        """All of the step's, or only those that the device does not come to by itself, if it will have moved on to the step."""
+        if inputs.continues != NO_STEP and shape.kind == "decode" and not whole:
+            columns = self._entries.tables(plan)
+            count = sum(len(destinations) for destinations, _ in columns)
+            counts = EntryCounts(count, count, count, count)
+        else:
+            new = plan.new_requests if self._draws else ()
+            rows = self._sampling_state.take(np.array([data.slot for data in new], dtype=np.int32))
+            with_history = tuple(data for data, features in zip(new, rows.features, strict=True) if features & HISTORY)
+            columns, counts = self._entries.of(plan, inputs, shape, with_history)
+        staged.write(columns)
+        return counts
+
+    def _shape(self, plan: SchedulerOutput, inputs: StepInputs, prompt_logprobs: Sequence[object]) -> StepShape:
+        num_tokens, num_rows, num_draws = len(inputs.input_ids), len(plan.slots), len(inputs.sampling_rows)
+        padded_draws = padded_size(num_draws, self._decode_sizes) if num_draws else 0
+        if num_tokens == num_rows == num_draws and not prompt_logprobs:
+            return StepShape("decode", padded_draws, padded_draws, padded_draws)
+        if num_tokens <= max(self._mixed_sizes, default=0) and not prompt_logprobs:
+            padded_tokens = padded_size(num_tokens, self._mixed_sizes)
+            return StepShape("mixed", padded_tokens, self._config.scheduler.max_num_seqs + 1, padded_draws)
+        return StepShape("eager", num_tokens, num_rows, padded_draws)
+
+    # -- execute: launched -----------------------------------------------------------------------------------------------
+
+    def execute_model(
+        self, model_input: DeviceStep, intermediate: IntermediateTensors | None = None
+    ) -> IntermediateTensors | None:
+        """None on the last stage: the logits are on the device."""
+        step, plan = model_input, model_input.plan
+        if self._receiver is not None:
+            with self._timeline.span(plan.step_id, "receive"):
+                self._receive(step.inputs.drawn_in_step)
+        with self._timeline.span(plan.step_id, "forward"):
+            if step.message is not None:
+                self._expected.append((plan.step_id, step.slots, step.message))
+            self._set_logits_aside()
+            self._bring_up(step)
+            if intermediate is not None:
+                self._take_over(intermediate)
+            self._enqueue_forward(step)
+            if self._stage.is_last:
+                self._undrawn = step if step.shape.num_draws else None
+                return None
+            assert self._works.sent is not None
+            return self._works.sent.first(plan.num_tokens)
+
+    def _receive(self, step_id: int) -> None:
+        """Take in the tokens drawn by steps up to `step_id`, and what else has come. Waits for them."""
+        expected = self._expected
+        while expected and (expected[0][0] <= step_id or expected[0][2].done()):
+            _, slots, message = expected.popleft()
+            staged = self._told_ring.take()
+            staged.write(self._entries.told(slots, message.result()[:, 0].numpy()))
+            staged.upload(len(slots))
+            self._apply(staged, 0, len(slots), len(slots))
+            staged.release()
+
+    def _set_logits_aside(self) -> None:
+        """Those of a step that has not drawn yet: the forward to come leaves its own in their place."""
+        step = self._undrawn
+        if step is None:
+            return
+        logits = self._works.logits[: step.shape.num_draws]
+        step.kept_logits = kept = torch.empty_like(logits)
+        self._accelerator.compute.enqueue(lambda: _copy(logits, kept))
+        self._undrawn = None
+
+    def _bring_up(self, step: DeviceStep) -> None:
+        """Upload the step's entries, and apply those of the forward."""
+        advanced, staged = self._advanced, step.staged
+        step.continues = (
+            advanced is not None
+            and advanced.plan.step_id == step.inputs.continues
+            and advanced.shape == step.shape
+            and step.shape.kind == "decode"
+        )
+        if not step.continues and step.inputs.continues != NO_STEP:
+            step.counts = self._stage_entries(staged, step.plan, step.inputs, step.shape, whole=True)
+        counts = step.counts
+        if not step.continues:
+            staged.upload(counts.requests)
+            self._apply(staged, 0, counts.rows, counts.drawn)
+        elif counts.tables:
+            staged.upload(counts.tables)
+            self._apply(staged, 0, counts.tables, counts.tables)
+        if not self._stage.is_last:
+            staged.release()
+        self._advanced, self._applied = None, step
+
+    def _take_over(self, intermediate: IntermediateTensors) -> None:
+        assert self._works.received is not None
+        into = self._works.received.first(len(intermediate.delta))
+
+        def copy() -> None:
+            _copy(intermediate.delta, into.delta)
+            _copy(intermediate.residual, into.residual)
+
+        self._accelerator.compute.enqueue(copy)
+
+    def _enqueue_forward(self, step: DeviceStep) -> None:
+        shape, graphs, works = step.shape, self._graphs, self._works
+        if shape.kind == "decode":
+            graphs.enqueue("decode", shape.num_tokens, works.decode)
+        elif shape.kind == "mixed":
+            graphs.enqueue("mixed", shape.num_tokens, works.mixed)
+            if self._stage.is_last and shape.num_draws:
+                graphs.enqueue("head", shape.num_draws, works.head)
+        else:
+            targets = [(work, self._upload(work.targets)) for work in step.prompt_logprobs]
+            self._accelerator.compute.enqueue(lambda: self._run_eager(step, targets))
+
+    def _run_eager(self, step: DeviceStep, targets: Sequence[tuple[PromptLogprobsWork, Tensor]]) -> None:
+        step.out.prompt_pieces += self._works.eager(
+            step.shape.num_tokens,
+            step.shape.num_rows,
+            step.shape.num_draws,
+            max_query_len=int(step.plan.num_scheduled_tokens.max()),
+            max_seq_len=int(step.inputs.seq_lens.max()),
+            prompt_logprobs=targets,
+        )
+
+    # -- sample: launched ------------------------------------------------------------------------------------------------
+
+    def sample(
+        self, model_input: DeviceStep, forward: object, grammar_output: GrammarOutput | None = None
+    ) -> DeviceStep:
+        step, plan = model_input, model_input.plan
+        if not self._stage.is_last:
+            return step
+        with self._timeline.span(plan.step_id, "sample"):
+            if not step.continues:
+                self._apply(step.staged, step.counts.drawn, step.counts.requests, step.counts.requests)
+            step.staged.release()
+            features = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
+            if self._draws and (step.shape.num_draws or step.prompt_logprobs):
+                tokens = self._works.tokens[: len(step.slots)]
+                self._copied = step.out.start(self._accelerator, tokens, features, step.prompt_logprobs)
+            return step
+
+    def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> DeviceFeatures | None:
+        """Returns what else the draws took."""
+        compute, works, kept = self._accelerator.compute, self._works, step.kept_logits
+        features = self._features(step, grammar_output)
+        if features is not None:
+            logits = (works.logits if kept is None else kept)[: len(step.slots)]
+            compute.enqueue(lambda: features.before_draw(logits, works.history))
+        if self._copied is not None:
+            compute.wait(self._copied)  # the tokens of the step before have left
+        if kept is None:
+            self._graphs.enqueue("draw", step.shape.num_draws, works.draw)
+            self._undrawn = None
+            self._advanced = step if self._applied is step and step.shape.kind == "decode" else None
+        else:
+            compute.enqueue(lambda: works.draw_from(kept))
+            self._advanced = None
+        return features
+
+    def _features(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> DeviceFeatures | None:
+        """What the step's draws take beside the logits, uploaded; None for a plain step, and on ranks that do not draw."""
+        if step.rows is None:
+            return None
+        masks = None
+        if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
+            masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
+        return DeviceFeatures.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
+
+    def discard(self, model_input: DeviceStep) -> None:
+        model_input.staged.release()
+        self._advanced = None
+        if self._undrawn is model_input:
+            self._undrawn = None
+
+    # -- drain: on the host ----------------------------------------------------------------------------------------------
+
+    def drain(self, drawn: DeviceStep) -> ModelRunnerOutput:
+        if not self._draws:
+            return ModelRunnerOutput(step_id=drawn.plan.step_id, kv_connector_output=KVConnectorOutput())
+        with self._timeline.span(drawn.plan.step_id, "drain"):
+            output = drawn.out.wait(drawn.plan.step_id)
+            for sender in self._senders if len(output.sampled_token_ids) else ():
+                sender.send(torch.from_numpy(output.sampled_token_ids.clip(min=0)[:, None]))
+            return output
+
+    # -- common ----------------------------------------------------------------------------------------------------------
+
+    def _apply(self, staged: StagingSlot, first: int, num_pairs: int, num_entries: int) -> None:
+        if num_entries > first:
+            flat, entries = self._state.flat, staged.entries
+            self._accelerator.compute.enqueue(lambda: apply_entries(flat, entries, first, num_pairs, num_entries))
+
+    def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
+        """What only this step needs. In the thread that launches: the memory is reused in the order of `compute`."""
+        source = torch.from_numpy(np.ascontiguousarray(array))
+        host = self._accelerator.pinned(source.numel(), source.dtype).view(source.shape)
+        host.copy_(source)
+        there = torch.empty_like(source, device=self._device.torch_device)
+        self._accelerator.compute.enqueue(lambda: _copy(host, there))
+        return there
+
+
+def _copy(source: Tensor, destination: Tensor) -> None:
+    destination.copy_(source, non_blocking=True)

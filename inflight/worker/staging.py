@@ -1,0 +1,92 @@
+"""`StagingRing`: pinned host memory, and device memory it is copied to, for what brings the device's state up to a plan.
+
+    prepare thread    take slot k, write entries              waits only if the ring is too short
+    copy_in stream                       | pinned k -> device k |
+    compute stream                                             | apply k | forward ...
+
+A slot is written again when its last upload has ended (the host waits), and uploaded again when the device has read what it
+held (the copy waits).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from inflight.device.accelerator import Accelerator, Event
+from inflight.interface.request import Int32Array
+
+MIN_ENTRIES = 4096
+Int32Columns = Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
+
+
+class StagingSlot:
+    """Entries [n, 2] on the host, and on the device. Written by the thread that prepares, uploaded by the one that launches."""
+
+    def __init__(self, device: Accelerator) -> None:
+        self._device = device
+        self.is_in_use = False  # from `take` to `release`
+        self._uploaded: Event | None = None
+        self._read: Event
+        self._allocate(MIN_ENTRIES)
+
+    def write(self, columns: Int32Columns) -> None:
+        """(destinations, values) behind each other. Waits for the slot's last upload."""
+        count = sum(len(destinations) for destinations, _ in columns)
+        for event in (self._uploaded, self._read if count > len(self.entries) else None):
+            if event is not None:
+                event.synchronize()
+        if count > len(self.entries):
+            self._allocate(2 * count)
+        start = 0
+        for destinations, values in columns:
+            stop = start + len(destinations)
+            self._host[start:stop, 0] = destinations
+            self._host[start:stop, 1] = values
+            start = stop
+
+    def upload(self, num_entries: int) -> None:
+        """Copy the first entries; what is queued on `compute` from now on sees them on the device."""
+        copy_in, compute = self._device.copy_in, self._device.compute
+        copy_in.wait(self._read)
+        pinned, entries = self._pinned[:num_entries], self.entries[:num_entries]
+        copy_in.enqueue(lambda: _copy(pinned, entries))
+        self._uploaded = copy_in.record()
+        compute.wait(self._uploaded)
+
+    def release(self) -> None:
+        """What has been queued on `compute` is the last that reads this slot's entries."""
+        self._read = self._device.compute.record()
+        self.is_in_use = False
+
+    def _allocate(self, num_entries: int) -> None:
+        self._pinned = self._device.pinned(2 * num_entries, torch.int32).view(num_entries, 2)
+        self._host: Int32Array = self._pinned.numpy()
+        self.entries = torch.empty(num_entries, 2, dtype=torch.int32, device=self._device.torch_device)
+        self._read = self._device.compute.record()  # what had this memory before may be under way there
+
+
+class StagingRing:
+    """
+    Args:
+        depth: slots; more than steps can be under way, so that `write` never has to wait.
+    """
+
+    def __init__(self, device: Accelerator, depth: int) -> None:
+        self._slots = deque(StagingSlot(device) for _ in range(depth))
+
+    def take(self) -> StagingSlot:
+        """The slot that was taken longest ago; its step has been launched."""
+        self._slots.rotate(-1)
+        slot = self._slots[-1]
+        assert not slot.is_in_use, f"more than {len(self._slots)} steps are under way"
+        slot.is_in_use = True
+        return slot
+
+
+def _copy(source: torch.Tensor, destination: torch.Tensor) -> None:
+    destination.copy_(source, non_blocking=True)

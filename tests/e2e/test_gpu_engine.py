@@ -1,0 +1,74 @@
+"""The whole engine over the GPU's runner, on a GPU that is not there: its outputs are those of the engine on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inflight import LLM, RequestOutput, SamplingParams
+from inflight.errors import OutOfMemoryError
+from tests.fake_gpu import COPY_OUT_FIRST, FakeGpu, install
+from tests.model_zoo import FAMILY_CONFIGS, write_model
+
+BASE = [5 + i % 40 for i in range(20)]
+REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
+    (BASE, {"temperature": 0.0, "prompt_logprobs": 2, "logprobs": 1}),
+    ([*BASE, 7, 9], {"temperature": 0.8, "top_p": 0.8, "seed": 3, "n": 2}),
+    ([4, 8, 15, 16, 23, 42], {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3, "min_tokens": 2}),
+]
+ARGUMENTS = {
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "max_model_len": 48,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 16,  # the first prompt takes two steps
+    "block_size": 4,
+    "kv_cache_memory_bytes": 1 << 20,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(FAMILY_CONFIGS["llama"][0], tmp_path_factory.mktemp("gpu") / "model", seed=2)
+
+
+def generate(llm: LLM, requests: list[tuple[list[int], dict[str, Any]]] = REQUESTS) -> list[RequestOutput]:
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
+    params = [SamplingParams(max_tokens=5, ignore_eos=True, **fields) for _, fields in requests]
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def figures(outputs: list[RequestOutput]) -> tuple[list[list[int]], list[float]]:
+    """(tokens of all completions, all log-probabilities)"""
+    tokens = [list(completion.token_ids) for output in outputs for completion in output.outputs]
+    columns = [
+        *(position for output in outputs for position in output.prompt_logprobs or () if position is not None),
+        *(position for output in outputs for completion in output.outputs for position in completion.logprobs or ()),
+    ]
+    return tokens, [entry.logprob for position in columns for entry in position.values()]
+
+
+@pytest.mark.parametrize("engine_args", [{"cuda_graph_max_tokens": 8}, {"speculative_config": {"method": "ngram"}}])
+def test_outputs_are_those_of_the_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, engine_args: dict[str, Any]
+) -> None:
+    with LLM(str(folder), device="cpu", **ARGUMENTS) as llm:
+        expected, expected_logprobs = figures(generate(llm))
+    install(monkeypatch, FakeGpu(order=COPY_OUT_FIRST))
+    with LLM(str(folder), device="cuda", **ARGUMENTS, **engine_args) as llm:
+        found, logprobs = figures(generate(llm))
+        (again,) = generate(llm, REQUESTS[2:])
+    assert found == expected
+    assert logprobs and np.allclose(logprobs, expected_logprobs, atol=1e-4)
+    assert list(again.outputs[0].token_ids) == expected[-1] and again.num_cached_tokens > 0
+
+
+def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, FakeGpu(memory_bytes=1 << 12))
+    with pytest.raises(OutOfMemoryError, match=r"the weights of a rank are .* use a larger GPU"):
+        LLM(str(folder), device="cuda", **ARGUMENTS)
