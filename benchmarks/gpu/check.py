@@ -5,8 +5,8 @@
 Needs the repository, torch, triton, transformers, numpy, safetensors, tokenizers, jinja2, tqdm, pytest and hypothesis; no
 network. Each part is a process of its own and cannot take the others with it. Test files run side by side, figures one by one;
 --list names them.
-Results are printed as they come, a JSON line each; the last line is one JSON object with everything. FOLDER (by default $OUT,
-where that is set) gets gpu_check.json, with more kernels, and gpu_check.log, all that the parts have printed.
+Results are printed as they come, a JSON line each; the last line is one JSON object with everything. FOLDER gets
+gpu_check.json, with more kernels, and gpu_check.log, all that the parts have printed.
 
 --device cpu runs the figures on a tiny model where there is no GPU, to try the command; its figures mean nothing.
 Exits with 1 if a part failed or a test did.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--skip-tests", action="store_true", help="the figures alone")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cases")
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="for everything [540]")
-    parser.add_argument("--output", type=Path, default=os.environ.get("OUT"), help="a folder for the results [$OUT]")
+    parser.add_argument("--output", type=Path, help="a folder for the results")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--list", action="store_true", help="print the parts and the seconds they are expected to take")
     args = parser.parse_args(arguments)
