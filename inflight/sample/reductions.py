@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 128 * 1024  # half a megabyte of float32: temporaries stay in a core's second-level cache
+_NAN_BITS = 0x7FC00000  # of a float32, without a sign
 
 
 def row_chunks(values: Tensor) -> Iterator[slice]:
@@ -82,7 +83,8 @@ def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def sort_keys(values: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys that are larger where the value is larger or, of equal values, the id smaller."""
+    """int64 keys that are larger where the value is larger or, of equal values, the id smaller. A NaN is the largest."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0: no negative zero
+    bits = torch.where(values.isnan(), _NAN_BITS, bits)  # whatever its sign
     ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # floats order like sign and magnitude: turn the negative ones round
     return (ordered.to(torch.int64) << 32) - ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from inflight.sample.metadata import RestrictedRows
 from inflight.sample.noise import token_hashes
 from inflight.sample.reductions import sort_keys, top_window
 from inflight.sample.rows import MAX_WINDOW, WINDOW
+from inflight.sample.sampler import IMPOSSIBLE_TOKEN
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import Row, metadata_of, tokens_of
 
@@ -257,6 +259,15 @@ def test_both_ways_draw_the_same_token(params: SamplingParams) -> None:
         tokens, scores = draw_restricted(logits, dataclasses.replace(restricted, window=window), hashes)
         assert torch.equal(tokens, expected[0])
         assert torch.equal(scores, expected[1])
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("restriction", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_a_row_with_a_nan_draws_nothing(sign: float, restriction: dict[str, Any]) -> None:
+    """Arithmetic makes NaN of either sign."""
+    logits = logits_of(1, 700)
+    logits[0, 17] = torch.copysign(torch.tensor(torch.nan), torch.tensor(sign))
+    assert tokens_of(logits, [Row(SamplingParams(temperature=1.0, **restriction), seed=1)]) == [IMPOSSIBLE_TOKEN]
 
 
 def test_rows_of_different_kinds_do_not_disturb_each_other() -> None:
