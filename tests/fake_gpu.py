@@ -10,6 +10,7 @@ Graphs are recorded for real: every torch operation and every kernel, with the a
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -216,6 +217,7 @@ class FakeGpu(Accelerator):
     def capture(self, work: Callable[[], None]) -> Graph:
         with _RUNNING:
             assert not any(stream.queue for stream in self._streams), "something else is queued"
+            assert not gc.isenabled(), "what is collected now would end the recording"
             self.num_graphs += 1
             return FakeGraph(work)
 

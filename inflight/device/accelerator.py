@@ -11,9 +11,11 @@ an event may happen in any order there, and sooner or later does on a GPU.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,6 +25,19 @@ from inflight.device.base import Device, T
 # How long a thread may keep the interpreter from another that wants it, instead of Python's 5 ms: those that plan, prepare and
 # answer take turns within a step, and a step of a GPU may take half a millisecond.
 SWITCH_SECONDS = 1e-4
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """While device work is recorded: a graph or an event of another engine that the collector ends would end the recording."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Event(ABC):

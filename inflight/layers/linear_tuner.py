@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from inflight.device.accelerator import no_garbage_collection
 from inflight.kernels.triton.activation import silu_and_mul
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers.linear_method import LinearChoice
@@ -188,11 +189,12 @@ class LinearTuner:
         clock = self._make_clock()
         self._scratch = self._scratch or SplitKScratch(self._device)
         buckets = sorted({_bucket(num_rows) for num_rows in range(1, min(max_num_rows, MAX_TUNED_ROWS) + 1)})
-        for products in self._alike.values():
-            configs = products[0].configs(clock.num_multiprocessors)
-            if configs and products[0].num_bytes >= self._min_weight_bytes:
-                distinct = _uncached(products, clock.cache_bytes)
-                tuned += [self._choose(distinct, configs, num_rows, clock, self._scratch) for num_rows in buckets]
+        with no_garbage_collection():
+            for products in self._alike.values():
+                configs = products[0].configs(clock.num_multiprocessors)
+                if configs and products[0].num_bytes >= self._min_weight_bytes:
+                    distinct = _uncached(products, clock.cache_bytes)
+                    tuned += [self._choose(distinct, configs, num_rows, clock, self._scratch) for num_rows in buckets]
         for choice in tuned:
             logger.debug("%s", choice)
         return tuned

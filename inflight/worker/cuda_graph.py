@@ -6,7 +6,6 @@ larger ones have left in the pool.
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from bisect import bisect_left
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inflight.device.accelerator import Accelerator, Graph
+from inflight.device.accelerator import Accelerator, Graph, no_garbage_collection
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +69,10 @@ class GraphRunner:
         """Record each work for each of its sizes, each over what `stage_dummies` queues for it. Nothing else is queued."""
         start, before = time.perf_counter(), self._device.available_memory_bytes()
         keys = [(name, size, work) for name, sizes, work in works for size in sizes]
-        gc.collect()
-        gc.disable()  # objects of another engine that end while a graph is recorded would end the recording
-        try:
+        with no_garbage_collection():
             for name, size, work in sorted(keys, key=lambda key: -key[1]):
                 stage_dummies(name, size)
                 self._capture(name, size, partial(work, size))
-        finally:
-            gc.enable()
         taken = max(0, before - self._device.available_memory_bytes())
         self.report = GraphReport(len(keys), time.perf_counter() - start, taken)
         logger.info("recorded %d graphs in %.1f s: %.0f MiB", len(keys), self.report.seconds, taken / 2**20)
