@@ -52,7 +52,7 @@ from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.input_batch import NO_STEP, StepInputs
 from inflight.worker.prompt_logprobs import PromptLogprobsWork
 from inflight.worker.runner import Runner
-from inflight.worker.staging import StagingRing, StagingSlot
+from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot
 from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
 from inflight.worker.step_works import StepWorks
 
@@ -164,12 +164,7 @@ class GraphModelRunner(Runner):
     def _stage_dummies(self, kind: str, size: int) -> None:
         """Fill the state with a step that belongs to no request."""
         num_rows = 1 if kind == "mixed" else size
-        columns = self._entries.dummies(size, num_rows)
-        staged, count = self._ring.take(), sum(len(destinations) for destinations, _ in columns)
-        staged.write(columns)
-        staged.upload(count)
-        self._apply(staged, 0, count, count)
-        staged.release()
+        self._write(self._ring, self._entries.dummies(size, num_rows))
         self._advanced = self._applied = None
 
     def _max_num_tokens(self) -> int:
@@ -218,14 +213,12 @@ class GraphModelRunner(Runner):
     ) -> EntryCounts:
         """All of the step's, or only those that the device does not come to by itself, if it will have moved on to the step."""
         if inputs.continues != NO_STEP and shape.kind == "decode" and not whole:
-            columns = self._entries.tables(plan)
-            count = sum(len(destinations) for destinations, _ in columns)
-            counts = EntryCounts(count, count, count, count)
-        else:
-            new = plan.new_requests if self._draws else ()
-            rows = self._sampling_state.take(np.array([data.slot for data in new], dtype=np.int32))
-            with_history = tuple(data for data, features in zip(new, rows.features, strict=True) if features & HISTORY)
-            columns, counts = self._entries.of(plan, inputs, shape, with_history)
+            count = staged.write(self._entries.tables(plan))
+            return EntryCounts(count, count, count, count)
+        new = plan.new_requests if self._draws else ()
+        rows = self._sampling_state.take(np.array([data.slot for data in new], dtype=np.int32))
+        with_history = tuple(data for data, features in zip(new, rows.features, strict=True) if features & HISTORY)
+        columns, counts = self._entries.of(plan, inputs, shape, with_history)
         staged.write(columns)
         return counts
 
@@ -268,11 +261,7 @@ class GraphModelRunner(Runner):
         expected = self._expected
         while expected and (expected[0][0] <= step_id or expected[0][2].done()):
             _, slots, message = expected.popleft()
-            staged = self._told_ring.take()
-            staged.write(self._entries.told(slots, message.result()[:, 0].numpy()))
-            staged.upload(len(slots))
-            self._apply(staged, 0, len(slots), len(slots))
-            staged.release()
+            self._write(self._told_ring, self._entries.told(slots, message.result()[:, 0].numpy()))
 
     def _set_logits_aside(self) -> None:
         """Those of a step that has not drawn yet: the forward to come leaves its own in their place."""
@@ -401,6 +390,14 @@ class GraphModelRunner(Runner):
             return output
 
     # -- common ----------------------------------------------------------------------------------------------------------
+
+    def _write(self, ring: StagingRing, columns: Int32Columns) -> None:
+        """Entries that stand for themselves: staged, uploaded and applied."""
+        staged = ring.take()
+        count = staged.write(columns)
+        staged.upload(count)
+        self._apply(staged, 0, count, count)
+        staged.release()
 
     def _apply(self, staged: StagingSlot, first: int, num_pairs: int, num_entries: int) -> None:
         if num_entries > first:

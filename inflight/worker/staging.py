@@ -34,8 +34,8 @@ class StagingSlot:
         self._read: Event
         self._allocate(MIN_ENTRIES)
 
-    def write(self, columns: Int32Columns) -> None:
-        """(destinations, values) behind each other. Waits for the slot's last upload."""
+    def write(self, columns: Int32Columns) -> int:
+        """(destinations, values) behind each other; how many these are. Waits for the slot's last upload."""
         count = sum(len(destinations) for destinations, _ in columns)
         for event in (self._uploaded, self._read if count > len(self.entries) else None):
             if event is not None:
@@ -48,6 +48,7 @@ class StagingSlot:
             self._host[start:stop, 0] = destinations
             self._host[start:stop, 1] = values
             start = stop
+        return count
 
     def upload(self, num_entries: int) -> None:
         """Copy the first entries; what is queued on `compute` from now on sees them on the device."""

@@ -69,19 +69,15 @@ class StepEntries:
 
     def dummies(self, num_tokens: int, num_rows: int) -> list[Column]:
         """A step of the dummy slot: `num_rows` rows of one token, or one row of `num_tokens`; and as many draws as rows."""
-        dummy = self._sizes.dummy_slot
-        is_decode = num_rows == num_tokens
-        positions = np.zeros(num_tokens) if is_decode else np.arange(num_tokens)
+        dummy, length = self._sizes.dummy_slot, num_tokens // num_rows
         starts = np.full(self._sizes.max_num_rows + 1, num_tokens)
-        starts[: num_rows + 1] = (
-            np.arange(num_rows + 1) if is_decode else np.minimum(np.arange(num_rows + 1), 1) * num_tokens
-        )
+        starts[: num_rows + 1] = np.arange(num_rows + 1) * length
         return [
             self._run("input_ids", np.zeros(num_tokens)),
-            self._run("positions", positions),
+            self._run("positions", np.arange(num_tokens) % length),
             self._run("token_slots", np.full(num_tokens, dummy)),
             self._run("query_start_loc", starts),
-            self._run("seq_lens", np.full(num_rows, 1 if is_decode else num_tokens)),
+            self._run("seq_lens", np.full(num_rows, length)),
             self._run("slots", np.full(num_rows, dummy)),
             self._run("logits_indices", np.zeros(num_rows)),
             self._run("draw_slots", np.full(num_rows, dummy)),
@@ -100,9 +96,9 @@ class StepEntries:
         """The first part alone."""
         found: list[Column] = []
         num_slots, width = self._sizes.max_num_seqs + 1, self._sizes.max_blocks
+        new = {data.slot for data in plan.new_requests}
         for group, delta in enumerate(plan.block_table_deltas):
             start = self._start["block_tables"] + group * num_slots * width
-            new = {data.slot for data in plan.new_requests}
             kept = ~np.isin(delta.slots, list(new)) if new else slice(None)
             slots, columns = delta.slots[kept].astype(np.int64), delta.columns[kept]
             found.append((start + slots * width + columns, delta.block_ids[kept]))
