@@ -2,12 +2,14 @@
 
     python -m benchmarks.compare [--model qwen3-0.6b] [--formats bf16,int8,int4] [--peers openvino,llamacpp,vllm,transformers]
                                  [--rounds 7] [--workloads standard] [--peers-home ~/.cache/peers] [--json FILE]
+                                 [--before CHECKOUT]
 
 Each engine is loaded once, in a process of its own that is stopped while another one runs. In every round each workload runs on
 every engine once, the order changing from round to round; a ratio is of two runs of one round. Greedy, past every end token,
 no prefix cache, the same token ids. `standard` are five workloads; `long` are prompts of 4k and 8k, whose time counts. Beside
 the medians stand the ratios' medians with the smallest and the largest, and what the machine allows (`benchmarks.roofline`,
-measured before and after, the better counts).
+measured before and after, the better counts). With `--before` another checkout of ours takes part as a peer: that
+shows what a change cost or brought.
 
 Where all engines of a format do not fit the memory together, ours meets one peer after the other. See `engines.py` for the
 environments that peers need.
@@ -24,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.compare.driver import Settings
-from benchmarks.compare.engines import DEFAULT_PEERS_HOME, OURS, PAIRINGS, PEERS, Engine, find_engine
+from benchmarks.compare.engines import DEFAULT_PEERS_HOME, OURS, PAIRINGS, PEERS, Engine, find_before, find_engine
 from benchmarks.compare.process import EngineProcess
 from benchmarks.compare.table import GOALS, Column, Pairs, markdown, table_rows
 from benchmarks.models import add_model_arguments, model_folder, read_into_page_cache, weight_bytes
@@ -59,6 +61,8 @@ class Comparison:
         ours = self._engine(OURS, our_format)
         pairing = PAIRINGS[our_format]
         peers = [self._engine(name, pairing[name]) for name in self._args.peers if name in pairing]
+        if self._args.before is not None:
+            peers.append(find_before(self._args.before, our_format))
         needed = (1 + len(peers)) * (1.5 * weight_bytes(self.folder) + self._settings["kv_bytes"] + ENGINE_BYTES / 2)
         if needed <= available_bytes() or len(peers) < 2:
             return [self._session([ours, *peers])]
@@ -130,6 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", type=_names(PAIRINGS), default=list(PAIRINGS), help="of ours [bf16,int8,int4]")
     parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=f"[{','.join(PEERS)}]; none is ''")
     parser.add_argument("--peers-home", type=Path, default=DEFAULT_PEERS_HOME, help="their environments [%(default)s]")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of ours, as a peer")
     parser.add_argument("--rounds", type=int, default=7, help="that count [%(default)s]")
     parser.add_argument("--warm-up", type=int, choices=(0, 1, 2), default=1, help="rounds before them [%(default)s]")
     parser.add_argument("--workloads", default="standard", help="standard, long, or names of workloads [%(default)s]")

@@ -6,7 +6,8 @@ A peer lives in a virtual environment of its own, FOLDER/NAME of --peers-home, m
     openvino    torch, openvino-genai, optimum-intel
     llamacpp    torch, gguf, safetensors, numpy, and llama-cpp-python built here: CMAKE_ARGS=-DGGML_NATIVE=ON
 
-transformers runs in this environment. Converted models are kept beside the model's folder.
+transformers runs in this environment. An earlier commit of ours is a checkout of its own, with the `.venv` that `make demo`
+makes in it. Converted models are kept beside the model's folder.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ PEERS = tuple(PAIRINGS["bf16"])
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine in one format. `python` runs its driver."""
+    """One engine in one format. `python` runs its driver, which is taken from `checkout`."""
 
     name: str
     weight_format: str
     python: Path
+    checkout: Path = REPOSITORY
 
     @property
     def label(self) -> str:
-        return f"{self.name} {self.weight_format}"
+        before = "" if self.checkout == REPOSITORY else " before"
+        return f"{self.name}{before} {self.weight_format}"
 
     def model_path(self, folder: Path) -> Path:
         """Where the form of the model is, or will be, that the engine reads."""
@@ -81,3 +84,17 @@ def find_engine(name: str, weight_format: str, peers_home: Path) -> Engine:
     if not python.exists():
         raise SystemExit(f"{name} has no environment: {python} is missing; make it, or leave {name} out of --peers")
     return Engine(name, weight_format, python)
+
+
+def find_before(checkout: Path, weight_format: str) -> Engine:
+    """Inflight of another checkout, which stands among the peers.
+
+    Raises:
+        SystemExit: the checkout has no environment of its own, or is this one.
+    """
+    python = checkout.resolve() / ".venv" / "bin" / "python"
+    if checkout.resolve() == REPOSITORY:
+        raise SystemExit(f"--before {checkout} is this checkout itself; give the folder of another one")
+    if not python.exists():
+        raise SystemExit(f"--before {checkout}: {python} is missing; run `make demo` in that checkout first")
+    return Engine(OURS, weight_format, python, checkout.resolve())

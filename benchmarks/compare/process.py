@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.compare.driver import Settings
-from benchmarks.compare.engines import REPOSITORY, Engine
+from benchmarks.compare.engines import Engine
 from inflight.entrypoints.cli.workloads import Workload
 
 EXIT_SECONDS = 10.0
@@ -55,7 +55,7 @@ class EngineProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=REPOSITORY,
+            cwd=engine.checkout,
             env=environment,
             process_group=0,  # of this session: should the parent die, the kernel wakes and hangs up what is stopped
         )

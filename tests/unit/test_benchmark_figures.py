@@ -16,7 +16,7 @@ from benchmarks import roofline
 from benchmarks.accuracy import LogitsError, relative_error
 from benchmarks.compare import engines
 from benchmarks.compare.driver import Settings
-from benchmarks.compare.engines import Engine, find_engine
+from benchmarks.compare.engines import Engine, find_before, find_engine
 from benchmarks.compare.process import EngineProcess
 from benchmarks.compare.table import Column, Pairs, Spread, markdown, table_rows
 from benchmarks.in_turns import compare_in_turns
@@ -240,6 +240,18 @@ def test_a_model_is_converted_once_and_whole(tmp_path: Path, monkeypatch: pytest
 def test_a_peer_without_an_environment_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="vllm has no environment"):
         find_engine("vllm", "bf16", tmp_path)
+
+
+def test_an_earlier_checkout_runs_its_own_driver_in_its_own_environment(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="make demo"):
+        find_before(tmp_path, "int8")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    before = find_before(tmp_path, "int8")
+    assert (before.python, before.checkout, before.label) == (python, tmp_path, "inflight before int8")
+    with pytest.raises(SystemExit, match="this checkout itself"):
+        find_before(engines.REPOSITORY, "int8")
 
 
 def test_drivers_import_nothing_of_ours() -> None:
