@@ -223,7 +223,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     AskActivity: st.builds(AskActivity),
     WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts),
     Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
-    Welcome: st.builds(Welcome),
+    Welcome: st.builds(Welcome, max_silence_seconds=st.floats(allow_nan=False)),
     Refused: st.builds(Refused, reason=texts),
     StartUp: st.builds(
         StartUp,
