@@ -16,7 +16,7 @@
         +-- WorkerDiedError                  a rank is gone
         +-- CodecError                       a value cannot cross a process boundary, or a frame is damaged
         +-- EngineClosedError                the engine was shut down before the call
-        +-- EngineDeadError                  the engine's process is gone
+        +-- EngineDeadError                  the engine has failed before the call, or its process is gone
 
 A message says what was given, what is allowed and what to do.
 """
@@ -86,6 +86,8 @@ class RankError(EngineError):
         step_id: the step's id, or None for an rpc.
         request_ids: the requests in that step.
         worker_traceback: the traceback on the worker, as text; empty when there is none.
+        type_name: the class of the worker's exception; empty when there is none.
+        is_echo: the rank lost another one, which is the cause.
     """
 
     def __init__(
@@ -96,24 +98,45 @@ class RankError(EngineError):
         step_id: int | None = None,
         request_ids: Sequence[str] = (),
         worker_traceback: str = "",
+        type_name: str = "",
+        is_echo: bool = False,
     ) -> None:
         super().__init__(f"{message}\n{worker_traceback}" if worker_traceback else message)
         self.rank = rank
         self.step_id = step_id
         self.request_ids = tuple(request_ids)
         self.worker_traceback = worker_traceback
+        self.type_name = type_name
+        self.is_echo = is_echo
+
+    @property
+    def summary(self) -> str:
+        """What a client may be told: no text of an exception, which may hold a path, and no request but its own."""
+        return f"rank {self.rank} failed"
 
 
 class StepError(RankError):
     """A step, or a `collective_rpc`, raised on a rank."""
 
+    @property
+    def summary(self) -> str:
+        return f"a step failed on rank {self.rank}{f' ({self.type_name})' if self.type_name else ''}"
+
 
 class StepTimeoutError(RankError, TimeoutError):
     """A rank did not answer within the budget."""
 
+    @property
+    def summary(self) -> str:
+        return f"rank {self.rank} did not answer in time"
+
 
 class WorkerDiedError(RankError):
     """A rank is gone."""
+
+    @property
+    def summary(self) -> str:
+        return f"rank {self.rank} has died"
 
 
 class CodecError(EngineError):
@@ -125,4 +148,12 @@ class EngineClosedError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine's process is gone: nothing more will come of its requests."""
+    """The engine has failed for good, or its process is gone: nothing more will come of its requests.
+
+    Attributes:
+        summary: why, as a client may be told it; empty when that is not known.
+    """
+
+    def __init__(self, message: str, *, summary: str = "") -> None:
+        super().__init__(message)
+        self.summary = summary

@@ -13,6 +13,7 @@ Times are `time.perf_counter_ns()`: on Linux one clock for all processes of a ma
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ class Timeline:
     def __init__(self, capacity: int = 8192) -> None:
         self._ring: list[Event | None] = [None] * capacity
         self._next = itertools.count()
+        self._under_way: dict[int, tuple[int, str, int]] = {}  # thread -> step, phase and start of the span it is in
 
     def record(self, step_id: int, phase: str, start_ns: int, end_ns: int) -> None:
         self._ring[next(self._next) % len(self._ring)] = Event(step_id, phase, start_ns, end_ns)
@@ -47,11 +49,23 @@ class Timeline:
     @contextmanager
     def span(self, step_id: int, phase: str) -> Iterator[None]:
         """Record the time of the `with` body as one event, also when it raises."""
-        start = time.perf_counter_ns()
+        thread, start = threading.get_ident(), time.perf_counter_ns()
+        outer = self._under_way.get(thread)
+        self._under_way[thread] = step_id, phase, start
         try:
             yield
         finally:
             self.record(step_id, phase, start, time.perf_counter_ns())
+            if outer is None:
+                del self._under_way[thread]
+            else:
+                self._under_way[thread] = outer
+
+    def under_way(self) -> list[str]:
+        """The spans that have begun and not ended, the oldest first, as "forward of step 7 for 3.9 s". Any thread may ask."""
+        now = time.perf_counter_ns()
+        spans = sorted(self._under_way.copy().values(), key=lambda span: span[2])
+        return [f"{phase} of step {step_id} for {(now - start) / 1e9:.1f} s" for step_id, phase, start in spans]
 
     def events(self) -> list[Event]:
         """The events still in the ring, by start time."""

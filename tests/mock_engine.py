@@ -78,6 +78,10 @@ class LateExecutor:
         assert not self._queue and timeout is None
         return [(method, args, kwargs)]
 
+    def check_health(self) -> None:
+        while self.run_next():  # a call runs behind all steps submitted, those that are void, too
+            pass
+
     def run_next(self) -> bool:
         """Run the oldest step, if there is one and its masks have come."""
         if not self._queue or (len(self._queue[0][0].grammar_rows) and not self.worker.has_masks(self._queue[0][0])):

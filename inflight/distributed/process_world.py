@@ -47,25 +47,36 @@ class ProcessGroup(TensorParallelGroup):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        self._backend.allreduce([x]).wait()
+        _wait(self._backend.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self._backend._allgather_base(gathered, x.contiguous()).wait()
+        _wait(self._backend._allgather_base(gathered, x.contiguous()))
         return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
 
     def broadcast(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         options = BroadcastOptions()
         options.rootRank = 0
-        self._backend.broadcast([x], options).wait()
+        _wait(self._backend.broadcast([x], options))
         return x
 
     @property
     def _backend(self) -> Any:
         assert self.handle is not None
         return self.handle.backend
+
+
+def _wait(collective: Any) -> None:  # Any: torch's Work
+    """
+    Raises:
+        ConnectionError: another rank has left, or is silent.
+    """
+    try:
+        collective.wait()
+    except RuntimeError as error:
+        raise ConnectionError(f"a collective has lost another rank: {error}") from error
 
 
 class ProcessWorld(World):

@@ -401,9 +401,8 @@ class AsyncLLM(AsyncFrontEnd):
         if not self._death:
             return EngineClosedError("the engine was closed; make a new one")
         code = None if self._process is None or self._closing is not None else self._process.process.exit_code
-        return EngineDeadError(
-            self._death if code is None or self._process is None else f"{self._death}: {self._process.process.state}"
-        )
+        text = self._death if code is None or self._process is None else f"{self._death}: {self._process.process.state}"
+        return EngineDeadError(text, summary=self._client.summary)
 
     async def __aenter__(self) -> Self:
         return self

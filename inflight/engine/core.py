@@ -9,6 +9,15 @@ has more, so that every stage has one. The masks of a step with grammars follow 
 been committed: it runs meanwhile.
 
 Who serves others while a step runs takes in what has come (new requests, aborts) in `before_plan`: it is in the very next plan.
+
+A step that fails voids all steps in flight; their requests wait again with their tokens. Whether more steps can be made:
+
+    one rank, its step raised            yes, if the rank can compute a step of no request (`check_health`)
+    one of several ranks raised          no: it has left its groups, which nobody builds anew
+    a step outlived its budget           no: nobody knows what the rank is doing
+    a rank died                          no
+
+With "no" the core is dead: it raises the first cause once, and `EngineDeadError` from then on.
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ from typing import Any
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.step_clock import StepClock
-from inflight.errors import EngineError, RankError
+from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
@@ -98,6 +107,8 @@ class EngineCore:
         self._depth = config.scheduler.depth
         # engines that must decide the same, each for itself, cannot go by when a grammar has been compiled
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
+        self._has_peers = config.parallel.world_size > 1
+        self._death: RankError | None = None
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._outputs: list[EngineCoreOutput] = []  # committed, and not returned yet
         self._idle_since_ns: int | None = None  # there is no request; the next plan ends it
@@ -119,13 +130,40 @@ class EngineCore:
         """Whether `step` has something to do, or to return."""
         return self.scheduler.has_unfinished_requests() or bool(self._in_flight or self._outputs)
 
+    @property
+    def is_dead(self) -> bool:
+        """No step can be made any more."""
+        return self._death is not None
+
+    def check_alive(self) -> None:
+        """
+        Raises:
+            EngineDeadError: the core is dead; the message names the cause.
+        """
+        if self._death is not None:
+            cause = str(self._death).split("\n", 1)[0]
+            text = f"the engine has failed; make a new one. The cause: {cause}"
+            raise EngineDeadError(text, summary=self._death.summary)
+
+    def check_ranks(self) -> None:
+        """For an engine without requests, whose next step would tell. Never waits.
+
+        Raises:
+            WorkerDiedError: a rank has died: the core is dead.
+        """
+        try:
+            self._executor.raise_if_lost()
+        except RankError as error:
+            self._death = error
+            raise
+
     def step(self) -> list[EngineCoreOutput]:
         """Run the loop once; returns what the committed step added. Empty when there is nothing to do, or all that it
         computed was for requests that have ended, or (after IDLE_SECONDS at most) grammars are still being compiled.
 
         Raises:
-            EngineError: a step failed. All steps in flight are void, whatever becomes of them in the workers: their requests
-                are still there, with all tokens returned so far, to be aborted or tried again.
+            EngineError: a step failed, and all steps in flight are void. Their requests are still there, with all tokens
+                returned so far, to be aborted or tried again; unless the core `is_dead`.
         """
         with self._voiding_on_error():
             self._submit_steps()
@@ -202,31 +240,52 @@ class EngineCore:
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
         """Whatever part of a step fails: here is where all of them end. A failure of a step whose requests had all ended before
-        is nobody's: it is logged, and the others are computed again."""
+        is nobody's, if the rank can go on: it is logged, and the others are computed again."""
+        self.check_alive()
         try:
             yield
         except Exception as error:
             is_left_over = isinstance(error, EngineError) and self.scheduler.is_oldest_step_dead()
-            self._void_steps(error)
-            if not is_left_over:
+            cause = self._void_steps(error)
+            if isinstance(cause, RankError) and not self._can_go_on(cause):
+                self._death = cause
+            elif is_left_over:
+                return
+            if cause is error:
                 raise
+            raise cause from None
 
-    def _void_steps(self, error: Exception) -> None:
-        """Log what failed, with everything that was known, and drop all steps in flight."""
-        failed_id = error.step_id if isinstance(error, RankError) else None
-        failed = [plan for plan, _ in self._in_flight if plan.step_id == failed_id]
-        oldest = [plan for plan, _ in self._in_flight][:1]
-        logger.error(
-            "%s\nThe plan was:\n%s\nThe scheduler:\n%s\nSteps in flight: %s",
-            error,
-            "\n".join(plan.describe() for plan in failed or oldest) or "none",
-            self.scheduler.describe(),
-            ", ".join(str(plan.step_id) for plan, _ in self._in_flight) or "none",
-            exc_info=not isinstance(error, EngineError),  # a defect of this process
-        )
+    def _void_steps(self, error: Exception) -> Exception:
+        """Drop all steps in flight, and log why, with everything that was known. Returns the cause."""
+        plans = [plan for plan, _ in self._in_flight]
+        state = self.scheduler.describe()
         self._in_flight.clear()
         for step_id, empty in self.scheduler.void():
             self._executor.provide_grammar_output(step_id, empty)
+        # the cause may be the answer to a step that has waited for these masks
+        cause = self._executor.root_cause(error) if isinstance(error, RankError) and self._has_peers else error
+        failed_id = cause.step_id if isinstance(cause, RankError) else None
+        failed = [plan for plan in plans if plan.step_id == failed_id]
+        logger.error(
+            "%s\nThe plan was:\n%s\nThe scheduler:\n%s\nSteps in flight: %s",
+            cause,
+            "\n".join(plan.describe() for plan in failed or plans[:1]) or "none",
+            state,
+            ", ".join(str(plan.step_id) for plan in plans) or "none",
+            exc_info=None if isinstance(cause, EngineError) else cause,  # a defect of this process
+        )
+        return cause
+
+    def _can_go_on(self, cause: RankError) -> bool:
+        """Whether the ranks can make more steps after this error. Waits for the steps that they still run."""
+        if self._has_peers or not isinstance(cause, StepError):
+            return False
+        try:
+            self._executor.check_health()
+        except EngineError as error:
+            logger.error("the rank cannot go on: %s", error)
+            return False
+        return True
 
     def take_stats(self) -> SchedulerStats:
         """The state now, and what was counted since the last call."""

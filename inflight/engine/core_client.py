@@ -86,6 +86,7 @@ class CoreClient(asyncio.BufferedProtocol):
     Attributes:
         ready: the engine's start. An `InflightError` if that failed, as it was raised there.
         closed: done when the stream has ended.
+        summary: why the engine has failed, as a client may be told it; "" until then, and if that is not known.
     """
 
     def __init__(self, on_outputs: Callable[[EngineOutputs], None], on_end: Callable[[str], None]) -> None:
@@ -94,6 +95,7 @@ class CoreClient(asyncio.BufferedProtocol):
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
         self._reason = "the engine's process is gone"
+        self.summary = ""
         self._resets: dict[int, asyncio.Future[None]] = {}
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineReady] = loop.create_future()
@@ -174,6 +176,7 @@ class CoreClient(asyncio.BufferedProtocol):
                 if reset is not None and not reset.done():
                     reset.set_result(None)
             case EngineDied():
+                self.summary = message.summary
                 self.end(f"the engine has failed: {message.reason}")  # its process may take seconds to its end
 
 

@@ -16,7 +16,7 @@ import time
 from functools import partial
 
 from inflight.engine.core import EngineCore
-from inflight.engine.core_process import CoreServer, FrontEndLink
+from inflight.engine.core_process import CoreServer, FrontEndLink, first_line
 from inflight.engine.front_end import make_grammars, read_tokenizer
 from inflight.engine.outbox import EXIT_FAILED
 from inflight.errors import InflightError
@@ -59,7 +59,7 @@ def main() -> int:
     try:
         server.run(core, executor)
     except Exception as error:
-        logger.error("the engine cannot go on: %s", error, exc_info=not isinstance(error, InflightError))
+        logger.error("the engine cannot go on: %s", first_line(error), exc_info=not isinstance(error, InflightError))
         server.say_goodbye()
         return EXIT_FAILED
     finally:

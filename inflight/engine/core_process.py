@@ -8,7 +8,8 @@ is taken in right before the next plan. Nothing that a front end does, or does n
 
 1. A front end whose stream ends, or which sends what is no frame, is forgotten with all its requests.
 2. When the last one is gone the loop ends; a start is cut off on the spot, a step that hangs after `MAX_END_SECONDS`.
-3. A step that fails ends the requests that are there, as errors; the loop goes on if every rank still answers.
+3. A step that fails ends its requests, as errors, and the loop goes on. If the core is dead after it, so is this process: front
+   ends are told why, at once, and end their requests themselves. A rank that dies while there are no requests is seen, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
 from inflight.engine.outbox import Outbox
-from inflight.errors import CodecError, EngineError
+from inflight.errors import CodecError, EngineDeadError, EngineError, RankError
 from inflight.executor.executor import Executor
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.interface.codec import Message
@@ -54,7 +55,8 @@ class CoreServer:
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None]] = SimpleQueue()  # None: the front end is gone
+        # a message, or None: the front end is gone; nothing at all: the executor has news
+        self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
         self._owners: dict[str, FrontEndLink] = {}  # of every sequence in the core
         self._num_streams = len(self._links)
         self._lock = threading.Lock()  # of `_num_streams`
@@ -86,26 +88,30 @@ class CoreServer:
         self._core = core
         self._is_running = True
         core.before_plan = self._take_arrivals
+        executor.set_event_callback(lambda: self._arrivals.put(None))
         try:
             while self._links:
                 if core.has_unfinished_requests():
-                    self._step(executor)
+                    self._step()
                 else:
+                    core.check_ranks()
                     if not self._is_reported:
                         self._distribute((), report=True)
                     self._collect_garbage(IDLE_COLLECTION_SECONDS)
-                    self._take(*self._arrivals.get())
+                    self._take(self._arrivals.get())
                 self._take_arrivals()
         except Exception as error:
-            self.tell_all(EngineDied(reason=_first_line(error)))
+            summary = error.summary if isinstance(error, RankError | EngineDeadError) else ""
+            self.tell_all(EngineDied(reason=first_line(error), summary=summary))
             raise
 
-    def _step(self, executor: Executor) -> None:
+    def _step(self) -> None:
         try:
             outputs = self._core.step()
         except EngineError as error:
-            self._fail_all(error)
-            executor.check_health()
+            if self._core.is_dead:
+                raise
+            self._fail_step(error)
             return
         self._is_reported = False
         self._distribute(outputs, report=time.monotonic() >= self._next_report)
@@ -123,9 +129,12 @@ class CoreServer:
     def _take_arrivals(self) -> None:
         """Whatever has come. In the main thread, right before each plan."""
         while not self._arrivals.empty():
-            self._take(*self._arrivals.get())
+            self._take(self._arrivals.get())
 
-    def _take(self, link: FrontEndLink, message: Message | None) -> None:
+    def _take(self, arrival: tuple[FrontEndLink, Message | None] | None) -> None:
+        if arrival is None:
+            return
+        link, message = arrival
         match message:
             case AddRequest():
                 for child in message.children:
@@ -188,10 +197,12 @@ class CoreServer:
             if own or stats is not None:
                 link.outbox.put(own, link.num_received, stats)
 
-    def _fail_all(self, error: EngineError) -> None:
-        """The step's requests cannot be told from those in flight with it: all that are there end."""
-        reason = f"the engine failed: {_first_line(error)}"
-        failed = list(self._owners)
+    def _fail_step(self, error: EngineError) -> None:
+        """End the requests of the step that failed. All others wait with their tokens, and go on: steps cannot fail for ever,
+        because each failure ends a request. Where the error does not name its requests, all end."""
+        reason = f"the engine failed: {first_line(error)}"
+        named = error.request_ids if isinstance(error, RankError) else ()
+        failed = [request_id for request_id in named if request_id in self._owners] or list(self._owners)
         self._core.abort_requests(failed)
         self._distribute(_failures(failed, reason), report=True)
 
@@ -212,6 +223,6 @@ def _failures(request_ids: Iterable[str], reason: str) -> list[EngineCoreOutput]
     ]
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Without the traceback of a worker, which the log has."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -109,7 +109,9 @@ class LLMEngine:
         """Run one step; returns what it changed, of each request as its kind says.
 
         Raises:
-            EngineError: the step failed. Its requests are still there: abort them, or call again to try again.
+            EngineError: the step failed. With one rank, if that can still compute, its requests are still there: abort them, or
+                call again to try again. Else the engine has failed for good: this is the cause.
+            EngineDeadError: it has failed for good before.
         """
         self._check_open()
         processed = self._output_processor.process(self.core.step())
@@ -176,3 +178,4 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
+        self.core.check_alive()

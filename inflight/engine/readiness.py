@@ -1,4 +1,7 @@
-"""`Readiness`: whether the engine makes steps, and not only lives. An idle engine is asked for one token."""
+"""`Readiness`: whether the engine makes steps, and not only lives. An idle engine is asked for one token.
+
+After a step that failed the engine is not ready until one has succeeded, however it was doing before.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class Readiness:
         self._step_budget = step_budget
         self._last_step = -math.inf  # when the engine was last heard to have made one
         self._step_id = NO_STEP
+        self._failure = ""  # of a step, if none has succeeded since
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
@@ -31,8 +35,13 @@ class Readiness:
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
             self._step_id = stats.step_id
+        failures = [output.error for output in outputs if output.engine_failed]
         if has_stepped:
             self._last_step = time.monotonic()
+            self._failure = ""
+        if failures:  # steps and failures that came as one: which was the last is not known
+            self._failure = failures[-1]
+            self._last_step = -math.inf
         canary = self._canary
         for output in outputs if canary is not None else ():
             if output.request_id == self._canary_id and output.finish_reason is not None:
@@ -69,6 +78,8 @@ class Readiness:
         now = time.monotonic()
         if now - self._last_step < FRESH_SECONDS:
             return
+        if busy_since is not None and self._failure:
+            raise EngineError(f"the last step failed: {self._failure}")
         if busy_since is not None:
             silent = now - max(self._last_step, busy_since)
             if silent > self._step_budget:

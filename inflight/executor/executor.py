@@ -24,12 +24,14 @@ from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.nodes import ranks_of_node
-from inflight.errors import ConfigError
+from inflight.errors import ConfigError, RankError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+
+ROOT_CAUSE_SECONDS = 0.5  # from the first error of a step to one that explains it
 
 
 class Executor(ABC):
@@ -76,8 +78,10 @@ class Executor(ABC):
             num_ranks=self.world_size,
             output_rank=self.output_rank,
             step_budget=self._step_budget,
-            activity=self._activity,
+            ask=self._ask,
+            state=self._state,
         )
+        self._is_broken = False  # a step has failed, and ranks may wait for each other
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
         self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
@@ -173,7 +177,7 @@ class Executor(ABC):
     # -- what ends while no step runs ----------------------------------------------------------------------------
 
     def set_event_callback(self, on_event: Callable[[], None]) -> None:
-        """`on_event` wakes an idle engine when a rank has reported something outside a step; it must not block.
+        """`on_event` wakes an idle engine when a rank has reported something outside a step, or has died; it must not block.
 
         It is called in a thread of the executor's. What was reported is in the next step's output, or comes by
         `take_kv_connector_output` if there is no request to make a step of.
@@ -254,6 +258,21 @@ class Executor(ABC):
 
     # -- health and end ----------------------------------------------------------------------------------------
 
+    def root_cause(self, error: RankError) -> RankError:
+        """The error behind that of a failed step, for an engine that will make no more steps: the first one of any rank that is
+        no echo. A rank that leaves its groups makes the others fail, often in an older step. Waits ROOT_CAUSE_SECONDS at most.
+        """
+        self._is_broken = True
+        return self._table.root_cause(error, ROOT_CAUSE_SECONDS)
+
+    def raise_if_lost(self) -> None:
+        """At once, without asking the ranks.
+
+        Raises:
+            EngineClosedError, WorkerDiedError: no step can be made any more.
+        """
+        self._table.raise_if_unusable("the engine cannot go on")
+
     def check_health(self) -> None:
         """Ask every rank, within the budget of a step; steps in front count. Raises if one cannot serve."""
         self._table.raise_if_unusable("check_health")  # a closed or broken executor needs no round trip
@@ -286,8 +305,12 @@ class Executor(ABC):
     def _terminate(self) -> None:
         """Stop and forget every rank that was launched, also after a failed `_launch`. Called once, bounded in time."""
 
-    def _activity(self, rank: int) -> str:
-        """What the rank is doing, for a timeout's message; "" if unknown. Must neither wait nor call the executor."""
+    @abstractmethod
+    def _ask(self, rank: int) -> None:
+        """Ask a rank what it is doing: a `WorkerActivity` is delivered, now or soon, unless the rank hangs. Must not wait."""
+
+    def _state(self, rank: int) -> str:
+        """What is known of a rank that does not say what it is doing; "" if nothing. Never waits, nor calls the executor."""
         return ""
 
     # -- what a concrete executor calls ------------------------------------------------------------------------
@@ -300,7 +323,7 @@ class Executor(ABC):
             raise
 
     def _deliver(self, reply: WorkerReply) -> None:
-        """A rank's reply or event, from any thread, in any order, any number of times."""
+        """A rank's reply, event or activity, from any thread, in any order, any number of times."""
         self._table.deliver(reply)
 
     def _rank_died(self, rank: int, reason: str) -> None:

@@ -41,11 +41,13 @@ from inflight.executor.worker_loop import failed_reply, failure_of, start_up_err
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
 from inflight.interface.messages import (
+    AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
     RpcReply,
     StepReply,
+    WorkerActivity,
     WorkerCommand,
     WorkerEvent,
     WorkerReply,
@@ -234,6 +236,10 @@ class ExternalLauncherExecutor(Executor):
             case StepReply() | RpcReply() if message.rank == rank:
                 peer.held.append(message)
                 self._deliver_held(peer)
+            case WorkerActivity() if message.rank == rank:
+                self._deliver(message)
+            case AskActivity():
+                peer.stream.send(encode(self._own_activity()).buffers())
             case Ready() if not peer.is_ready:
                 peer.is_ready = True
                 self._started.put(None)
@@ -293,15 +299,22 @@ class ExternalLauncherExecutor(Executor):
             peer.has_stopped.set()
         self._rank_died(self._me.rank, reason)
 
-    def _activity(self, rank: int) -> str:
-        return self._rank_thread.activity if self._rank_thread is not None and rank == self._me.rank else ""
+    def _ask(self, rank: int) -> None:
+        if rank == self._me.rank:
+            self._deliver(self._own_activity())
+        else:
+            self._peers[rank].stream.send(encode(AskActivity()).buffers())
+
+    def _own_activity(self) -> WorkerActivity:
+        assert self._rank_thread is not None
+        return WorkerActivity(rank=self._me.rank, text=self._rank_thread.activity)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
         """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
         atexit.unregister(self.shutdown)
-        is_broken = any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
+        is_broken = self._is_broken or any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
         seconds = min(MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS, self._step_budget)
         end = time.monotonic() + seconds
         self._reactor.call_soon(partial(self._send_to_peers, Stop()))
@@ -315,7 +328,7 @@ class ExternalLauncherExecutor(Executor):
             peer.stream.close()
         if self._rank_thread is not None and not self._rank_thread.join(max(end - time.monotonic(), 0.1)):
             logger.warning(
-                "rank %d did not end in time and is left behind: %s", self._me.rank, self._activity(self._me.rank)
+                "rank %d did not end in time and is left behind: %s", self._me.rank, self._rank_thread.activity
             )
 
 

@@ -111,7 +111,7 @@ class Listener:
             return
         self._strangers.remove(stream)
         self._missing.remove(hello.rank)
-        stream.send(encode(Welcome()).buffers())
+        stream.send(encode(Welcome(max_silence_seconds=self._max_silence_seconds)).buffers())
         stream.allowed = MESSAGE_TYPES
         stream.allow_frames_of(MAX_FRAME_BYTES)
         self._on_join(hello.rank, stream)
@@ -145,7 +145,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float, max_silence_seconds: float) -> socket.socket:
+def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> socket.socket:
     """Join node 0 as the rank of `hello`, which may be started later than this node. Returns the stream's socket.
 
     Raises:
@@ -164,7 +164,6 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float, max_s
                     f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}"
                 ) from error
         time.sleep(RETRY_SECONDS)
-    use_heartbeats(connected, max_silence_seconds)
     stream = BlockingStream(connected, read_ahead=False)  # what comes next is for the worker process
     connected.settimeout(MAX_HELLO_SECONDS)
     try:
@@ -174,6 +173,7 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float, max_s
         stream.close()
         raise EngineError(f"what answers on {host}:{port} is no node 0 of Inflight: {error}") from error
     if isinstance(answer, Welcome):
+        use_heartbeats(connected, answer.max_silence_seconds)
         return connected
     stream.close()
     if isinstance(answer, Refused):

@@ -33,11 +33,13 @@ from inflight.executor.worker_loop import start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
+    AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
     RpcReply,
     StepReply,
+    WorkerActivity,
     WorkerCommand,
     WorkerEvent,
     WorkerFailure,
@@ -49,7 +51,9 @@ logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_SHUTDOWN_SECONDS = 5.0  # before signals are sent; less if the budget of a step is less
-MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # when a rank is lost: the others may be in a collective with it, and never end
+MAX_BROKEN_SHUTDOWN_SECONDS = (
+    0.5  # when a rank is lost or silent: the others may be in a collective with it, and never end
+)
 MAX_JOIN_SECONDS = 300.0
 EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
 
@@ -179,7 +183,7 @@ class MultiprocExecutor(Executor):
 
     def _receive(self, rank: int, message: Message) -> None:
         match message:
-            case StepReply() | RpcReply() | WorkerEvent() if message.rank == rank:
+            case StepReply() | RpcReply() | WorkerEvent() | WorkerActivity() if message.rank == rank:
                 self._deliver(message)
             case Ready() if not self._ranks[rank].is_ready:
                 self._ranks[rank].is_ready = True
@@ -190,7 +194,12 @@ class MultiprocExecutor(Executor):
             case _:
                 self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
 
-    def _activity(self, rank: int) -> str:
+    def _ask(self, rank: int) -> None:
+        stream = self._ranks[rank].stream
+        assert stream is not None, "every rank has started"
+        stream.send(encode(AskActivity()).buffers())
+
+    def _state(self, rank: int) -> str:
         process = self._ranks[rank].process
         return process.state if process is not None else ""
 
@@ -233,7 +242,7 @@ class MultiprocExecutor(Executor):
 
     def _terminate(self) -> None:
         self._terminating = True
-        is_broken = any(state.is_gone for state in self._ranks)
+        is_broken = self._is_broken or any(state.is_gone for state in self._ranks)
         grace_seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS
         end = time.monotonic() + min(grace_seconds, self._step_budget)
         stop = encode(Stop()).buffers()

@@ -15,7 +15,7 @@ from inflight.config.ranks import RankLayout
 from inflight.errors import ConfigError, WorkerDiedError
 from inflight.executor.join import connect
 from inflight.executor.process import WorkerProcess, stop_processes, wait_for_first_end, worker_title
-from inflight.executor.transport import EXIT_STREAM_ENDED, MAX_LINK_SILENCE_SECONDS
+from inflight.executor.transport import EXIT_STREAM_ENDED
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello
 
@@ -62,12 +62,7 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
                 world_size=layout.world_size,
                 nnodes=args.nnodes,
             )
-            with connect(
-                (args.master_addr, args.master_port),
-                hello,
-                max_seconds=max_connect_seconds,
-                max_silence_seconds=MAX_LINK_SILENCE_SECONDS,
-            ) as connected:
+            with connect((args.master_addr, args.master_port), hello, max_seconds=max_connect_seconds) as connected:
                 processes.append(WorkerProcess(worker_title(layout, rank), connected.fileno()))
         logger.info("ranks %d to %d of %d run on this node", ranks[0], ranks[-1], layout.world_size)
         wait_for_first_end(processes)

@@ -29,6 +29,7 @@ class Pending(ABC):
         self.missing = set(range(num_ranks))  # ranks that have not replied
         self.settled = False
         self.deadline = math.inf  # time.monotonic(), of the future
+        self.ask_at = math.inf  # shortly before: when the silent ranks are asked what they do
 
     @property
     @abstractmethod
@@ -48,18 +49,19 @@ class Pending(ABC):
     def request_ids(self) -> Sequence[str]:
         return ()
 
-    def error(self, kind: type[RankError], message: str, rank: int, worker_traceback: str = "") -> RankError:
-        return kind(
-            message,
+    def error(self, kind: type[RankError], message: str, rank: int) -> RankError:
+        return kind(message, rank=rank, step_id=self.step_id, request_ids=self.request_ids)
+
+    def failure_error(self, rank: int, failure: WorkerFailure) -> StepError:
+        return StepError(
+            f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}",
             rank=rank,
             step_id=self.step_id,
             request_ids=self.request_ids,
-            worker_traceback=worker_traceback,
+            worker_traceback=failure.traceback,
+            type_name=failure.type_name,
+            is_echo=failure.is_echo,
         )
-
-    def failure_error(self, rank: int, failure: WorkerFailure) -> RankError:
-        message = f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}"
-        return self.error(StepError, message, rank, failure.traceback)
 
     def resolve(self, result: Any) -> None:
         self.future.set_result(result)

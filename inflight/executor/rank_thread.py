@@ -44,7 +44,7 @@ class RankThread:
 
     @property
     def activity(self) -> str:
-        return self._loop.activity if self._loop is not None else "starting"
+        return self.inbox.activity
 
     def start(self) -> None:
         self._thread.start()

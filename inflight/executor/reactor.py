@@ -28,7 +28,8 @@ class HasFileno(Protocol):
 
 
 class Reactor:
-    """Callbacks run in the reactor's thread and must not wait. One that raises is logged, and its descriptor left alone."""
+    """Callbacks run in the reactor's thread and must not wait. If one raises, that is logged, and its descriptor is no longer
+    watched."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()

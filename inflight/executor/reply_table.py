@@ -1,7 +1,8 @@
 """`ReplyTable`: which messages the ranks have not answered yet, found by (epoch, id) and never by position.
 
-Owns every pending step and call, the reports of the KV connectors that are not complete, and one thread that watches the
-deadlines. Any thread may call any method. Futures are settled outside the lock, so a future's callback may call back.
+Owns every pending step and call, the reports of the KV connectors that are not complete, the errors of steps in the order in
+which they came, and one thread that watches the deadlines. Any thread may call any method. Futures are settled outside the
+lock, so a future's callback may call back.
 
 A reply goes through these steps, and ends at the first that does not let it pass:
 
@@ -13,6 +14,9 @@ A reply goes through these steps, and ends at the first that does not let it pas
 5. the future is settled with the result, unless it was settled before (then the reply is late, and its result dropped).
 
 A `WorkerEvent` answers nothing: its report is taken in as in 4, and `on_event` is called so that an idle engine looks.
+
+Shortly before a deadline the ranks that have not answered are asked what they do. Each answers with a thread that does nothing
+else, so one that says nothing is stopped, hangs with the interpreter's lock, or is cut off: the timeout's error names it first.
 """
 
 from __future__ import annotations
@@ -21,16 +25,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from inflight.errors import EngineClosedError, EngineError, StepTimeoutError, WorkerDiedError
+from inflight.errors import EngineClosedError, EngineError, RankError, StepTimeoutError, WorkerDiedError
 from inflight.executor.aggregation import KVConnectorAggregator, merge_outputs
 from inflight.executor.pending import Pending, PendingCall, PendingStep
-from inflight.interface.messages import RpcReply, StepReply, WorkerEvent, WorkerFailure, WorkerReply
+from inflight.interface.messages import RpcReply, StepReply, WorkerActivity, WorkerEvent, WorkerFailure, WorkerReply
 from inflight.interface.step import KVConnectorOutput
 
 logger = logging.getLogger(__name__)
+
+MAX_ERRORS = 64  # kept; the cause of the others is among the first
+MAX_ASK_SECONDS = 0.5  # from the question what a rank does to the deadline, a tenth of the time at most
 
 Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
 
@@ -41,21 +48,33 @@ class ReplyTable:
         num_ranks: the world size.
         output_rank: the rank whose tokens count.
         step_budget: seconds a step may take, from its submission, the end of the step before it, or when its masks are sent.
-        activity: what a rank is doing, for a timeout's message; "" if that is not known. It must not block.
+        ask: asks a rank what it is doing; the `WorkerActivity` is delivered at once or later. Must not wait.
+        state: what is known of a rank that does not say what it is doing; "" if nothing is. Must not wait.
     """
 
-    def __init__(self, *, num_ranks: int, output_rank: int, step_budget: float, activity: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        output_rank: int,
+        step_budget: float,
+        ask: Callable[[int], None],
+        state: Callable[[int], str],
+    ) -> None:
         self.epoch = 0
         self.num_ranks = num_ranks
         self._output_rank = output_rank
         self._step_budget = step_budget
-        self._activity = activity
+        self._ask, self._state = ask, state
         self._aggregator = KVConnectorAggregator(num_ranks)
         self._steps: dict[int, PendingStep] = {}  # not complete, by step id
         self._calls: dict[int, PendingCall] = {}  # not complete, by call id
         self._unsettled_steps: dict[int, PendingStep] = {}  # in order; only the first has a deadline
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
+        self._activities: dict[int, str] = {}  # rank -> what it said when it was asked last
+        self._newest_replies: dict[int, int] = {}  # rank -> the step that it answered last
+        self._errors: list[RankError] = []  # of steps, and of ranks that died
         self._closed = False
         self._on_event: Settlement | None = None
         self._changed = threading.Condition(threading.Lock())
@@ -120,15 +139,18 @@ class ReplyTable:
                     settlement = self._take_call_reply(reply)
                 case WorkerEvent():
                     settlement = self._take_event(reply)
+                case WorkerActivity():
+                    self._activities[reply.rank] = reply.text
+                    settlement = None
         if settlement is not None:
             settlement()
 
     def set_event_callback(self, on_event: Callable[[], None]) -> None:
-        """`on_event` is called after each `WorkerEvent`, in the thread that delivers it; at once if one has come already."""
+        """`on_event` is called after each `WorkerEvent` and death, in the thread that brings it; at once if one came before."""
         with self._changed:
             self._on_event = on_event
-            has_reports = self._aggregator.has_reports
-        if has_reports:
+            has_news = self._aggregator.has_reports or bool(self._dead_ranks)
+        if has_news:
             on_event()
 
     def take_kv_connector_output(self) -> KVConnectorOutput:
@@ -149,6 +171,7 @@ class ReplyTable:
             logger.debug("dropped: rank %d, step %d, epoch %d", reply.rank, reply.step_id, reply.epoch)
             return None
         pending.missing.remove(reply.rank)
+        self._newest_replies[reply.rank] = reply.step_id
         if not pending.missing:
             del self._steps[reply.step_id]
         if isinstance(reply.result, WorkerFailure):
@@ -187,8 +210,10 @@ class ReplyTable:
 
     def _take_failure(self, pending: Pending, rank: int, failure: WorkerFailure) -> Settlement | None:
         error = pending.failure_error(rank, failure)
+        if isinstance(pending, PendingStep):
+            self._note_error(error)
         if pending.settled:
-            logger.warning("after its future was settled: %s", error)
+            logger.log(logging.DEBUG if error.is_echo else logging.WARNING, "after its future was settled: %s", error)
             return None
         self._mark_settled(pending)
         return partial(pending.fail, error)
@@ -202,20 +227,52 @@ class ReplyTable:
             if self._closed or rank in self._dead_ranks:
                 return
             self._dead_ranks[rank] = reason
+            errors: list[RankError] = []
             for pending in self._all_pending():
-                if rank in pending.awaited and not pending.settled:
-                    self._mark_settled(pending)
+                if rank in pending.awaited:
                     message = f"rank {rank} died ({reason}) before it answered {pending.name}"
-                    settlements.append(partial(pending.fail, pending.error(WorkerDiedError, message, rank)))
+                    errors.append(pending.error(WorkerDiedError, message, rank))
+                    if not pending.settled:
+                        self._mark_settled(pending)
+                        settlements.append(partial(pending.fail, errors[-1]))
                 pending.missing.discard(rank)
             self._forget_complete()
+            self._note_error(errors[0] if errors else WorkerDiedError(f"rank {rank} died ({reason})", rank=rank))
+            on_event = self._on_event
         logger.error("rank %d died: %s", rank, reason)
         for settlement in settlements:
             settlement()
+        if on_event is not None:
+            on_event()
 
     def _forget_complete(self) -> None:
         self._steps = {step_id: pending for step_id, pending in self._steps.items() if pending.missing}
         self._calls = {call_id: pending for call_id, pending in self._calls.items() if pending.missing}
+
+    def root_cause(self, error: RankError, seconds: float) -> RankError:
+        """Why the step of `error` failed: the first error of any rank that is no echo of another one's. If none comes within so
+        many seconds, and ranks have not answered the step, it is them; else it is `error`."""
+        with self._changed:
+            pending = self._steps.get(-1 if error.step_id is None else error.step_id)
+            asked = sorted(pending.missing) if pending is not None and self._first_cause() is None else []
+        self._ask_all(asked)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._first_cause() is not None, seconds)
+            if (cause := self._first_cause()) is not None:
+                return cause
+            if pending is None or not pending.missing:
+                return error
+            ranks, silent = self._describe_silent(pending)
+            message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
+            return pending.error(StepTimeoutError, message, ranks[0])
+
+    def _first_cause(self) -> RankError | None:
+        return next((error for error in self._errors if not error.is_echo), None)
+
+    def _note_error(self, error: RankError) -> None:
+        if len(self._errors) < MAX_ERRORS:
+            self._errors.append(error)
+            self._changed.notify_all()
 
     def raise_if_unusable(self, what: str) -> None:
         """
@@ -243,7 +300,7 @@ class ReplyTable:
             self._steps.clear()
             self._calls.clear()
             self._unsettled_steps.clear()
-            self._changed.notify()
+            self._changed.notify_all()
         for settlement in settlements:
             settlement()
         if threading.current_thread() is not self._watcher:  # a future's callback may shut the executor down
@@ -257,7 +314,7 @@ class ReplyTable:
     def _mark_settled(self, pending: Pending) -> None:
         """The caller sets the future once it has released the lock. The next step's time begins."""
         pending.settled = True
-        pending.deadline = math.inf
+        pending.deadline = pending.ask_at = math.inf
         if isinstance(pending, PendingStep):
             oldest = next(iter(self._unsettled_steps.values()))
             del self._unsettled_steps[pending.step_id]
@@ -273,38 +330,72 @@ class ReplyTable:
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
         """The watcher is not woken by a deadline later than the one it sleeps for: no step costs a thread switch."""
         pending.deadline = time.monotonic() + seconds
-        if pending.deadline < self._watcher_wakes_at:
-            self._changed.notify()
+        pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
+        if pending.ask_at < self._watcher_wakes_at:
+            self._changed.notify_all()
 
     def _watch_deadlines(self) -> None:
         while True:
             with self._changed:
                 if self._closed:
                     return
-                settlements = self._expire(time.monotonic())
-                if not settlements:
-                    self._watcher_wakes_at = self._next_deadline()
-                    seconds = self._watcher_wakes_at - time.monotonic()
+                now = time.monotonic()
+                settlements = self._expire(now)
+                asked = self._due_questions(now)
+                if not settlements and not asked:
+                    self._watcher_wakes_at = self._next_time()
+                    seconds = self._watcher_wakes_at - now
                     self._changed.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
             for settlement in settlements:
                 settlement()
+            self._ask_all(asked)
 
-    def _next_deadline(self) -> float:
-        return min((pending.deadline for pending in self._all_pending()), default=math.inf)
+    def _next_time(self) -> float:
+        return min((min(pending.ask_at, pending.deadline) for pending in self._all_pending()), default=math.inf)
+
+    def _due_questions(self, now: float) -> list[int]:
+        """The ranks to be asked now. They get their time to answer, also when the watcher comes late."""
+        asked: set[int] = set()
+        for pending in self._all_pending():
+            if pending.ask_at <= now:
+                pending.deadline += now - pending.ask_at
+                pending.ask_at = math.inf
+                asked |= pending.awaited
+        return sorted(asked)
+
+    def _ask_all(self, ranks: Sequence[int]) -> None:
+        """Without the lock: a rank of this process answers in the call."""
+        with self._changed:
+            for rank in ranks:
+                self._activities.pop(rank, None)
+        for rank in ranks:
+            self._ask(rank)
 
     def _expire(self, now: float) -> list[Settlement]:
         settlements: list[Settlement] = []
         for pending in self._all_pending():
-            if pending.deadline <= now:
+            if pending.deadline <= now and pending.ask_at == math.inf:
                 error = self._timeout_error(pending)
                 self._mark_settled(pending)
+                if isinstance(pending, PendingStep):
+                    self._note_error(error)
                 settlements.append(partial(pending.fail, error))
         return settlements
 
-    def _timeout_error(self, pending: Pending) -> EngineError:
-        ranks = sorted(pending.awaited)
-        activities = [(rank, self._activity(rank)) for rank in ranks]
-        silent = ", ".join(f"rank {rank} ({activity})" if activity else f"rank {rank}" for rank, activity in activities)
+    def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
+        """The ranks that have not answered, and what each is doing; first those that did not say so when they were asked."""
+        ranks = sorted(pending.awaited, key=lambda rank: (rank in self._activities, rank))
+        return ranks, ", ".join(f"rank {rank} ({self._describe(rank)})" for rank in ranks)
+
+    def _describe(self, rank: int) -> str:
+        if (activity := self._activities.get(rank)) is not None:
+            return activity
+        newest = self._newest_replies.get(rank)
+        answered = "has answered no step yet" if newest is None else f"answered step {newest} last"
+        return "; ".join(filter(None, (self._state(rank), f"does not say what it is doing; {answered}")))
+
+    def _timeout_error(self, pending: Pending) -> RankError:
+        ranks, silent = self._describe_silent(pending)
         if isinstance(pending, PendingCall):
             message = f"{pending.name} had no reply within {pending.timeout:g} s from {silent}"
         else:

@@ -8,6 +8,7 @@ whose cable was cut. Nothing polls.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -20,8 +21,10 @@ from inflight.executor.reactor import Reactor
 from inflight.interface.codec import MESSAGE_TYPES, Decoder, Message, encode
 from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameReader
 
+logger = logging.getLogger(__name__)
+
 MAX_BUFFERS_PER_CALL = 512  # of sendmsg; the kernel takes 1024
-MAX_LINK_SILENCE_SECONDS = 5.0
+MAX_LINK_SILENCE_SECONDS = 60.0  # less if the budget of a step is less
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
@@ -29,6 +32,8 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
     """Probe the link every second; end the stream when nothing came back for so long (at least a second).
 
     The kernel sends and answers the probes, so a process that is busy, or holds the interpreter's lock, is not taken for dead.
+    But once its receive buffer is full, the kernel ends the stream after this time, though the probes are answered
+    (TCP_USER_TIMEOUT in tcp(7)): so it is not shorter than a step may take.
     """
     seconds = max(round(max_silence_seconds), 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -44,7 +49,8 @@ class Stream:
 
     Attributes, to be set before the reactor goes on:
         on_message: called in the reactor's thread, in order.
-        on_end: called there once, with the reason, when the peer has closed, was lost or has sent something damaged.
+        on_end: called there once, with the reason, when the peer has closed, was lost or has sent something damaged, and when
+            `on_message` raised.
         allowed: the message types that may come now.
     """
 
@@ -136,6 +142,9 @@ class Stream:
             self._end(f"it sent a damaged frame: {error}")
         except OSError as error:
             self._end(f"its stream was lost: {error.strerror or error}")
+        except Exception as error:  # a defect; a stream that nobody reads any more would hide its peer's end
+            logger.exception("what a peer sent cannot be taken in")
+            self._end(f"what it sent cannot be taken in: {error!r}")
         return self._is_open
 
     def drain(self) -> None:

@@ -20,7 +20,7 @@ from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.rank_thread import RankThread
 from inflight.executor.worker_loop import failure_of
-from inflight.interface.messages import WorkerCommand
+from inflight.interface.messages import WorkerActivity, WorkerCommand
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class UniProcExecutor(Executor):
                     "rank %d did not end in time and is left behind: %s", rank_thread.rank, rank_thread.activity
                 )
 
-    def _activity(self, rank: int) -> str:
-        return self._ranks[rank].activity
+    def _ask(self, rank: int) -> None:
+        self._deliver(WorkerActivity(rank=rank, text=self._ranks[rank].activity))
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:

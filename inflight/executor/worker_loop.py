@@ -33,6 +33,12 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
         self.is_stopped = False
+        self.loop: WorkerLoop | None = None  # that takes them
+
+    @property
+    def activity(self) -> str:
+        """What the rank is doing, as text. Any thread may ask."""
+        return "starting" if self.loop is None else self.loop.activity
 
     def put(self, command: WorkerCommand) -> None:
         self._commands.put(command)
@@ -77,6 +83,7 @@ class WorkerLoop:
         self._lock = threading.Lock()
         self._num_unanswered = 0  # steps; guarded by the lock, as is what it means for `_held`
         self._epoch = 0  # of the last command
+        inbox.loop = self
         worker.set_event_sink(self._send_event)
 
     @property
@@ -84,8 +91,13 @@ class WorkerLoop:
         """What the rank is doing, as text. Any thread may ask."""
         steps = list(self._steps)
         if steps:
-            return f"running step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
-        return f"running {self._method}()" if self._method else "idle"
+            running = f"running step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
+        elif self._method:
+            running = f"running {self._method}()"
+        else:
+            return "waiting for a command"
+        phase = self._worker.phase()
+        return f"{running}: {phase}" if phase else running
 
     def run(self) -> None:
         while not self._inbox.is_stopped:
@@ -201,6 +213,7 @@ def failure_of(error: BaseException) -> WorkerFailure:
         type_name=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
+        is_echo=isinstance(error, ConnectionError | TimeoutError),  # as `World` and its groups raise it
     )
 
 

@@ -1,8 +1,8 @@
 """The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
 
 Three things happen at once. The main thread alone touches the worker: constructs it, loads it, runs its commands. The inbox
-thread only reads the stream, so that its end is seen whatever the main thread does: then the process ends on the spot, in the
-middle of a computation too. Replies are sent by whichever thread has them.
+thread reads the stream, so that its end is seen whatever the main thread does: then the process ends on the spot, in the
+middle of a computation too. It also answers what the rank is doing. Replies are sent by whichever thread has them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from inflight import envs
 from inflight.errors import CodecError
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.executor.worker_loop import Inbox, WorkerLoop, failed_reply, failure_of
-from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerReply
+from inflight.interface.messages import (
+    AskActivity,
+    ExecuteModel,
+    ProvideGrammarOutput,
+    RpcCall,
+    WorkerActivity,
+    WorkerReply,
+)
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
 from inflight.interface.worker import WorkerBase
 
@@ -41,7 +48,8 @@ def main() -> None:
         os._exit(EXIT_STREAM_ENDED)
     assert isinstance(start_up, StartUp), start_up
     inbox = Inbox()
-    threading.Thread(target=read_commands, args=(stream, inbox), name="inflight-inbox", daemon=True).start()
+    reading = (stream, inbox, start_up.rank)
+    threading.Thread(target=read_commands, args=reading, name="inflight-inbox", daemon=True).start()
     worker = start_worker(start_up, stream)
     if worker is None:
         sys.exit(1)
@@ -79,12 +87,14 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
         os._exit(EXIT_STREAM_ENDED)
 
 
-def read_commands(stream: BlockingStream, inbox: Inbox) -> None:
-    """The thread that only reads the stream; it ends with the process."""
+def read_commands(stream: BlockingStream, inbox: Inbox, rank: int) -> None:
+    """The thread that reads the stream, and says what the others do; it ends with the process."""
     try:
         while (message := stream.receive()) is not None:
             if isinstance(message, Stop):
                 inbox.stop()
+            elif isinstance(message, AskActivity):
+                send_reply(stream, WorkerActivity(rank=rank, text=inbox.activity))
             else:
                 assert isinstance(message, ExecuteModel | ProvideGrammarOutput | RpcCall), message
                 inbox.put(message)

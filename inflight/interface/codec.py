@@ -28,11 +28,13 @@ from inflight.errors import CodecError
 from inflight.interface.framing import ByteArray, Frame
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
+    AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
     RpcReply,
     StepReply,
+    WorkerActivity,
     WorkerEvent,
     WorkerFailure,
 )
@@ -78,6 +80,8 @@ Message = (
     | StepReply
     | RpcReply
     | WorkerEvent
+    | AskActivity
+    | WorkerActivity
     | Hello
     | Welcome
     | Refused
@@ -139,6 +143,8 @@ _BODIES: dict[type, type] = {
     StepReply: _StepReplyBody,
     RpcReply: _RpcReplyBody,
     WorkerEvent: WorkerEvent,
+    AskActivity: AskActivity,
+    WorkerActivity: WorkerActivity,
     Hello: Hello,
     Welcome: Welcome,
     Refused: Refused,

@@ -37,12 +37,18 @@ class RpcCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskActivity:
+    """What are you doing? Answered at once by `WorkerActivity`, also while a command runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """An exception on a worker, as text."""
+    """An exception on a worker, as text. `is_echo`: it says that another rank has left or is silent; that rank is the cause."""
 
     type_name: str
     message: str
     traceback: str
+    is_echo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,5 +81,13 @@ class WorkerEvent:
     kv_connector_output: KVConnectorOutput
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerActivity:
+    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s"."""
+
+    rank: int
+    text: str
+
+
 WorkerCommand = ExecuteModel | ProvideGrammarOutput | RpcCall
-WorkerReply = StepReply | RpcReply | WorkerEvent
+WorkerReply = StepReply | RpcReply | WorkerEvent | WorkerActivity

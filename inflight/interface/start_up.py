@@ -31,7 +31,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The answer to a `Hello` that fits."""
+    """The answer to a `Hello` that fits. `max_silence_seconds`: how long the link may be silent, on both sides."""
+
+    max_silence_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class Rendezvous:
 
 
 class WorkerBase(ABC):
-    """One rank. All methods but `step_failed` are called from one thread, in the order in which the executor was called.
+    """One rank. All methods but `step_failed` and `phase` are called from one thread, in the order of the executor's calls.
 
     The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
     with one rank, or where they are threads of one process.
@@ -75,6 +75,10 @@ class WorkerBase(ABC):
 
         The default: this worker has nothing to report outside its steps.
         """
+
+    def phase(self) -> str:
+        """What the rank computes now, for an error's message; "" if that is not known. From any thread; must not wait."""
+        return ""
 
     def check_health(self) -> None:
         """Raise if this rank cannot serve. The default: a rank that answers is healthy."""

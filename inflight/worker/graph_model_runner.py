@@ -195,12 +195,17 @@ class GraphModelRunner(Runner):
             shape = self._shape(plan, inputs, prompt_logprobs)
             rows = self._sampling_state.take(slots) if self._draws else None
             staged = self._ring.take()
+            try:
+                counts = self._stage_entries(staged, plan, inputs, shape)
+            except BaseException:  # the step is never launched, so nobody else gives the slot back
+                staged.is_in_use = False
+                raise
             return DeviceStep(
                 plan=plan,
                 inputs=inputs,
                 shape=shape,
                 staged=staged,
-                counts=self._stage_entries(staged, plan, inputs, shape),
+                counts=counts,
                 slots=slots,
                 rows=rows,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],

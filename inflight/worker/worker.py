@@ -266,6 +266,15 @@ class Worker(WorkerBase):
     def execute_dummy_batch(self) -> None:
         self._compute(partial(torch.inference_mode()(self.runner.dummy_run), 1))
 
+    def phase(self) -> str:
+        return ", ".join(self._timeline.under_way())
+
+    def check_health(self) -> None:
+        """Compute a step of no request: a device that an error has broken for good fails it."""
+        if self._has_left and self._config.parallel.world_size > 1:
+            raise ConnectionError(f"rank {self.rank} has left its groups")
+        self.execute_dummy_batch()
+
     def step_failed(self) -> None:
         self._has_left = True
         self._world.close("a step failed on it")

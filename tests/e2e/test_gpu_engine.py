@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 
 from inflight import LLM, RequestOutput, SamplingParams
-from inflight.errors import OutOfMemoryError
+from inflight.errors import OutOfMemoryError, StepError
+from inflight.worker.graph_model_runner import GraphModelRunner
 from tests.fake_gpu import COPY_OUT_FIRST, FakeGpu, install
 from tests.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -64,6 +67,32 @@ def test_outputs_are_those_of_the_cpu(
     assert found == expected
     assert logprobs and np.allclose(logprobs, expected_logprobs, atol=1e-4)
     assert list(again.outputs[0].token_ids) == expected[-1] and again.num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("stage", ["_stage_entries", "_enqueue_draws"])
+def test_steps_that_fail_leave_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """There are three staging slots, and four steps fail, each with a younger one in flight."""
+    install(monkeypatch, FakeGpu(order=COPY_OUT_FIRST))
+    with LLM(str(folder), device="cuda", enforce_eager=True, **ARGUMENTS) as llm:
+        (expected,) = generate(llm, REQUESTS[2:])
+        for _ in range(4):
+            with monkeypatch.context() as patch:
+                patch.setattr(GraphModelRunner, stage, failing_in_the_second_call(getattr(GraphModelRunner, stage)))
+                with pytest.raises(StepError, match="bad luck"):
+                    generate(llm, REQUESTS[2:])
+        (again,) = generate(llm, REQUESTS[2:])
+    assert again.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def failing_in_the_second_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    calls = itertools.count()
+
+    def call(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("bad luck")
+        return function(*arguments, **more)
+
+    return call
 
 
 def test_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(

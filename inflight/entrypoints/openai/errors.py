@@ -111,8 +111,8 @@ def to_api_error(error: Exception) -> ApiError:
         message = "the server is shutting down and takes no new requests"
         return ApiError(503, message, type="server_error", code="shutting_down", headers={"Retry-After": "1"})
     if isinstance(error, EngineDeadError):
-        logger.error("a request met a dead engine: %s", error)
-        return ApiError(503, "the engine is not running", type="server_error", code="engine_dead")
+        message = f"the engine has failed: {error.summary}" if error.summary else "the engine is not running"
+        return ApiError(503, message, type="server_error", code="engine_dead")
     logger.error("a request failed", exc_info=error)
     name = "engine_error" if isinstance(error, InflightError) else "internal_error"
     return ApiError(500, "the server failed to answer this request", type="server_error", code=name)

@@ -333,6 +333,22 @@ def test_a_stage_that_leaves_frees_the_one_that_waits() -> None:
     close(worlds, last)
 
 
+def test_a_send_that_has_failed_is_told_by_the_next_receive() -> None:
+    """The next stage has missed a step: nothing that a middle stage still receives may be computed."""
+    worlds = ThreadWorlds(RankLayout(1, 3), timeout_seconds=20)
+    first, middle, last = make_links(worlds, spec())
+    middle.post_receive(1, 1)
+    first.send(1, activations(1, 1))
+    middle._posted[0][1].result(timeout=5)  # it has come, and was in order
+    last.close()
+    middle.send(0, activations(0, 1))
+    assert middle._sender is not None
+    middle._sender.submit(lambda: None).result(timeout=5)  # behind the send, which has failed in this thread
+    with pytest.raises(ConnectionError, match="the link between the stages is broken"):
+        middle.receive(1)
+    close(worlds, first, middle, last)
+
+
 def test_steps_are_received_in_the_order_in_which_they_were_posted() -> None:
     worlds, first, last = two_stages()
     last.post_receive(3, 1)

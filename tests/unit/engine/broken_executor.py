@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from benchmarks.mock_executor import MockExecutor, MockTokensWorker
 from inflight.config.engine import EngineConfig
@@ -14,7 +15,13 @@ NO_EXECUTOR = 7
 
 
 class FailingWorker(MockTokensWorker):
-    """A prompt that begins with token 13 fails its step; with token 14, the rank."""
+    """A prompt that begins with token 13 fails its step; with 14, the rank; with 15, its step and all that follow."""
+
+    is_broken = False
+
+    def check_health(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("no device")
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         first = [int(new.token_ids[0]) for new in scheduler_output.new_requests]
@@ -22,12 +29,23 @@ class FailingWorker(MockTokensWorker):
             raise ValueError("thirteen")
         if 14 in first:
             raise SystemExit("fourteen")
+        if 15 in first:
+            self.is_broken = True
+            raise ValueError("fifteen")
         return super().execute_model(scheduler_output)
 
 
 class FailingExecutor(UniProcExecutor):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, FailingWorker)
+
+
+class DyingExecutor(MockExecutor):
+    """Its rank dies while there are no requests."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        threading.Timer(0.5, self._rank_died, (0, "old age")).start()
 
 
 class TooLarge(MockExecutor):

@@ -10,14 +10,16 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.engine.core import IDLE_SECONDS
-from inflight.errors import StepError
+from inflight.errors import EngineDeadError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.interface.request import FinishReason
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
@@ -220,6 +222,98 @@ def test_a_failure_of_a_step_that_is_left_over_is_nobodys(caplog: pytest.LogCapt
     engine.run()
     assert "step 1: 1 requests" in caplog.text
     assert engine.finished["b"] is FinishReason.LENGTH
+
+
+def fail_on(engine: MockEngine, step_id: int, error: Exception) -> None:
+    """Whatever the step computes, this is its answer."""
+    run = engine.worker.execute_model
+
+    def execute(plan: SchedulerOutput) -> ModelRunnerOutput:
+        if plan.step_id == step_id:
+            engine.worker.apply(plan)
+            raise error
+        return run(plan)
+
+    engine.worker.execute_model = execute  # type: ignore[method-assign]
+
+
+def assert_dead(engine: MockEngine, cause: str) -> None:
+    assert engine.core.is_dead
+    for call in (engine.core.step, partial(engine.core.collective_rpc, "echo"), engine.core.check_alive):
+        with pytest.raises(EngineDeadError, match=f"the engine has failed; .*{cause}") as caught:
+            call()
+        assert caught.value.summary
+    engine.scheduler.check_integrity()
+    engine.grammars.close()
+
+
+def test_a_failed_step_of_several_ranks_is_the_end_and_its_cause_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """The step that is waited for has the echo: a younger one has the error that explains it."""
+    engine = MockEngine(depth=3)
+    engine.core._has_peers = True
+    echo = StepError("left alone", rank=0, step_id=1, is_echo=True)
+    cause = StepError("step 2 failed\nTraceback", rank=1, step_id=2)
+    fail_on(engine, 1, echo)
+    asked: list[RankError] = []
+
+    def root_cause(error: RankError) -> RankError:
+        assert not engine.core._in_flight  # masks have been given up: the answer may have waited for them
+        asked.append(error)
+        return cause
+
+    engine.executor.root_cause = root_cause  # type: ignore[attr-defined]
+    engine.add("a", [1] * 5, 20)
+    engine.step()
+    with pytest.raises(StepError) as caught:
+        engine.step()
+    assert (caught.value, asked) == (cause, [echo])
+    (record,) = caplog.records
+    assert "step 2 failed\nTraceback\nThe plan was:\nstep 2: 1 requests" in record.getMessage()
+    assert_dead(engine, "step 2 failed$")
+    assert len(caplog.records) == 1
+
+
+def test_a_failure_that_is_left_over_is_the_end_of_several_ranks_too() -> None:
+    engine = MockEngine(depth=2)
+    engine.core._has_peers = True
+    engine.executor.root_cause = lambda error: error  # type: ignore[attr-defined]
+    fail_on(engine, 1, StepError("bad luck", rank=0, step_id=1))
+    engine.add("a", [1] * 5, 10, stop=frozenset(range(VOCAB_SIZE)))
+    engine.step()
+    with pytest.raises(StepError, match="bad luck"):
+        engine.step()
+    assert_dead(engine, "bad luck")
+
+
+@pytest.mark.parametrize("kind", [StepTimeoutError, WorkerDiedError])
+def test_a_rank_that_is_silent_or_gone_is_the_end(kind: type[RankError]) -> None:
+    """Nobody knows what it is doing, or whether it does; and its old steps may hold what new ones need."""
+    engine = MockEngine(depth=2)
+    fail_on(engine, 1, kind("silence", rank=0, step_id=1))
+    engine.add("a", [1] * 5, 20)
+    engine.step()
+    with pytest.raises(kind, match="silence"):
+        engine.step()
+    assert_dead(engine, "silence")
+
+
+def test_one_rank_goes_on_only_if_it_can_still_compute(caplog: pytest.LogCaptureFixture) -> None:
+    engine = MockEngine(depth=2)
+    fail_on(engine, 1, StepError("bad luck", rank=0, step_id=1))
+    checked: list[int] = []
+
+    def check_health() -> None:
+        checked.append(len(engine.executor.plans))
+        raise StepError("no memory can be read", rank=0)
+
+    engine.executor.check_health = check_health  # type: ignore[method-assign]
+    engine.add("a", [1] * 5, 20)
+    engine.step()
+    with pytest.raises(StepError, match="bad luck"):
+        engine.step()
+    assert checked == [3]
+    assert "the rank cannot go on: no memory can be read" in caplog.text
+    assert_dead(engine, "bad luck")
 
 
 def test_nothing_of_an_aborted_request_is_returned() -> None:

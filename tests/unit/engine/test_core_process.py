@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -174,13 +173,51 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
     run(test)
 
 
+def test_requests_that_are_in_no_failed_step_go_on() -> None:
+    async def test() -> None:
+        changes = {"distributed_executor_backend": BROKEN + "FailingExecutor", "max_num_seqs": 1}
+        async with mock_engine(changes) as engine:
+            first = await submit(engine, "first", "x", endless(100))
+            others = [await submit(engine, str(i), [13] if i in (1, 2) else "x", endless(5)) for i in range(4)]
+            assert reasons_of(await read(first)) == ["length"]
+            for i, stream in enumerate(others):
+                assert reasons_of(await read(stream)) == ["error" if i in (1, 2) else "length"]
+
+    run(test)
+
+
+def test_a_rank_that_cannot_compute_any_more_is_the_end_of_the_engine() -> None:
+    async def test() -> None:
+        async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
+            with pytest.raises(
+                EngineDeadError, match=r"the engine has failed: .* on rank 0: ValueError: fifteen"
+            ) as error:
+                await read(await submit(engine, "bad", [15], endless()))
+            assert error.value.summary == "a step failed on rank 0 (ValueError)"
+            for call in (engine.check_health, engine.check_ready):
+                with pytest.raises(EngineDeadError, match="fifteen"):
+                    await call()
+
+    run(test)
+
+
+def test_a_rank_that_dies_while_nobody_asks_for_anything_is_the_end_of_the_engine() -> None:
+    async def test() -> None:
+        async with mock_engine({"distributed_executor_backend": BROKEN + "DyingExecutor"}) as engine:
+            await until(lambda: bool(engine._death))
+            with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0 is gone \(old age\)") as error:
+                await engine.check_health()
+            assert error.value.summary == "rank 0 has died"
+
+    run(test)
+
+
 def test_a_lost_rank_is_the_end_of_the_engine() -> None:
     async def test() -> None:
         async with mock_engine({"distributed_executor_backend": BROKEN + "FailingExecutor"}) as engine:
             stream = await submit(engine, "bad", [14], endless())
-            with contextlib.suppress(EngineDeadError):
-                assert reasons_of(await read(stream)) == ["error"]
-            await until(lambda: bool(engine._death))
+            with pytest.raises(EngineDeadError, match="rank 0 died"):
+                await read(stream)
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0"):
                 await engine.check_health()
             assert await asyncio.to_thread(have_ended, [pid_of(engine)], 3.0)

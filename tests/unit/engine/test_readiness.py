@@ -66,6 +66,36 @@ def test_a_step_without_outputs_is_one(now: list[float]) -> None:
         check(readiness, 1000.0)
 
 
+def failure(error: str) -> list[EngineCoreOutput]:
+    return [
+        EngineCoreOutput(
+            request_id="r", new_token_ids=(), finish_reason=FinishReason.ERROR, error=error, engine_failed=True
+        )
+    ]
+
+
+def canary() -> str:
+    raise AssertionError("a canary is sent")
+
+
+def test_an_engine_whose_steps_fail_is_not_ready_though_each_failure_leaves_it_idle(now: list[float]) -> None:
+    readiness = Readiness(60.0)
+    readiness.note((), stats(1))
+    check(readiness, now[0])
+    for _ in range(3):
+        readiness.note(failure("bad luck"), stats(1))
+        now[0] += 0.1
+        with pytest.raises(EngineError, match="the last step failed: bad luck"):
+            check(readiness, now[0])  # requests have come since
+        with pytest.raises(AssertionError, match="a canary is sent"):  # an idle engine has to prove it
+            readiness.check(canary, None).send(None)
+    readiness.note(failure("worse"), stats(2))  # a step and a failure came as one: the failure may be the later one
+    with pytest.raises(EngineError, match="worse"):
+        check(readiness, now[0])
+    readiness.note((), stats(3))
+    check(readiness, now[0])
+
+
 def run(test: Callable[[], Awaitable[None]]) -> list[str]:
     """What asyncio had to complain of."""
     complaints: list[str] = []

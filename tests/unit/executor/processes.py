@@ -9,12 +9,17 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from inflight.executor.multiproc import MultiprocExecutor
 from tests.architecture.source import ROOT
 from tests.conformance.configs import engine_config
 
 SCRIPTED = "tests.conformance.scripted_worker:ScriptedWorker"
+
+
+# a shell starts `pytest &` with SIGINT ignored, which all processes below inherit
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
 def scripted_executor(num_ranks: int = 2, *, budget: float = 10.0, name: str = "scripted") -> MultiprocExecutor:
@@ -59,10 +64,17 @@ def children(pid: int) -> list[int]:
     return found
 
 
+class Script(subprocess.Popen[str]):
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.kill()  # the test has failed: nobody waits for it
+        super().__exit__(kind, error, traceback)
+
+
 def run_script(script: str, *arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A Python program beside the test, with the test's import path and piped streams. `prefix` is the command that runs it."""
-    return subprocess.Popen(
-        [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script), *arguments],
+    return Script(
+        [*prefix, sys.executable, "-u", "-c", INTERRUPTIBLE + textwrap.dedent(script), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

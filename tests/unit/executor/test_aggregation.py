@@ -65,7 +65,9 @@ def test_replies_in_any_order_and_number_give_the_same_outputs(run: tuple[list[l
     reports, seed = run
     chance = random.Random(seed)
     num_ranks, output_rank = len(reports[0]), chance.randrange(len(reports[0]))
-    table = ReplyTable(num_ranks=num_ranks, output_rank=output_rank, step_budget=60, activity=lambda rank: "")
+    table = ReplyTable(
+        num_ranks=num_ranks, output_rank=output_rank, step_budget=60, ask=lambda rank: None, state=lambda rank: ""
+    )
     steps = [PendingStep(plan(step_id), num_ranks) for step_id in range(len(reports))]
     for step in steps:
         assert table.add_step(step)

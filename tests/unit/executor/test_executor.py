@@ -37,6 +37,9 @@ class RecordingExecutor(Executor):
             output = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
             self._deliver(StepReply(epoch=command.epoch, step_id=step_id, rank=rank, result=output))
 
+    def _ask(self, rank: int) -> None:
+        raise AssertionError("every rank has answered")
+
     def _terminate(self) -> None:
         self.num_terminated += 1
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from inflight.errors import EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.errors import EngineClosedError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
-from inflight.interface.messages import RpcReply, StepReply, WorkerEvent, WorkerFailure
+from inflight.interface.messages import RpcReply, StepReply, WorkerActivity, WorkerEvent, WorkerFailure
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from tests.conformance.configs import plan
 
@@ -22,8 +24,20 @@ NUM_RANKS = 2
 FAILURE = WorkerFailure(type_name="RuntimeError", message="bad luck", traceback="Traceback ...")
 
 
-def make_table(budget: float = 60.0) -> ReplyTable:
-    return ReplyTable(num_ranks=NUM_RANKS, output_rank=0, step_budget=budget, activity=lambda rank: "asleep")
+ECHO = WorkerFailure(type_name="ConnectionError", message="rank 1 has left", traceback="", is_echo=True)
+
+
+def make_table(budget: float = 60.0, answering: Collection[int] = ()) -> ReplyTable:
+    """`answering`: the ranks that say what they do when they are asked."""
+
+    def ask(rank: int) -> None:
+        if rank in answering:
+            table.deliver(WorkerActivity(rank=rank, text="awake"))
+
+    table = ReplyTable(
+        num_ranks=NUM_RANKS, output_rank=0, step_budget=budget, ask=ask, state=lambda rank: "process 7 is asleep"
+    )
+    return table
 
 
 @pytest.fixture
@@ -72,6 +86,15 @@ def test_events_are_taken_in_and_wake(table: ReplyTable) -> None:
     table.close()
     table.deliver(event(0, "y"))
     assert table.take_kv_connector_output() == KVConnectorOutput()
+
+
+def test_a_death_wakes_too(table: ReplyTable) -> None:
+    calls: list[int] = []
+    table.set_event_callback(lambda: calls.append(1))
+    table.rank_died(1, "gone")
+    assert calls == [1]
+    table.set_event_callback(lambda: calls.append(2))
+    assert calls == [1, 2]
 
 
 def test_an_event_before_the_callback_is_not_lost(table: ReplyTable) -> None:
@@ -141,10 +164,93 @@ def test_a_timeout_says_what_the_ranks_do() -> None:
     step = add_step(table, 0)
     answer_step(table, 0, 0)
     with pytest.raises(
-        StepTimeoutError, match=r"from rank 1 \(asleep\)\. If a step may take longer, raise INFLIGHT_EX"
+        StepTimeoutError,
+        match=r"from rank 1 \(process 7 is asleep; does not .*; has answered no step yet\)\. If a step may take longer, raise",
     ):
         step.future.result(timeout=5)
     table.close()
+
+
+def test_a_timeout_names_first_the_rank_that_says_nothing() -> None:
+    """Rank 0 waits for rank 1 and can say so: the error is rank 1's."""
+    table = make_table(budget=0.05, answering=[0])
+    step = add_step(table, 3)
+    error = step.future.exception(timeout=5)
+    assert isinstance(error, StepTimeoutError)
+    assert error.rank == 1
+    assert re.search(r"from rank 1 \(process 7 is asleep; .*\), rank 0 \(awake\)\. If", str(error))
+    table.close()
+
+
+def test_a_rank_that_answers_when_it_is_asked_has_not_answered_its_step() -> None:
+    table = make_table(budget=0.05, answering=[0, 1])
+    add_step(table, 2)
+    for rank in range(NUM_RANKS):
+        answer_step(table, 2, rank)
+    error = add_step(table, 3).future.exception(timeout=5)
+    assert "from rank 0 (awake), rank 1 (awake)" in str(error)
+    table.close()
+
+
+# -- the cause of an error ---------------------------------------------------------------------------------------------
+
+
+def failed(step: PendingStep) -> RankError:
+    error = step.future.exception(timeout=0)
+    assert isinstance(error, RankError)
+    return error
+
+
+@pytest.mark.parametrize("echo_first", [True, False])
+def test_the_cause_of_a_failed_step_may_be_in_a_younger_one(table: ReplyTable, echo_first: bool) -> None:
+    """Rank 1 fails in step 1 and leaves its groups: rank 0, and rank 1 itself, cannot end step 0."""
+    steps = [add_step(table, 0), add_step(table, 1)]
+    answers = [(0, 0, ECHO), (0, 1, ECHO), (1, 1, FAILURE), (1, 0, ECHO)]
+    for step_id, rank, failure in answers if echo_first else sorted(answers, key=lambda answer: -answer[0]):
+        answer_step(table, step_id, rank, failure)
+    error = failed(steps[0])
+    assert error.is_echo
+    cause = table.root_cause(error, 0.0)
+    assert "bad luck" in str(cause)
+    assert (cause.rank, cause.step_id, cause.is_echo) == (1, 1, False)
+
+
+def test_the_cause_may_come_a_moment_later(table: ReplyTable) -> None:
+    step = add_step(table, 0)
+    answer_step(table, 0, 0, ECHO)
+    threading.Timer(0.02, answer_step, (table, 0, 1, FAILURE)).start()
+    start = time.monotonic()
+    cause = table.root_cause(failed(step), 5.0)
+    assert time.monotonic() - start < 2.0
+    assert (cause.rank, cause.summary) == (1, "a step failed on rank 1 (RuntimeError)")
+
+
+def test_a_death_is_the_cause_of_what_the_others_say(table: ReplyTable) -> None:
+    step = add_step(table, 0)
+    answer_step(table, 0, 0, ECHO)
+    table.rank_died(1, "killed")
+    cause = table.root_cause(failed(step), 0.0)
+    assert isinstance(cause, WorkerDiedError)
+    assert str(cause) == "rank 1 died (killed) before it answered step 0 (requests: a)"
+
+
+def test_a_rank_for_which_another_has_waited_too_long_is_the_cause() -> None:
+    """A collective may give up before the step's time is over: then there is an echo and no cause but silence."""
+    table = make_table(answering=[0])
+    step = add_step(table, 0)
+    answer_step(table, 0, 0, ECHO)
+    cause = table.root_cause(failed(step), 0.01)
+    assert isinstance(cause, StepTimeoutError)
+    assert cause.rank == 1
+    assert re.search(r"no reply from rank 1 \(process 7 .*\), for which rank 0 waited: step 0 .*has left", str(cause))
+    table.close()
+
+
+def test_an_echo_without_a_cause_stands_for_itself(table: ReplyTable) -> None:
+    step = add_step(table, 0)
+    for rank in range(NUM_RANKS):
+        answer_step(table, 0, rank, ECHO)
+    assert table.root_cause(failed(step), 0.0) is failed(step)
 
 
 def test_a_short_deadline_overtakes_a_long_one(table: ReplyTable) -> None:
@@ -192,6 +298,8 @@ def test_a_death_spares_what_the_rank_has_answered(table: ReplyTable) -> None:
     assert isinstance(waiting.future.exception(timeout=0), WorkerDiedError)
     answer_step(table, 0, 0)
     assert answered.future.result(timeout=0).step_id == 0
+    answer_step(table, 1, 0)
+    assert not table._steps  # nothing more can come of it: it is forgotten, though one rank has not answered
 
 
 def test_a_callback_may_use_the_table(table: ReplyTable) -> None:

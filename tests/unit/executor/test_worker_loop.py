@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.executor.worker_loop import Inbox, WorkerLoop
+from inflight.executor.worker_loop import Inbox, WorkerLoop, failure_of
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
@@ -26,6 +26,8 @@ from inflight.interface.messages import (
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
+
+WAITS = "waiting for a command"
 
 
 def call(call_id: int, method: str, *args: Any) -> RpcCall:
@@ -117,7 +119,32 @@ def test_activity_says_what_runs() -> None:
     inbox = Script(ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"))
     loop = WorkerLoop(Watched(engine_config(), 3, None), 3, inbox, lambda _: seen.append(loop.activity))
     loop.run()
-    assert seen == ["running step 7", "idle", "running check_health()", "idle"]
+    assert seen == ["running step 7", WAITS, "running check_health()", WAITS]
+
+
+def test_activity_says_in_which_phase_a_step_is() -> None:
+    class Timed(ScriptedWorker):
+        def phase(self) -> str:
+            return "forward of step 7 for 3.9 s"
+
+        def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+            assert inbox.activity == "running step 7: forward of step 7 for 3.9 s"
+            return super().execute_model(scheduler_output)
+
+    inbox = Script(ExecuteModel(epoch=5, scheduler_output=plan(7)))
+    assert inbox.activity == "starting"
+    replies: list[WorkerReply] = []
+    WorkerLoop(Timed(engine_config(), 3, None), 3, inbox, replies.append).run()
+    assert isinstance(replies[0], StepReply) and isinstance(replies[0].result, ModelRunnerOutput)
+    assert inbox.activity == WAITS
+
+
+@pytest.mark.parametrize(
+    ("error", "is_echo"),
+    [(ConnectionResetError("lost rank 1"), True), (TimeoutError("silent"), True), (RuntimeError("bad luck"), False)],
+)
+def test_what_another_rank_has_caused_is_an_echo(error: Exception, is_echo: bool) -> None:
+    assert failure_of(error).is_echo == is_echo
 
 
 class Staged(ScriptedWorker):
@@ -167,7 +194,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:
     staged, inbox = Staged(), Inbox()
     loop = WorkerLoop(staged, 3, inbox, staged.replies.append)
-    thread = threading.Thread(target=loop.run)
+    thread = threading.Thread(target=loop.run, daemon=True)  # a failing test leaves it, and pytest still ends
     thread.start()
     # behind the call everything waits, but the masks that a step under way needs
     for command in (step(7), step(8), call(0, "echo", 1), step(9), masks(9), masks(8), call(1, "echo", 2)):
@@ -186,7 +213,7 @@ def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits
     thread.join(5)
     assert not thread.is_alive()
     assert [getattr(reply, "step_id", "call") for reply in staged.replies] == [7, 8, "call", 9, "call"]
-    assert loop.activity == "idle"
+    assert loop.activity == WAITS
 
 
 def test_masks_of_a_step_that_has_failed_go_nowhere() -> None:

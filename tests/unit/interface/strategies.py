@@ -11,11 +11,13 @@ from hypothesis.extra import numpy as hnp
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
+    AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
     RpcReply,
     StepReply,
+    WorkerActivity,
     WorkerEvent,
     WorkerFailure,
 )
@@ -218,8 +220,10 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     StepReply: st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, result=outputs | failures),
     RpcReply: st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
     WorkerEvent: st.builds(WorkerEvent, epoch=ids, rank=ids, kv_connector_output=kv_outputs),
+    AskActivity: st.builds(AskActivity),
+    WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts),
     Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
-    Welcome: st.builds(Welcome),
+    Welcome: st.builds(Welcome, max_silence_seconds=st.floats(allow_nan=False)),
     Refused: st.builds(Refused, reason=texts),
     StartUp: st.builds(
         StartUp,

@@ -1,0 +1,95 @@
+"""`inflight serve` with two ranks: one fails in a step, or hangs. The server says so, at once, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from inflight import LLM, SamplingParams
+from inflight.errors import EngineDeadError, StepError
+from tests.e2e.faulty_executor import UNLUCKY
+from tests.e2e.faulty_executor import __name__ as faulty
+from tests.e2e.serve_process import MODEL, ServeProcess, assert_nothing_left, events_of, serving, tree_of
+
+TWO_RANKS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)]
+FAULTY = f"{faulty}:FaultyExecutor"
+
+
+def complete(server: ServeProcess, first_token: int) -> tuple[int, Any]:
+    body = {"model": MODEL, "prompt": [first_token, 4, 5], "max_tokens": 4}
+    status, text = server.request("POST", "/v1/completions", body)
+    return status, json.loads(text)
+
+
+def assert_dead(server: ServeProcess, summary: str) -> None:
+    """From now on nobody is told that the server is well; it ends, with an exit code that starts it anew."""
+    pids = tree_of(server.popen.pid)
+    while server.popen.poll() is None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert server.request("GET", "/health")[0] == 503
+            assert server.request("GET", "/ready")[0] == 503
+            status, body = complete(server, 3)
+            assert status == 503
+            assert body["error"]["code"] in ("engine_dead", "server_dead")
+            assert body["error"]["code"] == "server_dead" or summary in body["error"]["message"]
+    assert server.end() == 1
+    assert_nothing_left(pids, set())
+    assert len(server.text_of_log()) < 20_000
+
+
+def test_a_step_that_fails_on_one_rank_ends_the_server_and_is_named() -> None:
+    with serving(*TWO_RANKS, "--distributed-executor-backend", FAULTY) as server:
+        assert complete(server, 3)[0] == 200
+        stream = server.start_stream(2000)
+        status, body = complete(server, UNLUCKY)
+        summary = "the engine has failed: a step failed on rank 1 (ValueError)"
+        assert (status, body["error"]["code"], body["error"]["message"]) == (503, "engine_dead", summary)
+        assert_dead(server, summary)
+        assert events_of(stream.rest())[-1]["error"]["message"] == summary
+        log = server.text_of_log()
+        assert "failed on rank 1: ValueError: bad luck in /a/secret/path\nTraceback" in log
+        assert log.count("The plan was:") == 1
+        assert "error: the engine has failed: step " in log.splitlines()[-1]
+
+
+def test_a_rank_that_hangs_is_found_within_the_budget_and_is_named() -> None:
+    budget = 3.0
+    with serving(*TWO_RANKS, INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS=str(budget)) as server:
+        assert complete(server, 3)[0] == 200
+        pid = server.children()["worker tp1 pp0"]
+        with ThreadPoolExecutor(1) as pool:
+            stream = server.start_stream(2000)
+            os.kill(pid, signal.SIGSTOP)
+            start = time.monotonic()
+            events = pool.submit(stream.rest).result(20)
+        seconds = time.monotonic() - start
+        summary = "the engine has failed: rank 1 did not answer in time"
+        assert events_of(events)[-1]["error"]["message"] == summary
+        assert seconds < budget + 1.5
+        assert_dead(server, summary)
+        log = server.text_of_log()
+        assert f"from rank 1 (process {pid} is stopped by a signal; does not say what it is doing; answered step" in log
+        assert "rank 0 (running step" in log and "forward of step" in log
+
+
+def test_offline_the_cause_is_raised_and_the_next_call_names_it() -> None:
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24, "num_threads": 1}
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    with LLM(tensor_parallel_size=2, distributed_executor_backend=FAULTY, **options) as llm:
+        assert len(llm.generate([[3, 4]], params, use_tqdm=False)) == 1
+        with pytest.raises(StepError, match="failed on rank 1: ValueError: bad luck") as caught:
+            llm.generate([[3, 4], [UNLUCKY, 4]], params, use_tqdm=False)
+        assert caught.value.rank == 1
+        for _ in range(2):
+            with pytest.raises(
+                EngineDeadError, match=r"the engine has failed; .* failed on rank 1: ValueError: bad luck"
+            ):
+                llm.generate([[3, 4]], params, use_tqdm=False)
