@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -41,18 +42,19 @@ STAGE_SECONDS = 0.020  # a forward pass of any number of tokens
 LINK_SECONDS = 0.010  # a step's activations from one stage to the next; its tokens from the last stage to the first
 VOCAB_SIZE = 1024
 MAX_MODEL_LEN = 1024
-WORKER_CLASS = "benchmarks.fixed_stages:FixedStageWorker"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many stages, and how far the engine plans ahead. Depth and stagger of 1: the next step begins when this one ends."""
+    """How many stages, and how far the engine plans ahead. Depth and stagger of 1: the next step begins when this one ends.
+    Stagger None: the engine measures what it takes."""
 
     name: str
     num_stages: int
-    stagger: int
-    depth: int
+    stagger: int | None
+    depth: int = 0
     backend: str = "uni"  # "uni" | "mp"
+    fast_links: bool = False  # of no time of their own, instead of LINK_SECONDS
 
 
 class FixedStage(StandInModel):
@@ -85,18 +87,18 @@ class FixedStage(StandInModel):
 
 
 class DelayedWorld(World):
-    """A world whose channels take their time at the sending end, as a wire that is busy."""
+    """A world whose channels take `seconds` for a step's tensors at the sending end, as a wire that is busy."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world.layout, world.rank)
-        self._world = world
+        self._world, self._seconds = world, seconds
 
     def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
         return self._world.tensor_parallel_group(name)
 
     def channel(self, peer: int, name: str) -> Channel:
         num_tensors = 1 if name == "tokens" else 2  # of a step
-        return DelayedChannel(self._world.channel(peer, name), repeat(LINK_SECONDS / num_tensors), repeat(0.0))
+        return DelayedChannel(self._world.channel(peer, name), repeat(self._seconds / num_tensors), repeat(0.0))
 
     def close(self, reason: str) -> None:
         self._world.close(reason)
@@ -106,20 +108,26 @@ class FixedStageWorker(StandInWorker):
     """The real worker with another model, in a world that delays."""
 
     model_class = FixedStage
+    link_seconds: ClassVar[float] = LINK_SECONDS
 
     def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
-        return DelayedWorld(super()._join(rendezvous))
+        return DelayedWorld(super()._join(rendezvous), self.link_seconds)
+
+
+class FastLinkWorker(FixedStageWorker):
+    link_seconds = 0.0
 
 
 def make_engine(layout: Layout, max_num_seqs: int) -> tuple[EngineCore, Executor]:
     """The core owns the executor: closing it ends both."""
     config = _engine_config(layout, max_num_seqs)
     executor: Executor
+    worker_class = FastLinkWorker if layout.fast_links else FixedStageWorker
     if layout.backend == "mp":
-        executor = MultiprocExecutor(config, WORKER_CLASS)
+        executor = MultiprocExecutor(config, f"benchmarks.fixed_stages:{worker_class.__name__}")
     else:
         worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
-        executor = UniProcExecutor(config, lambda config, rank, _: FixedStageWorker(config, rank, worlds))
+        executor = UniProcExecutor(config, lambda config, rank, _: worker_class(config, rank, worlds))
     try:
         return EngineCore(config, executor), executor
     except BaseException:  # an interrupt, too
@@ -177,5 +185,8 @@ def _engine_config(layout: Layout, max_num_seqs: int) -> EngineConfig:
         machine=Machine(device="cpu", num_cores=1, dtypes=("float32",)),
         timeout_seconds=60.0,
     )
+    if layout.stagger is None:
+        return config
     # not by arguments: `resolve` refuses a pipeline whose steps do not overlap, which is what the others are compared with
-    return replace(config, scheduler=replace(config.scheduler, depth=layout.depth, stagger=layout.stagger))
+    scheduler = replace(config.scheduler, depth=layout.depth, stagger=layout.stagger, max_stagger=None)
+    return replace(config, scheduler=scheduler)

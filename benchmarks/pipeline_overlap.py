@@ -3,8 +3,11 @@
     python -m benchmarks.pipeline_overlap fixed [--layouts pp2 pp4 ...] [--steps 120] [--trace FILE.json] [--png FILE]
     python -m benchmarks.pipeline_overlap real [--model FOLDER] [--backend mp] [--stagger 3] [--depth 4] ...
 
-"fixed": stages of 20 ms and links of 10 ms, see `benchmarks.fixed_stages`; the goal is at most 1.15 times the slowest stage per
-step. "real": a real model, PP 2; its stages share the machine's cores with each other and with the engine. The trace is for
+"fixed": stages of 20 ms and links of 10 ms, or none ("fast"), see `benchmarks.fixed_stages`; the goal is at most 1.15 times the
+slowest stage per step. Stagger and depth are given, those of the engine that measures ("measured"), or one a stage
+("stages", what it took before it measured).
+
+"real": a real model, PP 2; its stages share the machine's cores with each other and with the engine. The trace is for
 chrome://tracing and Perfetto.
 """
 
@@ -23,6 +26,7 @@ from benchmarks.fixed_stages import STAGE_SECONDS, Layout, decode_request, make_
 from benchmarks.models import DEFAULT_MODELS_FOLDER, model_folder
 from benchmarks.report import allow_slow_steps, emit, percentile, print_table, verdict
 from benchmarks.step_picture import draw_steps
+from inflight.config.engine import SchedulerConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
 from inflight.engine.llm_engine import LLMEngine
@@ -43,8 +47,17 @@ LAYOUTS = {
         Layout(name="pp4", num_stages=4, stagger=6, depth=7),
         Layout(name="pp2-mp", num_stages=2, stagger=3, depth=4, backend="mp"),
         Layout(name="pp4-mp", num_stages=4, stagger=6, depth=7, backend="mp"),
-        Layout(name="pp2-default", num_stages=2, stagger=2, depth=3),
-        Layout(name="pp4-default", num_stages=4, stagger=4, depth=5),
+        Layout(name="pp2-measured", num_stages=2, stagger=None),
+        Layout(name="pp4-measured", num_stages=4, stagger=None),
+        Layout(name="pp2-mp-measured", num_stages=2, stagger=None, backend="mp"),
+        Layout(name="pp4-mp-measured", num_stages=4, stagger=None, backend="mp"),
+        Layout(name="pp2-fast-measured", num_stages=2, stagger=None, fast_links=True),
+        Layout(name="pp4-fast-measured", num_stages=4, stagger=None, fast_links=True),
+        Layout(name="pp2-fast-mp-measured", num_stages=2, stagger=None, fast_links=True, backend="mp"),
+        Layout(name="pp2-stages", num_stages=2, stagger=2, depth=3),
+        Layout(name="pp4-stages", num_stages=4, stagger=4, depth=5),
+        Layout(name="pp2-fast-stages", num_stages=2, stagger=2, depth=3, fast_links=True),
+        Layout(name="pp4-fast-stages", num_stages=4, stagger=4, depth=5, fast_links=True),
         Layout(name="pp2-blocking", num_stages=2, stagger=1, depth=1),
         Layout(name="pp4-blocking", num_stages=4, stagger=1, depth=1),
     )
@@ -58,6 +71,7 @@ class Measured:
     periods: list[float]  # from one commit to the next
     slowest_stage: float  # mean time of `forward` and `sample` on that stage
     events: dict[str, list[Event]]  # of these steps, by process
+    scheduler: SchedulerConfig
 
     @property
     def steady(self) -> float:
@@ -82,7 +96,7 @@ def measure(core: EngineCore, executor: Executor, step: Callable[[], object], nu
     events = {"engine": core.timeline.events(), **rank_events(executor)}
     events = {process: [event for event in found if event.step_id in steps] for process, found in events.items()}
     slowest = max(busy_milliseconds(found, num_steps) for process, found in events.items() if process != "engine")
-    return Measured(periods=periods, slowest_stage=slowest, events=events)
+    return Measured(periods=periods, slowest_stage=slowest, events=events, scheduler=core.scheduler_config)
 
 
 def busy_milliseconds(events: list[Event], num_steps: int) -> float:
@@ -180,9 +194,10 @@ def main() -> None:
         for name in args.layouts:
             layout = LAYOUTS[name]
             measured[name] = measure_fixed(layout, args.steps)
-            goal = GOAL_RATIO if layout.depth > layout.stagger > layout.num_stages else None
-            title = f"{name} (stagger {layout.stagger}, depth {layout.depth})"
-            rows.append(row_of("fixed", title, measured[name], goal))
+            has_goal = layout.stagger is None or layout.depth > layout.stagger > layout.num_stages
+            chosen = measured[name].scheduler
+            title = f"{name} (stagger {chosen.stagger}, depth {chosen.depth})"
+            rows.append(row_of("fixed", title, measured[name], GOAL_RATIO if has_goal else None))
     else:
         name = f"pp2 {args.backend}, {args.requests} requests"
         measured[name] = measure_real(args)

@@ -60,6 +60,9 @@ class SchedulerConfig:
 
     `depth` is the number of steps in flight. While a token is being drawn, its request is in none of the next `stagger - 1`
     steps; 1 says that the next step may take it. With several stages depth > stagger, else they would run dry.
+
+    With `max_stagger` both are least values: the start measures the pipeline, and takes a stagger up to that one, with a
+    depth of one more (`engine.pipeline_tuning`). None: they stay.
     """
 
     max_num_seqs: int
@@ -68,6 +71,12 @@ class SchedulerConfig:
     policy: str
     depth: int
     stagger: int
+    max_stagger: int | None = None
+
+    @property
+    def max_depth(self) -> int:
+        """The most steps that may be in flight, whatever the start chooses."""
+        return self.depth if self.max_stagger is None else max(self.depth, self.max_stagger + 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,8 @@ class EngineArgs:
         tensor_parallel_size: ranks that share each layer.
         pipeline_parallel_size: stages that share the layers; there are tensor_parallel_size ranks in each.
         pipeline_layer_partition: the number of layers of each stage, as "8,8,6,6"; None divides them by their cost.
-        pipeline_stagger: a request draws a token in every so many-th step at most; None is pipeline_parallel_size.
+        pipeline_stagger: a request draws a token in every so many-th step at most; None measures at the start what keeps all
+            stages busy, from pipeline_parallel_size to three times that (external_launcher: takes the first).
         pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
         distributed_executor_backend: "uni" runs the ranks as threads of this process, "mp" as a process each; None is "uni"
             for one rank and "mp" for more. "external_launcher" is for a script that torchrun starts once per rank: each is an

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from inflight import envs
+from inflight.config.control_groups import cpu_quota
 from inflight.config.cpu_binding import AUTO
 from inflight.config.cuda_driver import CudaFacts, Gpu, Version, read_cuda_facts, to_version
 from inflight.errors import ConfigError
@@ -23,7 +24,7 @@ class Machine:
     """The facts about the device that a choice may depend on."""
 
     device: str  # "cpu" | "cuda"
-    num_cores: int
+    num_cores: int  # that the compute threads of all its ranks may keep busy
     dtypes: tuple[str, ...]  # those its arithmetic supports
     usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
     threads_bind: str = AUTO  # what the environment says, see `cpu_binding`
@@ -49,7 +50,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
             facts = read_facts()
             return Machine(
                 device="cuda",
-                num_cores=_num_cores(),
+                num_cores=_num_cores(cores),
                 dtypes=("bfloat16", "float16", "float32"),
                 usable_cores=cores,
                 gpus=_usable_gpus(facts),
@@ -62,7 +63,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
     # float16 is left out: processors without float16 arithmetic emulate it, slowly
     return Machine(
         device="cpu",
-        num_cores=_num_cores(),
+        num_cores=_num_cores(cores),
         dtypes=("bfloat16", "float32"),
         usable_cores=cores,
         threads_bind=envs.cpu_threads_bind(),
@@ -100,7 +101,13 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
     return usable
 
 
-def _num_cores() -> int:
-    """The cores this process may run on, or fewer if OMP_NUM_THREADS says so."""
-    cores, limit = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(limit)) if limit.isdecimal() and int(limit) > 0 else cores
+def _num_cores(usable: Sequence[int]) -> int:
+    """The threads that can run at once: as many as `usable` cores, or fewer if a quota of processor time or OMP_NUM_THREADS
+    says so. A quota of 2.5 is two: a third thread would be stopped for half of each period, and the others wait for it."""
+    quota, wanted = cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
+    limits = [len(usable)]
+    if quota is not None:
+        limits.append(max(1, int(quota)))
+    if wanted.isdecimal() and int(wanted) > 0:
+        limits.append(int(wanted))
+    return min(limits)

@@ -29,6 +29,7 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_DEPTH = 2  # steps in flight on one stage: the next one is ready before this one ends
+MAX_STAGGER_PER_STAGE = 3  # of a measured one: enough for links that take twice as long as a stage
 # A CPU's memory is shared with everything else on the machine, a GPU's is not.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
 
@@ -135,7 +136,7 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
             f"max_num_batched_tokens={max_num_batched_tokens} is less than max_num_seqs={max_num_seqs}: a step could not "
             "take one token of each; raise the first or lower the second"
         )
-    depth, stagger = _resolve_depth(args)
+    depth, stagger, max_stagger = _resolve_depth(args)
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -143,11 +144,12 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
         policy=args.scheduling_policy,
         depth=depth,
         stagger=stagger,
+        max_stagger=max_stagger,
     )
 
 
-def _resolve_depth(args: EngineArgs) -> tuple[int, int]:
-    """(steps in flight, stagger)."""
+def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
+    """(steps in flight, stagger, the largest stagger that the start may choose)."""
     num_stages = args.pipeline_parallel_size
     if num_stages == 1:
         for name in ("pipeline_stagger", "pipeline_depth"):
@@ -157,8 +159,8 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int]:
                     "async_scheduling says whether steps overlap"
                 )
         if args.async_scheduling is None:
-            return DEFAULT_DEPTH, 1
-        return (2 if args.async_scheduling else 1), 1
+            return DEFAULT_DEPTH, 1, None
+        return (2 if args.async_scheduling else 1), 1, None
     if args.async_scheduling is False:
         raise ConfigError(
             f"async_scheduling=False does not go with pipeline_parallel_size={num_stages}: stages work at the same time only "
@@ -176,7 +178,10 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int]:
             f"pipeline_depth={depth} is not more than pipeline_stagger={stagger}: the stages would wait for the engine in "
             "every step; raise the first or leave it out"
         )
-    return depth, stagger
+    if args.pipeline_stagger is not None or args.distributed_executor_backend == "external_launcher":
+        return depth, stagger, None  # engines that decide for themselves must not go by a clock
+    highest = MAX_STAGGER_PER_STAGE * num_stages
+    return depth, stagger, highest if args.pipeline_depth is None else min(highest, depth - 1)
 
 
 def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> ParallelConfig:

@@ -6,7 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path("/")
+from inflight.config.control_groups import ROOT, groups_of
+
+# by version of the control group: the files with the limit and the use, and the name of the page cache in memory.stat
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def available_bytes(root: Path = ROOT) -> int:
@@ -29,32 +35,11 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
     Page cache that nobody uses right now (`inactive_file`) counts as free, as container runtimes count it.
     """
-    for folder, limit_name, usage_name, cache_name in _cgroups(root):
+    for folder, version in groups_of("memory", root):
+        limit_name, usage_name, cache_name = _MEMORY_FILES[version]
         limit, usage = _read_int(folder / limit_name), _read_int(folder / usage_name)
         if limit is not None and usage is not None:
             yield limit - usage + (_read_field(folder / "memory.stat", cache_name) or 0)
-
-
-def _cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    mount = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return  # no control groups here
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, names = mount, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            top, names = mount / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        # In a container the path may be the host's, and only the mount's top, the container's own group, is there.
-        own = top / path.lstrip("/")
-        for folder in (own, *own.parents):
-            yield folder, *names
-            if folder == top:
-                break
 
 
 def resident_bytes(root: Path = ROOT) -> int:

@@ -1,47 +1,72 @@
-"""How ranks that a launcher (torchrun) has started find each other: over the store that it serves, or that rank 0 does."""
+"""How ranks that a launcher (torchrun) has started find each other: over the store that it serves, or that rank 0 does.
+
+Anybody who reaches that store can read and write it, and torchrun's listens on all interfaces. So the token that ranks must
+know to connect to each other is not in it, only how to find the token:
+
+    on one machine    "file FOLDER": it lies in a folder that only this user can open, until all ranks have met
+    on several        "nonce HEX": it is the nonce's HMAC under INFLIGHT_CLUSTER_TOKEN
+"""
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
+import os
+import secrets
 import socket
+import tempfile
+from pathlib import Path
 
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
-from inflight.distributed.socket_channel import address_family, local_address
-from inflight.distributed.store import Meeting, open_store
+from inflight import envs
+from inflight.distributed.socket_channel import local_address
+from inflight.distributed.store import Meeting, ask, reach_store, serve_launched_store
 from inflight.envs import LaunchedRank
-from inflight.interface.worker import Rendezvous
+from inflight.errors import ConfigError
+from inflight.interface.worker import TOKEN_BYTES, Rendezvous
+from inflight.sockets import listen
+
+_TOKEN_FILE = "token"
 
 
 class LauncherMeeting:
     """One meeting of all ranks: the n-th that each of them makes is the same. To be closed when all ranks have met.
 
     Raises:
-        ConfigError: rank 0 cannot listen at the master's address.
+        ConfigError: rank 0 cannot listen at the master's address; or the ranks are on several machines and share no secret.
         ConnectionError: the store cannot be reached, or a rank did not come in time.
     """
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
         self._me, self._timeout = me, timeout_seconds
-        served = open_store(
-            me.master_addr,
-            me.master_port,
-            serves=me.rank == 0 and not me.agent_serves_store,
-            timeout_seconds=timeout_seconds,
-            asked=f"rank {me.rank} cannot reach the launcher's store",
-            where=f"MASTER_ADDR={me.master_addr}, MASTER_PORT={me.master_port}",
-            multi_tenant=True,  # a default group of torch.distributed in this process may serve it already
-        )
-        attempt = PrefixStore(f"inflight/attempt {me.attempt}", served)
-        store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
-        self._host = local_address(me.master_addr, me.master_port)
-        if me.rank == 0:
-            store.set("port", str(self._free_port()))
-        self._meeting = Meeting(store, me.rank, self._host, timeout_seconds)
+        self._listener: socket.socket | None = None  # rank 0's, until it is a rendezvous'
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # rank 0's, where the token is
+        attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
+        self._store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
+        host = _own_address(me)
+        try:
+            if me.rank == 0:
+                self._listener = listen(host, 0)
+                self._store.set("workers meet at", "{} {}".format(*self._listener.getsockname()[:2]))
+                self._tell_token(is_one_machine=ipaddress.ip_address(host).is_loopback)
+            self._token = _find_token(self._store)
+            self._meeting = Meeting(self._store, me.rank, host, self._token, timeout_seconds)
+        except BaseException:
+            self._free()
+            raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Where the workers meet: at a port of rank 0's machine, which is the master's, that was free a moment ago."""
+        """Where the workers of this meeting meet, on rank 0's machine. To be asked for once: rank 0's gets the socket."""
+        host, port = ask(self._store, "workers meet at").split()
+        listener, self._listener = self._listener, None
         return Rendezvous(
-            host=self._me.master_addr, port=int(self._meeting.ask("port")), epoch=epoch, timeout_seconds=self._timeout
+            host=host,
+            port=int(port),
+            epoch=epoch,
+            timeout_seconds=self._timeout,
+            token=self._token,
+            listen_fd=listener.detach() if listener is not None else None,
         )
 
     def connections(self) -> dict[int, socket.socket]:
@@ -59,7 +84,50 @@ class LauncherMeeting:
 
     def close(self) -> None:
         self._meeting.close()
+        self._free()
 
-    def _free_port(self) -> int:
-        with socket.create_server((self._host, 0), family=address_family(self._host)) as probe:
-            return int(probe.getsockname()[1])
+    def _free(self) -> None:
+        del self._store  # it may be the last reference, which ends a server that is here
+        if self._listener is not None:
+            self._listener.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _tell_token(self, is_one_machine: bool) -> None:
+        """On rank 0."""
+        if not is_one_machine:
+            envs.cluster_token()  # an error now, before the others look for it
+            self._store.set("token", f"nonce {secrets.token_hex(TOKEN_BYTES)}")
+            return
+        self._folder = tempfile.TemporaryDirectory(prefix="inflight-")  # mode 0700
+        Path(self._folder.name, _TOKEN_FILE).write_bytes(secrets.token_bytes(TOKEN_BYTES))
+        self._store.set("token", f"file {self._folder.name}")
+
+
+def _launched_store(me: LaunchedRank, timeout_seconds: float) -> Store:
+    where = f"MASTER_ADDR={me.master_addr}, MASTER_PORT={me.master_port}"
+    if me.rank == 0 and not me.agent_serves_store:
+        return serve_launched_store(me.master_addr, me.master_port, timeout_seconds, where)
+    asked = f"rank {me.rank} cannot reach the launcher's store"
+    return reach_store(me.master_addr, me.master_port, timeout_seconds, asked=asked, where=where)
+
+
+def _own_address(me: LaunchedRank) -> str:
+    """Of this machine, as the others reach it: if all ranks are here, nobody else has to."""
+    return "127.0.0.1" if len(me.local_ranks) == me.world_size else local_address(me.master_addr, me.master_port)
+
+
+def _find_token(store: Store) -> bytes:
+    kind, _, value = ask(store, "token").partition(" ")
+    if kind == "nonce":
+        return hmac.digest(envs.cluster_token().encode(), bytes.fromhex(value), "sha256")
+    folder = Path(value)
+    try:
+        if folder.stat().st_uid != os.geteuid():  # anybody may have named it
+            raise ConfigError(f"{folder}, where rank 0 is said to have left the ranks' token, belongs to another user")
+        return (folder / _TOKEN_FILE).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the ranks' token cannot be read from {folder}: {error.strerror}; ranks that a launcher starts on one machine "
+            "must see the same folder for temporary files"
+        ) from error

@@ -3,8 +3,8 @@
 Every group is an object of its own, built over an explicit store: torch's default group, a global, is not touched. How ranks
 meet, in one epoch:
 
-    1. rank 0 listens at the rendezvous' address with a TCPStore, the others connect to it
-    2. every rank writes where its own listener for channels is, rank 0 also the token that callers must know
+    1. rank 0 serves a TCPStore at the rendezvous' address, the others connect to it
+    2. every rank writes there where its own listener for channels is; the token that callers must know is the rendezvous'
     3. groups and channels are made as they are asked for
 
 After `close`, peers that wait for this rank get an error at once. This rank's own wait in a gloo collective only ends with the
@@ -33,7 +33,7 @@ from inflight.distributed.device_channel import DeviceChannel
 from inflight.distributed.group_handle import GroupHandle
 from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, NcclGroup, connect
 from inflight.distributed.socket_channel import SocketChannel, local_address
-from inflight.distributed.store import Meeting, open_store
+from inflight.distributed.store import Meeting, reach_store, serve_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.world import World
 from inflight.interface.worker import Rendezvous
@@ -85,7 +85,6 @@ class ProcessWorld(World):
         device: what the groups' tensors live on.
 
     Raises:
-        ConfigError: rank 0 cannot listen at the rendezvous.
         ConnectionError: the ranks did not meet in time.
     """
 
@@ -95,17 +94,9 @@ class ProcessWorld(World):
         self._timeout = rendezvous.timeout_seconds
         self._groups: list[GroupHandle | Communicator] = []
         self._channels: list[SocketChannel] = []
-        served = open_store(
-            rendezvous.host,
-            rendezvous.port,
-            serves=rank == 0,
-            timeout_seconds=self._timeout,
-            asked=f"rank {rank} cannot reach rank 0",
-            where=f"{rendezvous.host}:{rendezvous.port}",
-        )
-        self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", served)
+        self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
         self._host = local_address(rendezvous.host, rendezvous.port)
-        self._mesh = Meeting(self._store, rank, self._host, self._timeout).mesh
+        self._mesh = Meeting(self._store, rank, self._host, rendezvous.token, self._timeout).mesh
 
     def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
         size = self.layout.tensor_parallel_size
@@ -155,3 +146,12 @@ class ProcessWorld(World):
         gloo._threads = 1  # collectives of a group come one after the other
         gloo._devices = [gloo_class.create_device(hostname=self._host)]
         return gloo_class(store, self.tp_rank, size, gloo)
+
+
+def _open_store(rank: int, rendezvous: Rendezvous) -> Store:
+    host, port = rendezvous.host, rendezvous.port
+    if rank == 0:
+        assert rendezvous.listen_fd is not None, "rank 0 is given the socket that listens at the rendezvous"
+        return serve_store(host, port, rendezvous.listen_fd, rendezvous.timeout_seconds)
+    asked = f"rank {rank} cannot reach rank 0"
+    return reach_store(host, port, rendezvous.timeout_seconds, asked=asked, where=f"{host}:{port}")

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from inflight.distributed.channel import Channel
+from inflight.sockets import listen
 
-TOKEN_BYTES = 32
-_HELLO = struct.Struct(f">{TOKEN_BYTES}sI16s")  # token, rank of the caller, name of the channel
+_CHANNEL = struct.Struct(">II16s")  # rank of the caller, rank of the called, name of the channel
+_HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token: the token itself does not travel
 _HELLO_SECONDS = 5.0  # for a connection that says nothing: it is not one of ours
 _LISTENER_SECONDS = 0.01  # between two looks whether a rank listens
-_BACKLOG = 128
 
 
 class SocketChannel(Channel):
@@ -73,11 +73,11 @@ class SocketChannel(Channel):
 class SocketMesh:
     """One rank's listener, and the channels to others: of two ranks the lower one connects.
 
-    Whoever connects must know the token of the epoch, which the ranks learn from the store, and is dropped otherwise.
+    Whoever connects must know the token of the epoch, and is dropped otherwise.
 
     Args:
         host: this machine's address, as the others reach it.
-        token: TOKEN_BYTES, the same on all ranks.
+        token: the same secret on all ranks.
         address_of: where a rank listens; waits until it does.
     """
 
@@ -86,7 +86,7 @@ class SocketMesh:
     ) -> None:
         self._rank, self._token, self._timeout = rank, token, timeout_seconds
         self._address_of = address_of
-        self._listener = socket.create_server((host, 0), family=address_family(host), backlog=_BACKLOG)
+        self._listener = listen(host, 0)
         self._accepted: dict[tuple[int, str], socket.socket] = {}
 
     @property
@@ -114,7 +114,8 @@ class SocketMesh:
 
     def _connect(self, peer: int, name: str) -> socket.socket:
         connection = socket.create_connection(self._address_of(peer), timeout=self._timeout)
-        connection.sendall(_HELLO.pack(self._token, self._rank, name.encode()))
+        channel = _CHANNEL.pack(self._rank, peer, name.encode())
+        connection.sendall(channel + self._signature(channel))
         return connection
 
     def _accept(self, peer: int, name: str) -> socket.socket:
@@ -136,13 +137,17 @@ class SocketMesh:
         """(rank, channel) of a connection that knows the token."""
         connection.settimeout(min(_HELLO_SECONDS, self._timeout))
         try:
-            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+            hello = connection.recv(_HELLO_BYTES, socket.MSG_WAITALL)
         except OSError:
             return None
-        if len(hello) < _HELLO.size:
+        channel, signature = hello[: _CHANNEL.size], hello[_CHANNEL.size :]
+        if not hmac.compare_digest(signature, self._signature(channel)):  # also of a hello that is too short
             return None
-        token, rank, name = _HELLO.unpack(hello)
-        return (rank, name.rstrip(b"\0").decode()) if hmac.compare_digest(token, self._token) else None
+        caller, called, name = _CHANNEL.unpack(channel)
+        return (caller, name.rstrip(b"\0").decode()) if called == self._rank else None
+
+    def _signature(self, channel: bytes) -> bytes:
+        return hmac.digest(self._token, channel, "sha256")
 
 
 def local_address(host: str, port: int) -> str:
@@ -162,10 +167,6 @@ def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
             return
         except OSError:
             time.sleep(_LISTENER_SECONDS)
-
-
-def address_family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -32,6 +32,7 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.pipeline_tuning import tuned
 from inflight.engine.step_clock import StepClock
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
@@ -58,6 +59,7 @@ class EngineCore:
 
     Attributes:
         before_plan: called in `step` right before each plan; it may add and abort requests. Does nothing by default.
+        scheduler_config: the configured one, with the stagger and depth that the start has measured, if it was to.
     """
 
     def __init__(
@@ -97,14 +99,16 @@ class EngineCore:
             fingerprint=config.model.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
+        self.scheduler_config, first_step_id = tuned(config, executor, self.kv_cache_config)
         self.scheduler = Scheduler(
-            config.scheduler,
+            self.scheduler_config,
             self._kv_cache,
             max_model_len=config.model.max_model_len,
             grammars=grammars,
             num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
+            first_step_id=first_step_id,
         )
-        self._depth = config.scheduler.depth
+        self._depth = self.scheduler_config.depth
         # engines that must decide the same, each for itself, cannot go by when a grammar has been compiled
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._has_peers = config.parallel.world_size > 1

@@ -191,7 +191,7 @@ def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> Struct
     """What compiles grammars. It costs nothing before the first request that needs it: then `read` gives the tokenizer."""
     vocab_size = config.model.architecture.vocab_size
     create = partial(_create_backend, config, read)
-    return StructuredOutputManager(create, vocab_size, num_buffers=2 * config.scheduler.depth)
+    return StructuredOutputManager(create, vocab_size, num_buffers=2 * config.scheduler.max_depth)
 
 
 def _create_backend(config: EngineConfig, read: Callable[[], Tokenizer]) -> GrammarBackend:

@@ -21,6 +21,7 @@ from inflight.executor.transport import BlockingStream, Stream, use_heartbeats
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
 from inflight.interface.start_up import Hello, Refused, Welcome
+from inflight.sockets import listen
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +137,7 @@ class Listener:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=128)
+        return listen(host, port)
     except OSError as error:
         raise ConfigError(
             f"node 0 cannot listen on {host}:{port} (master_addr, master_port): {error.strerror or error}; choose an "

@@ -10,12 +10,15 @@ the executor. The end of a rank's stream, or of its process, is the news of its 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import secrets
 import selectors
 import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
@@ -45,7 +48,8 @@ from inflight.interface.messages import (
     WorkerFailure,
 )
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
-from inflight.interface.worker import Rendezvous
+from inflight.interface.worker import TOKEN_BYTES, Rendezvous
+from inflight.sockets import listen
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +107,13 @@ class MultiprocExecutor(Executor):
                 max_silence_seconds=min(MAX_LINK_SILENCE_SECONDS, self._step_budget),
                 on_join=self._begin,
             )
-        if self.world_size > 1:
-            self._rendezvous = self._make_rendezvous()
         self._reactor.start()
-        self._reactor.run(partial(self._launch_local, local_ranks))
+        with contextlib.ExitStack() as until_launched:
+            listen_fd = None
+            if self.world_size > 1:
+                place = until_launched.enter_context(listen(self._rendezvous_host, 0))
+                self._rendezvous, listen_fd = self._make_rendezvous(place), place.fileno()
+            self._reactor.run(partial(self._launch_local, local_ranks, listen_fd))
         for _ in self._ranks:
             error = self._started.get()
             if error is not None:
@@ -114,38 +121,50 @@ class MultiprocExecutor(Executor):
         if self._listener is not None:
             self._reactor.run(self._listener.close)
 
-    def _make_rendezvous(self) -> Rendezvous:
-        """A port of node 0 that is free now; rank 0 will listen on it."""
-        host = self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-            port = int(probe.getsockname()[1])
-        return Rendezvous(host=host, port=port, epoch=self._table.epoch, timeout_seconds=self._step_budget)
+    @property
+    def _rendezvous_host(self) -> str:
+        return self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
 
-    def _launch_local(self, local_ranks: range) -> None:
+    def _make_rendezvous(self, listener: socket.socket) -> Rendezvous:
+        return Rendezvous(
+            host=self._rendezvous_host,
+            port=int(listener.getsockname()[1]),
+            epoch=self._table.epoch,
+            timeout_seconds=self._step_budget,
+            token=secrets.token_bytes(TOKEN_BYTES),
+        )
+
+    def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
+        """`listen_fd`: the socket at which the ranks meet. It listens already; rank 0's process, which is here, inherits it."""
         if self._listener is not None:
             self._listener.start()
             self._reactor.call_later(self._max_join_seconds, self._give_up_waiting)
         layout = RankLayout(self.config.parallel.tensor_parallel_size, self.config.parallel.pipeline_parallel_size)
         for rank in local_ranks:
             ours, theirs = socket.socketpair()
+            inherited = listen_fd if rank == 0 else None
             with theirs:
                 try:
-                    process = WorkerProcess(worker_title(layout, rank), theirs.fileno())
+                    process = WorkerProcess(
+                        worker_title(layout, rank),
+                        theirs.fileno(),
+                        inherited,
+                        is_one_node=self.config.parallel.nnodes == 1,
+                    )
                 except BaseException:
                     ours.close()
                     raise
             self._ranks[rank].process = process
             self._reactor.watch(process, selectors.EVENT_READ, partial(self._process_ended, rank))
-            self._begin(rank, Stream(self._reactor, ours))
+            self._begin(rank, Stream(self._reactor, ours), inherited)
 
-    def _begin(self, rank: int, stream: Stream) -> None:
+    def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
         """The rank's stream is there: say what it is to be."""
         stream.on_message = partial(self._receive, rank)
         stream.on_end = partial(self._stream_ended, rank)
         self._ranks[rank].stream = stream
-        start_up = StartUp(config=self.config, rank=rank, worker_class=self._worker_class, rendezvous=self._rendezvous)
+        rendezvous = None if self._rendezvous is None else replace(self._rendezvous, listen_fd=listen_fd)
+        start_up = StartUp(config=self.config, rank=rank, worker_class=self._worker_class, rendezvous=rendezvous)
         stream.send(encode(start_up).buffers())
 
     def _give_up_waiting(self) -> None:

@@ -46,6 +46,7 @@ class ChildProcess:
         title: for log lines; the program's first argument.
         module: what `python -m` runs.
         stream_fds: the descriptors of its byte streams, its other arguments. The caller closes its own copies.
+        other_fds: what it inherits besides, under the same numbers.
         keeps_secrets: it gets the cluster's token, too.
         variables: of the environment, for it alone.
     """
@@ -56,6 +57,7 @@ class ChildProcess:
         module: str,
         stream_fds: Sequence[int],
         *,
+        other_fds: Sequence[int] = (),
         keeps_secrets: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> None:
@@ -64,7 +66,9 @@ class ChildProcess:
         if not keeps_secrets:
             environment.pop("INFLIGHT_CLUSTER_TOKEN", None)
         self.title = title
-        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=stream_fds, env=environment)
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=(*stream_fds, *other_fds), env=environment
+        )
         self.pid = self._popen.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
@@ -116,10 +120,24 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """A worker. `title`: what `ps` shows, see `worker_title`. `stream_fd`: the descriptor of its byte stream."""
+    """A worker.
 
-    def __init__(self, title: str, stream_fd: int) -> None:
-        super().__init__(title, "inflight.executor.worker_main", [stream_fd])
+    Args:
+        title: what `ps` shows, see `worker_title`.
+        stream_fd: the descriptor of its byte stream.
+        listen_fd: see `Rendezvous`.
+        is_one_node: all ranks are on this machine, so that NCCL need not listen on the network. The user's own choice of an
+            interface stays.
+    """
+
+    def __init__(self, title: str, stream_fd: int, listen_fd: int | None = None, *, is_one_node: bool = False) -> None:
+        super().__init__(
+            title,
+            "inflight.executor.worker_main",
+            [stream_fd],
+            other_fds=[] if listen_fd is None else [listen_fd],
+            variables={"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "=lo")} if is_one_node else None,
+        )
 
 
 def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[ChildProcess]:

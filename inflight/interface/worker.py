@@ -5,23 +5,34 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
+TOKEN_BYTES = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one epoch meet to form their process groups: rank 0 listens there, the others connect.
+    """Where the ranks of one epoch meet to form their process groups: rank 0 serves a store there, the others connect.
 
-    `timeout_seconds` is the step's budget: a collective that takes longer has lost a peer.
+    Anybody who reaches the address can read the store, so no secret is in it. What the ranks must know of each other to
+    connect, `token`, comes with this message.
+
+    Attributes:
+        timeout_seconds: the step's budget. A collective that takes longer has lost a peer.
+        token: secret of this epoch, TOKEN_BYTES random bytes. Not in `repr`.
+        listen_fd: on rank 0, the descriptor of the socket that listens at `host`:`port` already. Rank 0's store closes it.
+            None on the other ranks.
     """
 
     host: str
     port: int
     epoch: int
     timeout_seconds: float
+    token: bytes = field(repr=False)
+    listen_fd: int | None = None
 
 
 class WorkerBase(ABC):

@@ -48,6 +48,7 @@ class Scheduler:
     Args:
         grammars: for requests with `structured_outputs`; None where there are none.
         num_speculative_tokens: how many drafts the workers propose for a request, at most.
+        first_step_id: of the first plan.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class Scheduler:
         max_model_len: int,
         grammars: StructuredOutputManager | None = None,
         num_speculative_tokens: int = 0,
+        first_step_id: int = 0,
     ) -> None:
         self._config = config
         self._grammars = None if grammars is None else RequestGrammars(grammars)
         self._num_speculative_tokens = num_speculative_tokens
-        self._kv_cache = kv_cache
-        self._max_model_len = max_model_len
+        self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(config.policy)
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._num_added = 0
-        self._num_steps = 0
+        self._next_step_id = first_step_id
         self._failed: list[EngineCoreOutput] = []  # ended outside a commit; told by the next `take_failures`
         self.stats = StepCounters()
 
@@ -152,14 +153,13 @@ class Scheduler:
                     f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight"
                 )
             return None
-        plan = make_plan(self._num_steps, rows, self._kv_cache.num_groups)
-        self._num_steps += 1
+        plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
+        self._next_step_id += 1
         step = plan, [row.request for row in rows]
         self._in_flight.append(step)
         if len(plan.grammar_rows):
             assert self._grammars is not None
             self._grammars.expect(*step)
-        staggered_until = plan.step_id + self._config.stagger
         for request, count, _, _, num_drafts in rows:
             request.num_in_flight += 1
             if request.has_untold_tokens:
@@ -169,7 +169,7 @@ class Scheduler:
             request.num_planned_tokens += max(num_drafts, 0)
             if request.num_computed_tokens == request.num_planned_tokens:
                 request.num_planned_tokens += 1
-                request.staggered_until = staggered_until
+                request.staggered_until = plan.step_id + self._config.stagger
         return plan
 
     def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
@@ -179,7 +179,7 @@ class Scheduler:
         With several stages a token takes as many steps to be drawn. So a request waits `stagger` steps for its token, or
         until it is committed, and a step takes an equal share of those that decode. Both fall away with a stagger of 1.
         """
-        running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._num_steps
+        running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._next_step_id
         num_decodes = -(-len(running) // self._config.stagger)
         ran_out = False
         i = 0

@@ -138,7 +138,7 @@ class GraphModelRunner(Runner):
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
         self._works.bind(self._state, kv_cache_config)
         self._entries = StepEntries(self._state, self._config.model.architecture.vocab_size, draws=self._stage.is_last)
-        self._ring = StagingRing(self._accelerator, self._config.scheduler.depth + 1)
+        self._ring = StagingRing(self._accelerator, self._config.scheduler.max_depth + 1)
         self._told_ring = StagingRing(self._accelerator, 2)
         self._advanced = self._applied = self._undrawn = None
         works = self._works

@@ -21,7 +21,9 @@ from inflight import LLM, SamplingParams
 from inflight.errors import EngineDeadError, StepError
 from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
 from tests.e2e.test_identity_matrix import EVENTS, FEATURES
+from tests.listening import listening_hosts
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
+from tests.unit.executor.processes import children
 
 NUM_EXAMPLES = 100 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 15
 NUM_PROCESS_EXAMPLES = 40 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8
@@ -29,7 +31,7 @@ NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
     "pp2": {"pipeline_parallel_size": 2},
-    "pp3": {"pipeline_parallel_size": 3, "pipeline_layer_partition": "1,1,2"},
+    "pp3": {"pipeline_parallel_size": 3, "pipeline_layer_partition": "1,1,2", "pipeline_stagger": 7},
     "tp2-pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_layer_partition": "3,1"},
 }
 # family -> (configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch
@@ -85,6 +87,7 @@ def run_examples(
 
     try:
         check()
+        assert listening_hosts(children(os.getpid())) <= {"127.0.0.1"}
     finally:
         for features, llm in parallel.llms.items():
             if features not in engines.llms:

@@ -1,6 +1,6 @@
 """Two GPUs: NCCL under a CUDA graph and between stages, a rank that leaves, and the tokens of two ranks against those of one.
 
-This file is also the program of each rank: `python test_two_ranks.py RANK TP PP PORT`.
+This file is also the program of each rank: `python test_two_ranks.py RANK TP PP PORT LISTEN_FD`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import torch
 from inflight import LLM, SamplingParams
 from inflight.config.ranks import RankLayout
 from inflight.distributed.process_world import ProcessWorld
-from inflight.interface.worker import Rendezvous
+from inflight.interface.worker import TOKEN_BYTES, Rendezvous
+from inflight.sockets import listen
+from tests.listening import listening_hosts
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
-from tests.unit.distributed.test_process_world import free_port
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = {"tp2": RankLayout(2, 1), "pp2": RankLayout(1, 2)}
@@ -74,11 +75,20 @@ def leave_while(world: ProcessWorld, launch: Callable[[], None]) -> None:
     torch.cuda.synchronize()  # for ever, if the kernel is not told to end
 
 
-def main(rank: int, layout: RankLayout, port: int) -> None:
+def main(rank: int, layout: RankLayout, port: int, listen_fd: int) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    world = ProcessWorld(layout, rank, Rendezvous(host="127.0.0.1", port=port, epoch=0, timeout_seconds=60.0), device)
+    rendezvous = Rendezvous(
+        host="127.0.0.1",
+        port=port,
+        epoch=0,
+        timeout_seconds=60.0,
+        token=bytes(TOKEN_BYTES),
+        listen_fd=listen_fd if rank == 0 else None,
+    )
+    world = ProcessWorld(layout, rank, rendezvous, device)
     (check_group if layout.tensor_parallel_size > 1 else check_channel)(world, device)
+    assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
     print("checked", flush=True)
     sys.stdin.read()  # a rank that ends takes its store and its memory along: all end together
     world.close("the test is over")
@@ -89,7 +99,9 @@ def main(rank: int, layout: RankLayout, port: int) -> None:
 
 
 def test_nccl(layout: RankLayout) -> None:
-    arguments = [str(layout.tensor_parallel_size), str(layout.pipeline_parallel_size), str(free_port())]
+    place = listen("127.0.0.1", 0)
+    sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size)
+    arguments = [str(number) for number in (*sizes, place.getsockname()[1], place.fileno())]
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(rank), *arguments],
@@ -97,10 +109,12 @@ def test_nccl(layout: RankLayout) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "NCCL_SOCKET_IFNAME": "=lo"},
+            pass_fds=[place.fileno()],
         )
         for rank in range(2)
     ]
+    place.close()
     try:
         for rank in ranks:
             assert rank.stdout is not None
@@ -139,5 +153,5 @@ def test_tokens_are_those_of_one_rank(layout: RankLayout, eager: bool, tmp_path:
 
 
 if __name__ == "__main__":
-    rank, tp, pp, port = map(int, sys.argv[1:])
-    main(rank, RankLayout(tp, pp), port)
+    rank, tp, pp, port, listen_fd = map(int, sys.argv[1:])
+    main(rank, RankLayout(tp, pp), port, listen_fd)

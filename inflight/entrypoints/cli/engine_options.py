@@ -180,10 +180,10 @@ class EngineOptions:
         str | None, _parallel("Layers of each stage, as 8,8,6,6. Default: by their cost.", metavar="N,N,...")
     ] = None
     pipeline_stagger: Annotated[
-        int | None, _parallel("A request draws in every N-th step. Default: the number of stages.", metavar="N")
+        int | None, _parallel("A request draws in every N-th step. Default: measured at the start.", metavar="N")
     ] = None
     pipeline_depth: Annotated[
-        int | None, _parallel("Steps in flight over all stages. Default: one more.", metavar="N")
+        int | None, _parallel("Steps in flight over all stages. Default: pipeline_stagger + 1.", metavar="N")
     ] = None
     async_scheduling: Annotated[
         bool | None,

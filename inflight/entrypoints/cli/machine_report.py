@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import inflight
+from inflight.config.control_groups import cpu_quota
 from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
@@ -100,6 +101,7 @@ def _cpu(cpuinfo: str) -> dict[str, Any]:
         "model": fields.get("model name"),
         "cores": os.cpu_count(),
         "cores for this process": len(os.sched_getaffinity(0)),
+        "quota of processor time, in cores": cpu_quota() or "none",
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
     }
 

@@ -74,6 +74,22 @@ def steps_in_flight(num_stages: int, **arguments: Any) -> tuple[int, int]:
     return config.scheduler.depth, config.scheduler.stagger
 
 
+def test_a_measured_stagger_has_room() -> None:
+    """`engine.pipeline_tuning` chooses it, where the user and an engine that must not go by a clock do not."""
+    four_layers = replace(ARCHITECTURE, num_layers=4, sliding_windows=(None,) * 4)
+
+    def limits(**arguments: Any) -> tuple[int | None, int]:
+        scheduler = resolved(four_layers, pipeline_parallel_size=2, **arguments).scheduler
+        return scheduler.max_stagger, scheduler.max_depth
+
+    assert limits() == (6, 7)
+    assert limits(pipeline_depth=5) == (4, 5)
+    assert limits(pipeline_depth=9) == (6, 9)
+    assert limits(pipeline_stagger=3) == (None, 4)
+    assert limits(distributed_executor_backend="external_launcher") == (None, 3)
+    assert (resolved().scheduler.max_stagger, resolved().scheduler.max_depth) == (None, DEFAULT_DEPTH)
+
+
 def test_steps_in_flight() -> None:
     assert steps_in_flight(1) == (DEFAULT_DEPTH, 1)
     assert steps_in_flight(1, async_scheduling=True) == (2, 1)

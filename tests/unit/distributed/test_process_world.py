@@ -1,6 +1,6 @@
 """Ranks that are real processes: gloo collectives, channels over TCP, and the ways in which they end.
 
-This file is also the program of each rank: `python test_process_world.py SCENARIO RANK TP PP PORT`.
+This file is also the program of each rank: `python test_process_world.py SCENARIO RANK TP PP PORT LISTEN_FD`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,25 +24,41 @@ from inflight.config.ranks import RankLayout
 from inflight.distributed.activation_link import LinkSpec
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.process_world import ProcessWorld
-from inflight.distributed.socket_channel import TOKEN_BYTES, SocketMesh
+from inflight.distributed.socket_channel import SocketMesh
 from inflight.distributed.stage_link import StageLink
-from inflight.errors import ConfigError
-from inflight.interface.worker import Rendezvous
+from inflight.distributed.store import reach_store
+from inflight.interface.worker import TOKEN_BYTES, Rendezvous
+from inflight.sockets import listen
 from inflight.timeline import Timeline
+from tests.listening import listening_hosts
 
+TOKEN = bytes(range(100, 100 + TOKEN_BYTES))
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks meet. `listen_fd` listens there; rank 0's store closes it."""
+
+    port: int
+    listen_fd: int
+
+    @classmethod
+    def new(cls) -> Place:
+        listener = listen("127.0.0.1", 0)
+        return cls(listener.getsockname()[1], listener.detach())
 
 
-def join(rank: int, layout: RankLayout, port: int, timeout_seconds: float = 30.0) -> ProcessWorld:
-    rendezvous = Rendezvous(host="127.0.0.1", port=port, epoch=2, timeout_seconds=timeout_seconds)
+def join(rank: int, layout: RankLayout, place: Place, timeout_seconds: float = 30.0) -> ProcessWorld:
+    rendezvous = Rendezvous(
+        host="127.0.0.1",
+        port=place.port,
+        epoch=2,
+        timeout_seconds=timeout_seconds,
+        token=TOKEN,
+        listen_fd=place.listen_fd if rank == 0 else None,
+    )
     return ProcessWorld(layout, rank, rendezvous, CPU)
 
 
@@ -65,9 +82,9 @@ def check_collectives(world: ProcessWorld) -> None:
     assert group.broadcast(drawn).tolist() == [5, -1]
 
 
-def pipeline(rank: int, layout: RankLayout, port: int) -> None:
+def pipeline(rank: int, layout: RankLayout, place: Place) -> None:
     """Collectives; then twenty steps through all stages, each adding one, received as posted."""
-    world = join(rank, layout, port)
+    world = join(rank, layout, place)
     check_collectives(world)
     is_last = world.pp_rank == layout.pipeline_parallel_size - 1
     template = IntermediateTensors.template(8, torch.bfloat16, CPU)
@@ -98,6 +115,7 @@ def pipeline(rank: int, layout: RankLayout, port: int) -> None:
             assert torch.equal(tensors.residual, -numbers), (rank, step_id)
             if not is_last:
                 link.send(step_id, IntermediateTensors(tensors.delta + 1, tensors.residual))
+    assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
     world.tensor_parallel_group("end").all_reduce(torch.zeros(1))
     if world.pp_rank == 0:  # what is queued must go out before the channel is closed
         world.channel(neighbours[1], "end").receive(torch.empty(1))
@@ -109,9 +127,9 @@ def pipeline(rank: int, layout: RankLayout, port: int) -> None:
     link.close()
 
 
-def waiting(rank: int, layout: RankLayout, port: int) -> None:
+def waiting(rank: int, layout: RankLayout, place: Place) -> None:
     """Rank 0 waits for rank 1, which is killed meanwhile."""
-    world = join(rank, layout, port)
+    world = join(rank, layout, place)
     for freed in wait_for_the_other(world):
         print(freed, flush=True)
     world.close("done")
@@ -155,8 +173,8 @@ def spawned() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def spawn(scenario: str, layout: RankLayout, processes: list[subprocess.Popen[str]]) -> None:
-    port = free_port()
-    arguments = (layout.tensor_parallel_size, layout.pipeline_parallel_size, port)
+    place = Place.new()
+    arguments = (layout.tensor_parallel_size, layout.pipeline_parallel_size, place.port, place.listen_fd)
     for rank in range(layout.world_size):
         processes.append(
             subprocess.Popen(
@@ -166,8 +184,10 @@ def spawn(scenario: str, layout: RankLayout, processes: list[subprocess.Popen[st
                 stderr=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                pass_fds=[place.listen_fd] if rank == 0 else [],
             )
         )
+    os.close(place.listen_fd)
 
 
 @pytest.mark.full
@@ -181,9 +201,9 @@ def test_processes_do_what_threads_do(spawned: list[subprocess.Popen[str]]) -> N
 @pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 3), (3, 2)])
 def test_groups_and_links_over_sockets(tp: int, pp: int) -> None:
     """The ranks are threads here, but know each other by sockets only."""
-    layout, port = RankLayout(tp, pp), free_port()
+    layout, place = RankLayout(tp, pp), Place.new()
     with ThreadPoolExecutor(layout.world_size) as ranks:
-        for done in [ranks.submit(pipeline, rank, layout, port) for rank in range(layout.world_size)]:
+        for done in [ranks.submit(pipeline, rank, layout, place) for rank in range(layout.world_size)]:
             done.result(timeout=60)
 
 
@@ -201,10 +221,10 @@ def test_a_rank_that_is_killed_frees_the_others_at_once(spawned: list[subprocess
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_rank_that_does_not_come_is_not_waited_for(leaves: bool) -> None:
     """One that leaves frees the others at once, one that is silent within the time limit."""
-    port, timeout_seconds = free_port(), 20.0 if leaves else 1.0
+    place, timeout_seconds = Place.new(), 20.0 if leaves else 1.0
 
     def run(rank: int) -> tuple[list[str], float]:
-        world = join(rank, RankLayout(2, 1), port, timeout_seconds)
+        world = join(rank, RankLayout(2, 1), place, timeout_seconds)
         freed, start = wait_for_the_other(world, lambda: None), time.monotonic()
         if rank == 0 or leaves:
             world.close("done")
@@ -222,11 +242,49 @@ def test_a_rank_that_does_not_come_is_not_waited_for(leaves: bool) -> None:
         assert end - second.result(timeout=30)[1] < 2.0
 
 
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"rank 0 cannot listen at 127\.0\.0\.1:{port}: .*choose a port"):
-            join(0, RankLayout(1, 2), port)
+def test_the_store_holds_no_secret() -> None:
+    """Nobody is asked for a token before he reads it."""
+    layout, place = RankLayout(1, 2), Place.new()
+    with ThreadPoolExecutor(2) as ranks:
+        worlds = [done.result(30) for done in [ranks.submit(join, rank, layout, place) for rank in range(2)]]
+    store = reach_store("127.0.0.1", place.port, 5.0, asked="a stranger", where="the store")
+    found = b"".join(store.get(key) for key in store.list_keys())
+    assert found.count(b"127.0.0.1 ") == 2
+    assert TOKEN not in found and TOKEN.hex().encode() not in found
+    for world in worlds:
+        world.close("done")
+
+
+def test_ranks_may_come_before_rank_0_serves() -> None:
+    """The socket listens from the beginning: nobody else can take the port, and no caller is turned away."""
+    layout, place = RankLayout(1, 2), Place.new()
+    with ThreadPoolExecutor(1) as late:
+        second = late.submit(join, 1, layout, place)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        with pytest.raises(OSError, match="in use"):
+            listen("127.0.0.1", place.port)
+        join(0, layout, place).close("done")
+        second.result(30).close("done")
+
+
+def test_the_token_does_not_travel() -> None:
+    """A stranger who has put his address into the store gets callers, but learns nothing with which he could call."""
+    with listen("127.0.0.1", 0) as stranger:
+        address = stranger.getsockname()
+        mesh = SocketMesh(0, "127.0.0.1", TOKEN, lambda rank: address, timeout_seconds=5.0)
+        caller = mesh.connection(1, "activations")
+        called, _ = stranger.accept()
+        with called:
+            hello = called.recv(1 << 10)
+        assert TOKEN not in hello
+        honest = SocketMesh(2, "127.0.0.1", TOKEN, lambda rank: address, timeout_seconds=0.1)
+        with socket.create_connection(honest.address) as replayed:  # what rank 1 was told is worth nothing with rank 2
+            replayed.sendall(hello)
+            with pytest.raises(TimeoutError, match="rank 0 did not connect"):
+                honest.connection(0, "activations")
+    for part in (caller, mesh, honest):
+        part.close()
 
 
 def test_a_caller_without_the_token_is_dropped() -> None:
@@ -262,5 +320,5 @@ def test_a_closed_channel_says_so() -> None:
 
 if __name__ == "__main__":
     run = {"pipeline": pipeline, "waiting": waiting}[sys.argv[1]]
-    rank, tp, pp, port = map(int, sys.argv[2:])
-    run(rank, RankLayout(tp, pp), port)
+    rank, tp, pp, port, listen_fd = map(int, sys.argv[2:])
+    run(rank, RankLayout(tp, pp), Place(port, listen_fd))

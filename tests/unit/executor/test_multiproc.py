@@ -320,11 +320,32 @@ def test_ranks_are_told_where_to_meet(executor: MultiprocExecutor) -> None:
     assert first == second
     host, port, epoch, seconds = first
     assert (host, epoch, seconds) == ("127.0.0.1", 0, 10.0)
-    with socket.create_server((host, port)):
-        pass  # it is free
+    with pytest.raises(OSError, match="in use"):  # rank 0 has the socket, and nobody else can come before it
+        socket.create_server((host, port))
     alone = scripted_executor(1)
     assert alone.collective_rpc("place") == [None]
     alone.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_one_node", "given"), [("", True, "=lo"), ("eth7", True, "eth7"), ("", False, "")]
+)
+def test_nccl_of_one_node_listens_on_loopback_only(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, is_one_node: bool, given: str
+) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if chosen:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", chosen)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = WorkerProcess("inflight: worker tp0 pp0", theirs.fileno(), is_one_node=is_one_node)
+        environment = dict(
+            line.partition("=")[::2] for line in Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+        )
+        process.send_signal(signal.SIGKILL)
+        wait_for_end([process], 5.0)
+        process.close()
+    assert environment.get("NCCL_SOCKET_IFNAME", "") == given
 
 
 # -- what cannot cross -------------------------------------------------------------------------------------------------

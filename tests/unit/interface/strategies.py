@@ -204,7 +204,15 @@ scheduler_stats = st.builds(
     step_gaps=st.lists(st.floats(0, 9), max_size=3).map(tuple),
     hidden_share=st.none() | st.floats(0, 1),
 )
-rendezvous = st.builds(Rendezvous, host=texts, port=ids, epoch=ids, timeout_seconds=st.floats(0, 99))
+rendezvous = st.builds(
+    Rendezvous,
+    host=texts,
+    port=ids,
+    epoch=ids,
+    timeout_seconds=st.floats(0, 99),
+    token=st.binary(max_size=40),
+    listen_fd=st.none() | ids,
+)
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ExecuteModel: st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),

@@ -1,0 +1,163 @@
+"""How many steps apart a pipeline's requests draw their tokens, measured once at the start.
+
+    stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
+    link            | a 0 | b 0 | c 0 | ...
+    stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3 token 0 of share a is back in time for its token 1
+              |------- loop -------|
+
+A step takes max(slowest stage, loop / stagger), where the loop is a token's whole way: all stages, the links between them, and
+the way back to the first. So the stagger that keeps all stages busy follows from these two times, which are unknown before the
+ranks run. Both are measured with real steps of requests that nobody has sent, so they hold for any executor and device:
+
+    loop    the same rows in every step, planned ahead: each step waits for the tokens of the one before it
+    stage   other rows in every step: no step waits for another one
+
+A larger stagger than needed would only make the steps smaller. Tokens do not depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from inflight.config.engine import EngineConfig, SchedulerConfig
+from inflight.executor.executor import Executor
+from inflight.interface.kv_cache import KVCacheConfig
+from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.sampling_params import SamplingParams
+from inflight.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 1.1  # a step may take so many times the slowest stage: 1.15 is the goal, and measurements are not exact
+MAX_ROWS = 8  # of a measured step
+NUM_STEPS = 6  # that are timed, of each kind
+
+
+class PipelineTimes(NamedTuple):
+    """Seconds of steps of `num_rows` decodes."""
+
+    num_rows: int
+    loop: float
+    stage: float
+    next_step_id: int
+
+
+def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
+    """The scheduler's configuration with the stagger and depth that fit the pipeline, and the id of the first step that has
+    not been run. Runs no step where the user has chosen the stagger, or there is one stage.
+
+    Raises:
+        EngineError: a step failed.
+    """
+    scheduler = config.scheduler
+    # a request that is measured draws a token in each step, and one or more with drafts
+    num_drafts = config.speculative.num_speculative_tokens if config.speculative is not None else 0
+    max_tokens = (2 + NUM_STEPS) * (1 + num_drafts) + 1
+    if scheduler.max_stagger is None or max_tokens >= config.model.max_model_len:
+        return scheduler, 0
+    start = time.perf_counter()
+    times = _Measurement(config, executor, kv_cache_config, num_drafts, max_tokens).run()
+    stagger = choose_stagger(times.loop, times.stage, lowest=scheduler.stagger, highest=scheduler.max_stagger)
+    chosen = replace(scheduler, stagger=stagger, depth=max(scheduler.depth, stagger + 1))
+    logger.info(
+        "pipeline: with %d requests a step a token's way through all stages and back takes %.2f ms, the slowest stage %.2f ms: "
+        "stagger %d, %d steps in flight (measured in %.2f s; pipeline_stagger sets it)",
+        *(
+            times.num_rows,
+            times.loop * 1e3,
+            times.stage * 1e3,
+            chosen.stagger,
+            chosen.depth,
+            time.perf_counter() - start,
+        ),
+    )
+    return chosen, times.next_step_id
+
+
+def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> int:
+    """The smallest one in [lowest, highest] with which a step takes at most TOLERANCE times the slowest stage, or `highest`."""
+    return min(max(lowest, math.ceil(loop / (TOLERANCE * stage))), highest)
+
+
+class _Measurement:
+    """Runs its steps with schedulers and a block pool of its own, so that nothing of them is left for the engine: what the
+    workers keep of a slot, or of a block, is replaced when a request gets it."""
+
+    def __init__(
+        self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
+    ) -> None:
+        assert config.scheduler.max_stagger is not None
+        self._config, self._executor, self._kv_cache_config = config, executor, kv_cache_config
+        self._num_drafts, self._max_tokens = num_drafts, max_tokens
+        self._depth = config.scheduler.max_stagger + 1  # of steps that wait for nothing: what the workers have room for
+        blocks_of_request = len(kv_cache_config.groups) * -(
+            -(1 + max_tokens) // kv_cache_config.groups[0].spec.block_size
+        )
+        room = min(config.scheduler.max_num_seqs // self._depth, (kv_cache_config.num_blocks - 1) // blocks_of_request)
+        self._num_rows = max(1, min(MAX_ROWS, room))
+        self._next_step_id = 0
+
+    def run(self) -> PipelineTimes:
+        rows, depth = self._num_rows, self._depth
+        loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
+        stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
+        return PipelineTimes(rows, loop, stage, self._next_step_id)
+
+    def _period(self, scheduler: Scheduler, num_requests: int, max_tokens: int, depth: int) -> float:
+        """The median time from one commit to the next, with `depth` steps in flight. The first `depth` fill the pipeline."""
+        for index in range(num_requests):
+            scheduler.add_request(_request(index, max_tokens))
+        in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        commits: list[float] = []
+        while len(commits) < depth + NUM_STEPS:
+            while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
+                in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
+                self._next_step_id = plan.step_id + 1
+            plan, future = in_flight.popleft()
+            scheduler.update_from_output(plan, future.result())
+            commits.append(time.perf_counter())
+        for _, future in in_flight:
+            future.result()
+        return statistics.median(after - before for before, after in itertools.pairwise(commits[depth - 1 :]))
+
+    def _scheduler(self, depth: int, max_num_batched_tokens: int) -> Scheduler:
+        config = self._config
+        kv_cache = KVCacheManager(
+            self._kv_cache_config, fingerprint=config.model.fingerprint, enable_prefix_caching=False
+        )
+        limits = replace(
+            config.scheduler,
+            max_num_batched_tokens=max_num_batched_tokens,
+            policy="fcfs",
+            depth=depth,
+            stagger=1,
+        )
+        return Scheduler(
+            limits,
+            kv_cache,
+            max_model_len=config.model.max_model_len,
+            num_speculative_tokens=self._num_drafts,
+            first_step_id=self._next_step_id,
+        )
+
+
+def _request(index: int, max_tokens: int) -> EngineCoreRequest:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineCoreRequest(
+        request_id=f"pipeline measurement {index}",
+        prompt_token_ids=np.zeros(1, dtype=np.int32),
+        sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens),
+        arrival_time=time.monotonic(),
+    )

@@ -1,0 +1,134 @@
+"""How ranks that a launcher has started meet: where they listen, and how they agree on a secret that is in no store."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from inflight.distributed import launcher
+from inflight.distributed.launcher import LauncherMeeting
+from inflight.distributed.store import reach_store, serve_store
+from inflight.envs import LaunchedRank
+from inflight.errors import ConfigError
+from inflight.sockets import listen
+from tests.listening import listening_hosts
+
+
+class Launch:
+    """Two ranks, threads of this process. `local`: how many of them are on one machine, as the launcher tells."""
+
+    def __init__(self, local: int) -> None:
+        with listen("127.0.0.1", 0) as probe:
+            self.port: int = probe.getsockname()[1]
+        self._local = local
+
+    def meet(self, rank: int) -> LauncherMeeting:
+        local_ranks = range(2) if self._local == 2 else range(rank, rank + 1)
+        me = LaunchedRank(rank, 2, "127.0.0.1", self.port, "0", False, local_ranks)
+        return LauncherMeeting(me, 10.0)
+
+    def both(self) -> list[LauncherMeeting]:
+        with ThreadPoolExecutor(2) as ranks:
+            return [met.result(30) for met in [ranks.submit(self.meet, rank) for rank in range(2)]]
+
+    def stored(self) -> str:
+        store = reach_store("127.0.0.1", self.port, 5.0, asked="a stranger", where="the store")
+        return " ".join(store.get(key).decode() for key in store.list_keys())
+
+
+def own_token_folders() -> list[Path]:
+    return [path.parent for path in Path(launcher.tempfile.gettempdir()).glob("inflight-*/token")]
+
+
+@pytest.fixture
+def several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.1 is taken for an address that other machines reach."""
+    real = launcher.ipaddress.ip_address
+    monkeypatch.setattr(launcher.ipaddress, "ip_address", lambda host: real("10.0.0.1"))
+
+
+@pytest.mark.parametrize("local", [2, 1])
+def test_the_token_lies_in_a_folder_until_all_have_met(local: int) -> None:
+    launch = Launch(local)
+    first, second = launch.both()
+    token = first.rendezvous(0).token
+    assert token == second.rendezvous(0).token
+    assert token.hex() not in launch.stored() and len(token) == 32
+    (folder,) = own_token_folders()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert listening_hosts([os.getpid()]) == {"127.0.0.1"}
+    for meeting in (first, second):
+        meeting.close()
+    assert not folder.exists()
+
+
+def test_a_folder_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger who writes the store could name one with a token that he knows."""
+    monkeypatch.setattr(launcher.os, "geteuid", lambda: 12345)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        Launch(2).meet(0)
+    assert own_token_folders() == []
+
+
+@pytest.mark.usefixtures("several_machines")
+def test_several_machines_share_the_cluster_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="set INFLIGHT_CLUSTER_TOKEN to the same long random text on every node"):
+        Launch(1).meet(0)
+    monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "a secret")
+    launch = Launch(1)
+    first, second = launch.both()
+    token = first.rendezvous(0).token
+    assert token == second.rendezvous(0).token
+    assert "a secret" not in launch.stored() and token.hex() not in launch.stored()
+    for meeting in (first, second):
+        meeting.close()
+    again = Launch(1).both()
+    assert again[0].rendezvous(0).token != token  # of one meeting only
+    for meeting in again:
+        meeting.close()
+
+
+def test_the_rendezvous_is_held_from_its_choice_to_its_use() -> None:
+    first, second = Launch(2).both()
+    place = first.rendezvous(7)
+    assert (place.host, place.epoch) == ("127.0.0.1", 7)
+    assert second.rendezvous(7).listen_fd is None
+    with pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", place.port)
+    assert place.listen_fd is not None
+    serve_store(place.host, place.port, place.listen_fd, 5.0)  # closes it
+    for meeting in (first, second):
+        meeting.close()
+
+
+def test_a_store_that_this_process_serves_is_used() -> None:
+    """`torch.distributed.init_process_group` has opened it, before the engine."""
+    from torch._C._distributed_c10d import TCPStore
+
+    launch = Launch(2)
+    opened = TCPStore("127.0.0.1", launch.port, is_master=True, wait_for_workers=False, multi_tenant=True)
+    for meeting in launch.both():
+        meeting.close()
+    assert "file " in opened.get("inflight/attempt 0/meeting 1/token").decode()
+
+
+def test_a_port_in_use_is_named() -> None:
+    launch = Launch(2)
+    with (
+        listen("127.0.0.1", launch.port),
+        pytest.raises(
+            ConfigError,
+            match=rf"rank 0 cannot listen at MASTER_ADDR=127\.0\.0\.1, MASTER_PORT={launch.port}: .*a port that is free",
+        ),
+    ):
+        launch.meet(0)
+
+
+def test_another_machine_s_address_is_refused_at_rank_0() -> None:
+    me = LaunchedRank(0, 2, "192.0.2.1", 29500, "0", agent_serves_store=False, local_ranks=range(2))
+    with pytest.raises(ConfigError, match="choose an address of this machine"):
+        LauncherMeeting(me, 1.0)
