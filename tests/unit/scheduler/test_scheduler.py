@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,8 +13,41 @@ from inflight.errors import StepError
 from inflight.interface.request import FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.request import NO_SLOT
+from inflight.structured_output.backend import CompiledGrammar
+from inflight.structured_output.spec import GrammarSpec
 from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
 from tests.mock_worker import mock_generate
+from tests.toy_grammar import ToyBackend
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No grammar is compiled before the event is set."""
+    released, compile_toy = threading.Event(), ToyBackend._compile
+
+    def compile_late(self: ToyBackend, spec: GrammarSpec) -> CompiledGrammar:
+        assert released.wait(30)
+        return compile_toy(self, spec)
+
+    monkeypatch.setattr(ToyBackend, "_compile", compile_late)
+    yield released
+    released.set()
+
+
+def num_calls(function: Callable[[], object]) -> int:
+    """How many functions, of Python and of C, are called in it."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def test_preemption_happens_and_loses_nothing() -> None:
@@ -125,6 +161,52 @@ def test_a_row_from_which_nothing_can_be_drawn_fails_alone(depth: int, monkeypat
     assert "no token could be drawn" in first.error
     engine.run()
     assert engine.finished["b"] is FinishReason.LENGTH
+
+
+def test_a_plan_does_not_look_at_those_that_wait_for_their_grammars(compiling: threading.Event) -> None:
+    engine = MockEngine()
+    for i in range(300):
+        engine.add(f"r{i}", [1] * 9, 2, grammar=str(i))
+    assert engine.scheduler.schedule() is None
+    assert num_calls(engine.scheduler.schedule) < 30
+    assert (engine.scheduler.num_waiting, engine.scheduler.num_waiting_tokens) == (300, 2700)
+    engine.add("plain", [2] * 9, 3)
+    assert [output.request_id for output in engine.step()] == ["plain"]
+    for i in range(290):
+        engine.abort(f"r{i}")
+    assert (engine.scheduler.num_waiting, engine.scheduler.num_waiting_tokens) == (10, 90)
+    compiling.set()
+    engine.run()
+    assert engine.order[0] == "plain"
+
+
+def test_a_plan_does_not_look_at_those_that_wait_for_their_leader(compiling: threading.Event) -> None:
+    engine = MockEngine()
+    for child in range(100):
+        engine.add(f"c{child}", [1] * 9, 2, leader="c0" if child else None, grammar=None if child else "3")
+    engine.scheduler.schedule()
+    assert num_calls(engine.scheduler.schedule) < 30
+    engine.abort("c7")
+    engine.add("plain", [2] * 9, 3)
+    assert [output.request_id for output in engine.step()] == ["plain"]
+    engine.abort("c0")  # none waits for a leader that is gone
+    compiling.set()
+    engine.run()
+    assert [name for name in engine.order if name != "plain"] == [f"c{i}" for i in range(1, 100) if i != 7]
+
+
+def test_what_was_held_takes_its_place_in_the_queue_again(compiling: threading.Event) -> None:
+    """Its place is that of its priority and its arrival, not of when its grammar came."""
+    engine = MockEngine(max_num_seqs=1, policy="priority")
+    engine.add("running", [1] * 5, 4)
+    engine.step()
+    for name, priority, grammar in (("late", 1, "3"), ("later", 1, None), ("first", 0, "4"), ("last", 2, None)):
+        engine.add(name, [2] * 5, 2, priority=priority, grammar=grammar)
+    engine.step()
+    compiling.set()
+    engine.scheduler.wait_for_grammars()
+    engine.run()
+    assert engine.order == ["running", "first", "late", "later", "last"]
 
 
 # -- steps in flight -----------------------------------------------------------------------------------------------------
