@@ -282,7 +282,7 @@ class Scheduler:
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
         if (leader := self._followers.running_leader(request)) is not None:
-            shared = self._kv_cache.share_prompt(leader.blocks, last // self._kv_cache.block_size)
+            shared = self._kv_cache.share_prompt(request.blocks, leader.blocks, last // self._kv_cache.block_size)
             if shared != NO_BLOCKS:
                 return shared
         return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
@@ -379,8 +379,8 @@ class Scheduler:
         return self._grammars.give_up_masks() if self._grammars is not None else []
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached contents; running requests keep their blocks."""
-        self._kv_cache.pool.forget_all()
+        """Forget all cached contents. Running requests go on with their blocks, which no other request finds any more."""
+        self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:
         """Cache and requests as text, for an error dump."""

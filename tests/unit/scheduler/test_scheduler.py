@@ -64,6 +64,14 @@ def test_preemption_happens_and_loses_nothing() -> None:
     assert engine.order[0] == "r0"  # the first to come is never the victim
 
 
+def test_the_smallest_cache_holds_a_sequence_of_full_length() -> None:
+    for windows in ((None,), (8,), (None, 8)):
+        engine = MockEngine(windows=windows, extra_blocks=0, max_num_seqs=1, max_num_batched_tokens=MAX_MODEL_LEN)
+        engine.add("a", [1] * (MAX_MODEL_LEN - 4), 4)
+        engine.run()
+        assert engine.scheduler.stats.num_preemptions == 0
+
+
 def test_a_long_prompt_delays_no_running_request() -> None:
     engine = MockEngine(max_num_batched_tokens=8, caching=False)
     engine.add("first", [1] * 4, 30)
@@ -102,6 +110,20 @@ def test_prefix_cache_saves_all_but_the_last_block_and_respects_the_salt() -> No
     engine.add("c", [1] * 33, 1, salt="other user")
     engine.run()
     assert engine.worker.num_computed_tokens - before == 33
+
+
+def test_what_is_computed_on_top_of_a_cache_that_was_reset_is_not_found() -> None:
+    engine = MockEngine()
+    engine.add("running", [1] * 20, 30)
+    engine.step()
+    engine.core.reset_prefix_cache()
+    engine.run()
+    tokens = [1] * 20 + engine.outputs["running"]
+    # "first" computes the beginning anew; behind it nothing is found but what was computed after the reset
+    for name, length, num_cached in (("first", 21, 0), ("second", 45, 20), ("third", 45, 44)):
+        engine.add(name, tokens[:length], 1)
+        engine.run()
+        assert engine.cached_tokens[name] == num_cached
 
 
 def test_a_sliding_window_frees_the_blocks_that_leave_it() -> None:
