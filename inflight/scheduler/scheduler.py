@@ -265,7 +265,6 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.slot = self._free_slots.pop()
         request.num_computed_tokens = start
-        self._followers.release(request)
         request.draft_token_ids = []
         request.blocks.num_committed = start // self._kv_cache.block_size
         if request.num_cached_tokens < 0:

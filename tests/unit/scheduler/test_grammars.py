@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from typing import cast
 
@@ -28,7 +29,7 @@ class Manager:
         return future
 
     def failure(self, request_id: str) -> str:
-        return self.of_request[request_id].result()
+        return self.of_request[request_id].result(0)
 
     def drop(self, request_id: str) -> None:
         del self.of_request[request_id]
@@ -78,8 +79,12 @@ def test_a_dropped_request_is_not_told_and_its_id_may_come_again() -> None:
 def test_waiting_for_the_next_grammar_does_not_take_it_away() -> None:
     grammars, manager = make()
     grammars.add(request("a", "x"))
-    grammars.wait(0.0, for_all=False)
+    start = time.monotonic()
+    grammars.wait(0.02, for_all=False)
+    grammars.wait(0.02, for_all=True)
+    assert 0.04 <= time.monotonic() - start < 5  # as long as it was told
     manager.futures["x"].set_result("")
     grammars.wait(30, for_all=False)
     grammars.wait(30, for_all=True)
+    assert time.monotonic() - start < 5  # and no longer than it takes
     assert grammars.take_compiled() == [("a", "")]

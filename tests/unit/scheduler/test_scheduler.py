@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections import deque
@@ -96,6 +97,15 @@ def test_children_compute_the_shared_prompt_once(depth: int) -> None:
         assert [plan.request_ids for plan in engine.executor.plans[:2]] == [("c0",), ("c0", "c1", "c2", "c3")]
         # the leader computes 30, each child the last two (28 are in 7 full blocks), and one decode step each
         assert engine.worker.num_computed_tokens == 30 + 3 * 2 + 4
+
+
+def test_children_wait_for_the_last_chunk_of_the_shared_prompt() -> None:
+    engine = MockEngine(caching=False, max_num_batched_tokens=8)
+    for child in range(3):
+        engine.add(f"c{child}", [1] * 30, 2, leader="c0" if child else None)
+    engine.run()
+    assert [plan.request_ids for plan in engine.executor.plans[:4]] == [("c0",)] * 4
+    assert engine.worker.num_computed_tokens == 30 + 2 * 2 + 3
 
 
 def test_prefix_cache_saves_all_but_the_last_block_and_respects_the_salt() -> None:
@@ -231,6 +241,59 @@ def test_what_was_held_takes_its_place_in_the_queue_again(compiling: threading.E
     assert engine.order == ["running", "first", "late", "later", "last"]
 
 
+def test_a_request_that_does_not_fit_is_not_overtaken_by_one_that_would() -> None:
+    engine = MockEngine(extra_blocks=0, caching=False)
+    engine.add("running", [1] * 20, 20)
+    engine.step()
+    engine.add("large", [2] * 48, 2)  # 12 blocks of the 16, of which the first has 6 at least
+    engine.add("small", [3] * 4, 2)
+    while not engine.outputs["large"]:
+        assert not engine.outputs["small"]
+        engine.step()
+    engine.run()
+
+
+def test_equal_requests_share_the_budget_whoever_was_preempted() -> None:
+    """Twice as many as there are slots and blocks for: they end in the order in which they came, each once."""
+    engine = MockEngine(extra_blocks=8, max_num_seqs=6, max_num_batched_tokens=12, caching=False)
+    for i in range(12):
+        engine.add(f"r{i}", [i] * 16, 24)
+    engine.run()
+    assert engine.scheduler.stats.num_preemptions > 0
+    assert engine.order == [f"r{i}" for i in range(12)]
+
+
+def test_what_is_told_of_the_start_stays_over_a_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed request finds its own blocks in the prefix cache: these are not tokens that its user was spared."""
+    clock = itertools.count(100)
+    monkeypatch.setattr("inflight.scheduler.scheduler.time.monotonic", lambda: float(next(clock)))
+    engine = MockEngine()
+    engine.add("a", [1] * 20, 12)
+    (first,) = engine.step()
+    assert (first.first_scheduled_time, first.num_cached_tokens) == (100.0, 0)
+    request = engine.scheduler._requests["a"]
+    engine.scheduler._preempt(request)
+    num_hits = engine.scheduler.stats.num_hit_tokens
+    (again,) = engine.step()
+    assert engine.scheduler.stats.num_hit_tokens - num_hits == 20
+    assert (again.first_scheduled_time, again.num_cached_tokens) == (100.0, 0)
+    engine.run()
+
+
+def test_an_abort_takes_back_a_failure_that_nobody_was_told(compiling: threading.Event) -> None:
+    engine = MockEngine()
+    engine.add("bad", [1] * 5, 3, grammar="bad")
+    engine.add("other", [1] * 5, 3, grammar="bad")
+    compiling.set()
+    engine.scheduler.wait_for_grammars()
+    assert engine.scheduler.schedule() is None
+    assert engine.scheduler.has_failures
+    engine.abort("bad")
+    assert [output.request_id for output in engine.step()] == ["other"]
+    assert not engine.scheduler.has_unfinished_requests()
+    engine.run()
+
+
 # -- steps in flight -----------------------------------------------------------------------------------------------------
 
 
@@ -281,11 +344,13 @@ def test_a_preempted_request_resumes_after_its_steps_in_flight() -> None:
         engine.add(name, [1] * 10, 20)
     engine.step()
     engine.scheduler._preempt(engine.scheduler._requests["b"])  # there are blocks enough to resume it at once
+    engine.add("c", [2] * 10, 3)  # comes after b, and waits behind it
     for _ in range(3):
         engine.step()
-        assert engine.scheduler.num_waiting == 1
+        assert engine.scheduler.num_waiting == 2
     engine.step()
-    assert [len(data.token_ids) for data in engine.executor.plans[-1].new_requests] == [15]
+    resumed, late = engine.executor.plans[-1].new_requests
+    assert (resumed.request_id, len(resumed.token_ids), late.request_id) == ("b", 15, "c")
     engine.run()
 
 
@@ -351,4 +416,5 @@ def test_a_failed_step_voids_the_younger_ones(keeps_its_tokens: bool) -> None:
     assert engine.scheduler.num_running == 0 and engine.core._in_flight == deque()
     engine.step()
     assert [len(data.token_ids) for data in engine.executor.plans[4].new_requests] == [11, 11]  # in full, as emitted
+    assert engine.scheduler.stats.num_preemptions == 0  # nobody lost blocks to others
     engine.run()
