@@ -78,7 +78,7 @@ def test_after_contents_are_forgotten_their_blocks_are_taken_before_untouched_on
     pool.free(blocks[:2])
     pool.forget_all()
     assert sorted(pool.allocate(2)) == sorted(blocks[:2])
-    pool.check_integrity({block_id: 1 for block_id in blocks})
+    pool.check_integrity(dict.fromkeys(blocks, 1))
 
 
 def test_of_two_blocks_with_one_content_the_first_is_found() -> None:
