@@ -127,13 +127,18 @@ def main() -> None:
     parser.add_argument(
         "--kv-cache-memory-bytes", type=parse_bytes, default=parse_bytes("8M"), help="small, to preempt [8M]"
     )
+    parser.add_argument(
+        "--default-kv-cache",
+        action="store_true",
+        help="leave the size of the KV cache to the engine: how much is taken?",
+    )
     args = parser.parse_args()
     allow_slow_steps()
     engine_args = EngineArgs(
         model=str(model_folder(args.model, args.models)),
         max_model_len=args.max_prompt_len + args.max_tokens + 64,
         max_num_seqs=args.slots,
-        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        kv_cache_memory_bytes=None if args.default_kv_cache else args.kv_cache_memory_bytes,
         skip_tokenizer_init=True,
         num_threads=args.num_threads,
     )

@@ -133,6 +133,7 @@ class MockEngine:
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
     finished: dict[str, FinishReason] = field(default_factory=dict)
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # as the last output of a request says
     order: list[str] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
 
@@ -228,6 +229,7 @@ class MockEngine:
         for output in outputs:
             wanted, got = self.wanted[output.request_id], self.outputs[output.request_id]
             assert output.request_id not in self.finished
+            self.cached_tokens[output.request_id] = output.num_cached_tokens
             got.extend(output.new_token_ids)
             assert got == wanted.tokens[: len(got)], output.request_id
             if output.prompt_logprobs is not None:

@@ -42,7 +42,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`.
+    """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`, but no more
+    than `max_num_seqs` sequences of `usual_sequence_len` tokens need, if that is set.
 
     `dtype` is the model's, "int8" or "float8_e4m3fn".
     """
@@ -52,6 +53,7 @@ class CacheConfig:
     enable_prefix_caching: bool
     memory_bytes: int | None
     memory_utilization: float
+    usual_sequence_len: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,8 +75,11 @@ class EngineArgs:
             reads: on a CPU "int8" with a scale per head and token (C++ kernels only), on a GPU "fp8" without a scale.
         enable_prefix_caching: reuse the KV blocks of equal prompt beginnings.
         enable_chunked_prefill: let a long prompt take several steps, beside the others.
-        kv_cache_memory_bytes: size of the KV cache; None measures what is free.
-        gpu_memory_utilization: share of the device's memory (on a CPU: of the RAM that is free) the engine may use.
+        kv_cache_memory_bytes: size of the KV cache of a rank. None: on a GPU what `gpu_memory_utilization` leaves; on a CPU
+            what max_num_seqs sequences of 1,024 tokens take, but one of max_model_len tokens at least, and no more than
+            `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: share of the device's memory (on a CPU: of the RAM that is free at the start) that the engine
+            may use. None is 0.9, on a CPU 0.5. If it is given, on a CPU too, the KV cache is all that it leaves.
         seed: of dummy weights, and of requests that bring none.
         load_format: "auto" reads the weights that are there ("safetensors" and "gguf" say which these have to be), "dummy"
             draws them from the config alone.

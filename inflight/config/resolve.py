@@ -9,7 +9,6 @@ from pathlib import Path
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
 from inflight.config.device_options import resolve_device, resolve_kv_cache_dtype, resolve_quantization
 from inflight.config.engine import (
-    CacheConfig,
     EngineConfig,
     ModelConfig,
     ParallelConfig,
@@ -18,6 +17,7 @@ from inflight.config.engine import (
     StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.kv_cache_memory import resolve_cache
 from inflight.config.machine import Machine
 from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
@@ -25,13 +25,10 @@ from inflight.config.speculative import resolve_speculative
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
 
-DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_DEPTH = 2  # steps in flight on one stage: the next one is ready before this one ends
 MAX_STAGGER_PER_STAGE = 3  # of a measured one: enough for links that take twice as long as a stage
-# A CPU's memory is shared with everything else on the machine, a GPU's is not.
-DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
 
 
 def resolve(
@@ -64,13 +61,7 @@ def resolve(
             quantization=quantization,
             batch_invariant=args.batch_invariant,
         ),
-        cache=CacheConfig(
-            block_size=args.block_size or DEFAULT_BLOCK_SIZE,
-            dtype=kv_cache_dtype,
-            enable_prefix_caching=args.enable_prefix_caching,
-            memory_bytes=args.kv_cache_memory_bytes,
-            memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
-        ),
+        cache=resolve_cache(args, max_model_len=max_model_len, dtype=kv_cache_dtype, machine=machine),
         scheduler=scheduler,
         parallel=parallel,
         device=resolve_device(

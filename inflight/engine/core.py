@@ -36,12 +36,11 @@ from inflight.engine.pipeline_tuning import tuned
 from inflight.engine.step_clock import StepClock
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
-from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
-from inflight.kv_cache.sizing import make_kv_cache_configs
+from inflight.kv_cache.sizing import describe_size, make_kv_cache_configs, num_tokens_held
 from inflight.scheduler.added_tokens import StepCounters
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
@@ -85,15 +84,16 @@ class EngineCore:
             max_model_len=config.model.max_model_len,
             max_step_tokens=config.scheduler.max_num_batched_tokens,
             is_measured=config.cache.memory_bytes is None,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            usual_sequence_len=config.cache.usual_sequence_len,
         )
         sized = time.perf_counter()
+        logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))
         executor.initialize_from_config(kv_cache_configs)
         self.kv_cache_config = kv_cache_configs[0]
-        self.num_kv_cache_tokens = _num_tokens(self.kv_cache_config)
+        self.num_kv_cache_tokens = num_tokens_held(self.kv_cache_config)
         logger.info("memory was measured in %.2f s", sized - start)
-        logger.info(
-            "a KV cache of %d tokens, and warm-up: %.2f s", self.num_kv_cache_tokens, time.perf_counter() - sized
-        )
+        logger.info("the KV cache was allocated, and a first step run, in %.2f s", time.perf_counter() - sized)
         self._kv_cache = KVCacheManager(
             self.kv_cache_config,
             fingerprint=config.model.fingerprint,
@@ -322,11 +322,6 @@ class EngineCore:
         """Devices that stand still from now to the next plan do not wait for the engine."""
         if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
             self._idle_since_ns = time.perf_counter_ns()
-
-
-def _num_tokens(config: KVCacheConfig) -> int:
-    """What the KV cache holds of sequences without a window."""
-    return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
 
 
 def _nothing() -> None:

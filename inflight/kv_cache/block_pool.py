@@ -1,13 +1,14 @@
 """`BlockPool`: all blocks of one rank's arena, by id.
 
-Owns reference counts, the free queue and the index of cached contents. A block is in exactly one state:
+Owns reference counts, the free blocks and the index of cached contents. A block is in exactly one state:
 
     in use       reference count > 0; it may be in the index too, then others can share it
-    cached, free count 0, in the index and in the queue; found by `lookup`, or evicted when its turn comes
-    free         count 0, in the queue, without content
+    empty        count 0, used before, without content
+    untouched    count 0, never given out: on a CPU its bytes take no memory yet
+    cached       count 0, in the index; found by `lookup`, or evicted when its turn comes
 
-The queue is taken from the front. A freed block without content goes to the front (its bytes are warm and nobody can want
-them); one with content goes to the back, so contents leave in the order of their last use.
+`allocate` takes empty blocks first (the one freed last, its bytes are warm), then untouched ones in the order of their ids, and
+drops cached contents only when there are no others, the least recently used first. Each block costs O(1).
 """
 
 from __future__ import annotations
@@ -27,23 +28,32 @@ class BlockPool:
         self._ref_counts[DUMMY_BLOCK] = 1
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._index: dict[BlockKey, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(i for i in range(num_blocks) if i != DUMMY_BLOCK)
+        self._empty: list[int] = []
+        self._first_untouched = DUMMY_BLOCK + 1  # blocks [first_untouched, num_blocks) are untouched
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that `allocate` could give out, cached contents included."""
-        return len(self._free)
+        return len(self._empty) + self.num_blocks - self._first_untouched + len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, evicting the contents least recently used. The caller has checked `num_free_blocks`."""
-        assert count <= len(self._free), (count, len(self._free))
-        block_ids = []
-        for _ in range(count):
-            block_id, _unused = self._free.popitem(last=False)
-            self._forget(block_id)
+        """Take `count` blocks. The caller has checked `num_free_blocks`."""
+        assert count <= self.num_free_blocks, (count, self.num_free_blocks)
+        block_ids = [self._take() for _ in range(count)]
+        for block_id in block_ids:
             self._ref_counts[block_id] = 1
-            block_ids.append(block_id)
         return block_ids
+
+    def _take(self) -> int:
+        if self._empty:
+            return self._empty.pop()
+        if self._first_untouched < self.num_blocks:
+            self._first_untouched += 1
+            return self._first_untouched - 1
+        block_id, _unused = self._cached.popitem(last=False)
+        self._forget(block_id)
+        return block_id
 
     def touch(self, block_ids: Iterable[int]) -> None:
         """Add a reference to each; a cached free block comes back into use. The dummy block is passed over."""
@@ -51,7 +61,7 @@ class BlockPool:
             if block_id == DUMMY_BLOCK:
                 continue
             if self._ref_counts[block_id] == 0:
-                del self._free[block_id]
+                del self._cached[block_id]
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
@@ -62,9 +72,10 @@ class BlockPool:
             assert self._ref_counts[block_id] > 0, block_id
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
-                self._free[block_id] = None
                 if self._keys[block_id] is None:
-                    self._free.move_to_end(block_id, last=False)
+                    self._empty.append(block_id)
+                else:
+                    self._cached[block_id] = None
 
     def is_free(self, block_id: int) -> bool:
         return self._ref_counts[block_id] == 0
@@ -83,6 +94,8 @@ class BlockPool:
         """Empty the index; blocks in use stay in use."""
         for block_id in list(self._index.values()):
             self._forget(block_id)
+        self._empty += self._cached
+        self._cached.clear()
 
     def _forget(self, block_id: int) -> None:
         key = self._keys[block_id]
@@ -92,11 +105,16 @@ class BlockPool:
 
     def check_integrity(self, references: dict[int, int]) -> None:
         """Assert every invariant. `references`: block id -> how many tables hold it."""
+        empty = set(self._empty)
+        assert len(empty) == len(self._empty)
         for block_id in range(self.num_blocks):
             expected = 1 if block_id == DUMMY_BLOCK else references.get(block_id, 0)
             assert self._ref_counts[block_id] == expected, (block_id, self._ref_counts[block_id], expected)
-            assert (block_id in self._free) == (expected == 0), block_id
             key = self._keys[block_id]
+            is_free, is_untouched = expected == 0, block_id >= self._first_untouched
+            assert is_free or not is_untouched, block_id
+            assert (block_id in empty) == (is_free and not is_untouched and key is None), block_id
+            assert (block_id in self._cached) == (is_free and key is not None), block_id
             assert key is None or self._index[key] == block_id, block_id
         assert len(self._index) == sum(key is not None for key in self._keys)
         assert DUMMY_BLOCK not in references

@@ -2,11 +2,14 @@
 
 Owns the pool and, through `RequestBlocks`, every table. Side effects, in the life of a request:
 
-    1. `get_computed_blocks` finds what the prefix cache holds of it; nothing changes.
+    1. `get_computed_blocks` finds what the prefix cache holds of it, or `share_prompt` what its leader has; no block changes.
     2. `allocate_slots` takes those blocks and new ones, or none at all when there are too few.
     3. `commit`, after each step: full blocks get their names (only now can others find them), and blocks that a sliding
        window has left are given back.
     4. `free` gives the rest back.
+
+`reset_prefix_cache` empties the index. Requests that run then keep their blocks and go on, but `commit` names none of them any
+more, nor those of children that share them: they rest on what was computed before. Requests admitted later are named as usual.
 
 All groups have one block size, so a request's tables are equally long; where a window has left a block, its entry
 is the dummy block.
@@ -14,6 +17,7 @@ is the dummy block.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
@@ -32,6 +36,7 @@ class RequestBlocks:
     root: bytes
     hashes: list[bytes] = field(default_factory=list)
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and have been through `commit`
+    may_be_named: bool = True  # False: they rest on tokens that were computed before `reset_prefix_cache`
 
 
 class KVCacheManager:
@@ -59,6 +64,7 @@ class KVCacheManager:
         """The longest cached beginning of `token_ids`: its blocks per group, equally many. Never the last token."""
         if not self._caching:
             return NO_BLOCKS
+        blocks.may_be_named = True
         limit = (len(token_ids) - 1) // self.block_size
         self._hasher.extend(blocks.root, blocks.hashes, token_ids, limit)
         num_hit, previous = limit, -1
@@ -68,12 +74,13 @@ class KVCacheManager:
                 num_hit = self._longest_hit(group, blocks.hashes, num_hit)
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
-    def share_prompt(self, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """The leader's first blocks for a sibling with the same prompt; none when a window has left one it needs."""
+    def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
+        """The leader's first blocks, for `blocks` of a sibling with the same prompt; none if a window has left one it needs."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
             if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
                 return NO_BLOCKS
+        blocks.may_be_named = leader.may_be_named
         return tables
 
     def allocate_slots(
@@ -109,10 +116,11 @@ class KVCacheManager:
         num_full = num_computed_tokens // self.block_size
         if num_full <= blocks.num_committed:
             return
-        if self._caching:
+        is_named = self._caching and blocks.may_be_named
+        if is_named:
             self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full)
         for group, table in enumerate(blocks.tables):
-            if self._caching:
+            if is_named:
                 for i in range(blocks.num_committed, num_full):
                     if table[i] != DUMMY_BLOCK:
                         self.pool.register(table[i], (blocks.hashes[i], group))
@@ -125,6 +133,12 @@ class KVCacheManager:
             self.pool.free(reversed(table))
             table.clear()
         blocks.num_committed = 0
+
+    def reset_prefix_cache(self, running: Iterable[RequestBlocks]) -> None:
+        """Forget all cached contents. `running`: of all requests that have blocks."""
+        self.pool.forget_all()
+        for blocks in running:
+            blocks.may_be_named = False
 
     def check_integrity(self, live: list[RequestBlocks]) -> None:
         """Assert that the pool's counts are exactly what the live tables hold."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from inflight.config.engine import CacheConfig, SchedulerConfig
 from inflight.errors import OutOfMemoryError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 
@@ -55,8 +56,12 @@ def make_kv_cache_configs(
     max_model_len: int,
     max_step_tokens: int,
     is_measured: bool,
+    max_num_seqs: int = 0,
+    usual_sequence_len: int | None = None,
 ) -> list[KVCacheConfig]:
     """As many blocks as fit, one config per rank. One pool of block ids serves all ranks: the tightest one decides how many.
+
+    With `usual_sequence_len` no more than `max_num_seqs` sequences of so many tokens need, or one of `max_model_len`.
 
     Args:
         ranks: layer name -> spec, of each rank.
@@ -78,10 +83,32 @@ def make_kv_cache_configs(
         room = f"{_room(available, is_measured)}, but one sequence of max_model_len={max_model_len} tokens needs "
         room += _size(needed * size)
         raise OutOfMemoryError(f"{room}{_advice(groups, size, num_blocks[tightest], is_measured)}")
+    count = num_blocks[tightest]
+    if usual_sequence_len is not None:
+        usual = blocks_per_sequence(groups, num_tokens=usual_sequence_len, max_step_tokens=max_step_tokens)
+        count = min(count, max(needed, 1 + max_num_seqs * usual))
     return [
-        KVCacheConfig(num_blocks=num_blocks[tightest], block_bytes=size, groups=groups)
+        KVCacheConfig(num_blocks=count, block_bytes=size, groups=groups)
         for size, groups in zip(block_bytes, groups_of_rank, strict=True)
     ]
+
+
+def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> str:
+    """How large the cache of a rank is, why, and what changes it. For the log."""
+    size = f"the KV cache of a rank is {_size(config.total_bytes)}, {num_tokens_held(config)} tokens"
+    if cache.memory_bytes is not None:
+        return f"{size}, as kv_cache_memory_bytes says"
+    why = f"which is what gpu_memory_utilization={cache.memory_utilization:g} leaves"
+    if (length := cache.usual_sequence_len) is not None:
+        usual = blocks_per_sequence(config.groups, num_tokens=length, max_step_tokens=scheduler.max_num_batched_tokens)
+        if config.num_blocks > scheduler.max_num_seqs * usual:
+            why = f"enough for max_num_seqs={scheduler.max_num_seqs} sequences of {length} tokens"
+    return f"{size}, {why}; kv_cache_memory_bytes (--kv-cache-memory-bytes) sets another size"
+
+
+def num_tokens_held(config: KVCacheConfig) -> int:
+    """Tokens that the KV cache holds, of sequences without a window."""
+    return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
 
 
 def _room(available: int, is_measured: bool) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from inflight.interface.step import GrammarOutput, SchedulerOutput
 from inflight.scheduler.request import NO_DRAFTS, Request
-from inflight.structured_output.manager import GrammarStatus, MaskRequest, StructuredOutputManager
+from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 
 
 class RequestGrammars:
@@ -26,7 +27,10 @@ class RequestGrammars:
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager
-        self._compiling: dict[str, Future[Any]] = {}  # Any: the scheduler does not look inside
+        # Any: what a future brings is the manager's
+        self._compiling: dict[str, Future[Any]] = {}  # by request
+        self._sharing: dict[Future[Any], list[str]] = {}  # the requests that wait for it; some may have been dropped
+        self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # filled by the threads that compile
         self._unmasked: deque[tuple[SchedulerOutput, list[Request]]] = (
             deque()
         )  # steps in flight whose masks are to come
@@ -38,26 +42,37 @@ class RequestGrammars:
     def add(self, request: Request) -> None:
         params = request.sampling.params.structured_outputs
         assert params is not None
-        self._compiling[request.request_id] = self._manager.submit(
-            request.request_id, params, reasoning_end_ids=request.sampling.reasoning_end_ids
-        )
+        future = self._manager.submit(request.request_id, params, reasoning_end_ids=request.sampling.reasoning_end_ids)
+        self._compiling[request.request_id] = future
+        if future in self._sharing:
+            self._sharing[future].append(request.request_id)
+        else:
+            self._sharing[future] = [request.request_id]
+            future.add_done_callback(self._compiled.put)
 
     def wait(self, seconds: float | None, *, for_all: bool) -> None:
         """Until the next grammar, or every one, has been compiled."""
-        wait(self._compiling.values(), seconds, "ALL_COMPLETED" if for_all else FIRST_COMPLETED)
+        if for_all:
+            wait(self._compiling.values(), seconds)
+            return
+        try:
+            self._compiled.put(self._compiled.get(timeout=seconds))
+        except Empty:
+            return
 
-    def take_failures(self) -> list[tuple[str, str]]:
-        """Let requests go whose grammars have been compiled. Returns those that have none to use, and why."""
-        # each future is asked once: requests that share one, as those of n > 1, go on together
-        finished = {future for future in set(self._compiling.values()) if future.done()}
-        done = [request_id for request_id, future in self._compiling.items() if future in finished]
-        for request_id in done:
-            del self._compiling[request_id]
-        return [
-            (request_id, self._manager.failure(request_id))
-            for request_id in done
-            if self._manager.status(request_id) is GrammarStatus.FAILED
-        ]
+    def take_compiled(self) -> list[tuple[str, str]]:
+        """The requests whose grammars have been compiled since the last call, each with "", or why it has none to use.
+
+        The work is that of these requests alone, however many wait. Requests that share a grammar go on together.
+        """
+        done: list[tuple[str, str]] = []
+        while not self._compiled.empty():
+            future = self._compiled.get()
+            for request_id in self._sharing.pop(future):
+                if self._compiling.get(request_id) is future:
+                    del self._compiling[request_id]
+                    done.append((request_id, self._manager.failure(request_id)))
+        return done
 
     def is_compiling(self, request: Request) -> bool:
         return request.request_id in self._compiling

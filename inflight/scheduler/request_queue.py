@@ -10,6 +10,9 @@ from inflight.scheduler.request import Request, RequestStatus
 class RequestQueue:
     """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first.
 
+    A request that cannot be admitted yet is *held*: it waits, and is counted, but is not in the heap, so that `peek` does not
+    pass it by in each plan. `release` puts it at its place in the order.
+
     `remove` is lazy: what is not there any more stays in the heap until it comes up, or until it is the larger part.
 
     Attributes:
@@ -20,36 +23,67 @@ class RequestQueue:
         self._by_priority = policy == "priority"
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._num_tokens_of: dict[int, int] = {}  # those that wait, by their order
+        self._held: set[int] = set()  # those of them that are not in the heap
         self.num_tokens = 0
 
     def __len__(self) -> int:
+        """How many wait, held ones included."""
         return len(self._num_tokens_of)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.core.priority if self._by_priority else 0, request.order)
 
-    def push(self, request: Request) -> None:
+    def push(self, request: Request, *, is_held: bool = False) -> None:
         is_follower = request.core.prompt_leader is not None and request.status is RequestStatus.WAITING
         num_tokens = 0 if is_follower else request.num_tokens
-        heapq.heappush(self._heap, (self.key(request), request))
         self._num_tokens_of[request.order] = num_tokens
         self.num_tokens += num_tokens
+        if is_held:
+            self._held.add(request.order)
+        else:
+            heapq.heappush(self._heap, (self.key(request), request))
 
     def peek(self) -> Request | None:
+        """The first that is not held."""
         while self._heap and self._heap[0][1].order not in self._num_tokens_of:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Request:
-        request = self.peek()
-        assert request is not None
-        heapq.heappop(self._heap)
+        """Take out what `peek` shows."""
+        request = self._pop_heap()
         self.num_tokens -= self._num_tokens_of.pop(request.order)
         return request
+
+    def hold_first(self) -> Request:
+        """Hold what `peek` shows."""
+        request = self._pop_heap()
+        self._held.add(request.order)
+        return request
+
+    def release(self, request: Request) -> None:
+        """Put back a request that is held; nothing happens if it has been removed meanwhile."""
+        if request.order in self._held:
+            self._held.remove(request.order)
+            heapq.heappush(self._heap, (self.key(request), request))
+
+    def is_held(self, request: Request) -> bool:
+        return request.order in self._held
 
     def remove(self, request: Request) -> None:
         """Take out a request that will not come again."""
         self.num_tokens -= self._num_tokens_of.pop(request.order)
-        if len(self._heap) > 2 * len(self):
+        self._held.discard(request.order)
+        if len(self._heap) > 2 * (len(self) - len(self._held)):
             self._heap = [entry for entry in self._heap if entry[1].order in self._num_tokens_of]
             heapq.heapify(self._heap)
+
+    def _pop_heap(self) -> Request:
+        request = self.peek()
+        assert request is not None
+        heapq.heappop(self._heap)
+        return request

@@ -5,7 +5,8 @@ end within one token budget. Side effects:
 
     schedule()             1. running requests get their next tokens, in queue order; when blocks run out, the last
                               in that order is preempted: it loses blocks and slot, and waits with all its tokens
-                           2. waiting requests are admitted while budget, slots and blocks last, their grammars compiled
+                           2. waiting requests are admitted while budget, slots and blocks last. Those that wait for a
+                              grammar or for a leader's prompt are not looked at before it is there
     update_from_output()   1. tokens are appended, with those that a grammar forces; grammars and the prefix cache advance
                            2. requests that end give back blocks and slot
     fill_masks()           the masks of steps in flight that can be made now
@@ -18,7 +19,7 @@ only, `update_from_output` the truth. Every rank runs steps in order, and from t
 - The prefix cache names blocks at commit, and only those that are full of committed tokens. The steps in flight write behind
   them, so a row of a request that has ended meanwhile never touches a named block; at commit it is passed over.
 - A preempted request keeps the tokens of its steps in flight, and is admitted again only after they have been committed.
-- A drawn token has a position. One that stands where a token is known already, because a grammar forced it meanwhile, is it.
+- A drawn token has a position. If a grammar has already forced that position, the draw is the same token and is skipped.
 - With drafts in flight what is planned are upper bounds, for blocks and budget; at commit the positions not accepted go back.
 """
 
@@ -35,6 +36,7 @@ from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Fini
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
 from inflight.scheduler.added_tokens import NOTHING_ADDED, AddedTokens, StepCounters, add_tokens, make_output
+from inflight.scheduler.followers import Followers
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.plan import PlannedRow, make_plan
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
@@ -67,6 +69,7 @@ class Scheduler:
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(config.policy)
+        self._followers = Followers(self._requests, self._waiting, kv_cache.block_size)
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
@@ -102,10 +105,10 @@ class Scheduler:
         request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request
-        self._waiting.push(request)
         if request.has_grammar:
             assert self._grammars is not None, "the input processor lets no such request through"
             self._grammars.add(request)
+        self._waiting.push(request, is_held=request.has_grammar)  # until the grammar has been compiled
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
         """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
@@ -140,15 +143,19 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step, or None when nothing can be computed before the oldest step in flight is committed, or a grammar
         has been compiled."""
-        if self._grammars is not None and self._grammars.num_compiling:
-            for request_id, reason in self._grammars.take_failures():
-                self._fail(request_id, reason)
+        if self._grammars is not None:
+            for request_id, failure in self._grammars.take_compiled():
+                if failure:
+                    self._fail(request_id, failure)
+                else:
+                    self._waiting.release(self._requests[request_id])
         rows: list[PlannedRow] = []
         budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
         self._schedule_waiting(rows, budget)
         if not rows:
-            num_compiling = 0 if self._grammars is None else self._grammars.num_compiling
-            if len(self._requests) > num_compiling and not self._in_flight:
+            is_compiling = self._grammars is not None and self._grammars.num_compiling > 0
+            only_waits = is_compiling and len(self._requests) == self._waiting.num_held
+            if self._requests and not only_waits and not self._in_flight:
                 raise EngineError(
                     f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight"
                 )
@@ -166,6 +173,7 @@ class Scheduler:
                 request.has_untold_tokens = False
                 request.draft_token_ids = []  # proposed behind a token that is not the last any more
             request.num_computed_tokens += count
+            self._followers.release(request)
             request.num_planned_tokens += max(num_drafts, 0)
             if request.num_computed_tokens == request.num_planned_tokens:
                 request.num_planned_tokens += 1
@@ -229,22 +237,17 @@ class Scheduler:
         return min(len(request.draft_token_ids), most) or NO_DRAFTS
 
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
-        held: list[Request] = []
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
             if request.num_in_flight:
                 break  # preempted, and soon back; those behind it would take its blocks
-            if self._waits_for_leader(request) or (
-                request.has_grammar and self._grammars is not None and self._grammars.is_compiling(request)
-            ):
-                held.append(self._waiting.pop())
+            if self._followers.must_wait(request):
+                self._followers.hold_first()
                 continue
             row = self._admit(request, budget)
             if row is None:
                 break
             rows.append(row)
             budget -= row.num_tokens
-        for request in held:
-            self._waiting.push(request)
 
     def _admit(self, request: Request, budget: int) -> PlannedRow | None:
         """Move the head of the queue into a slot, or None when budget or blocks do not suffice."""
@@ -277,28 +280,11 @@ class Scheduler:
         last = request.num_tokens - 1  # this token at least is computed, its logits are wanted
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
-        if request.status is RequestStatus.WAITING and (leader := self._leader(request)) is not None:
-            shared = self._kv_cache.share_prompt(leader.blocks, last // self._kv_cache.block_size)
+        if (leader := self._followers.running_leader(request)) is not None:
+            shared = self._kv_cache.share_prompt(request.blocks, leader.blocks, last // self._kv_cache.block_size)
             if shared != NO_BLOCKS:
                 return shared
         return self._kv_cache.get_computed_blocks(request.blocks, request.token_ids[: last + 1])
-
-    def _leader(self, request: Request) -> Request | None:
-        """The running sibling whose prompt blocks are shared."""
-        leader = self._requests.get(request.core.prompt_leader or "")
-        return leader if leader is not None and leader.status is RequestStatus.RUNNING else None
-
-    def _waits_for_leader(self, request: Request) -> bool:
-        """A child of n > 1 waits until steps planned earlier compute the prompt that it shares with its leader.
-
-        They may be in flight yet: the child's step runs after them; and should one of them fail, the child's is void too.
-        """
-        if request.status is not RequestStatus.WAITING or request.num_prompt_tokens <= self._kv_cache.block_size:
-            return False
-        leader = self._requests.get(request.core.prompt_leader or "")
-        if leader is None or leader.status is RequestStatus.PREEMPTED:
-            return False
-        return leader.num_computed_tokens < request.num_prompt_tokens - 1
 
     def _preempt(self, request: Request) -> None:
         self._requeue(request)
@@ -392,8 +378,8 @@ class Scheduler:
         return self._grammars.give_up_masks() if self._grammars is not None else []
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached contents; running requests keep their blocks."""
-        self._kv_cache.pool.forget_all()
+        """Forget all cached contents. Running requests go on with their blocks, which no other request finds any more."""
+        self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:
         """Cache and requests as text, for an error dump."""
@@ -427,6 +413,10 @@ class Scheduler:
             assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
         self._kv_cache.check_integrity([request.blocks for request in live])
+        self._followers.check_integrity()
+        for request in live:
+            is_compiling = self._grammars is not None and self._grammars.is_compiling(request)
+            assert self._waiting.is_held(request) == (is_compiling or self._followers.is_held(request))
         if self._grammars is not None:
             self._grammars.check_integrity(live)
 
@@ -438,6 +428,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         del self._requests[request.request_id]
+        self._followers.release(request)
         if request.has_grammar and self._grammars is not None:
             self._grammars.drop(request)
 

@@ -29,6 +29,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
+from inflight.config.kv_cache_memory import check_kv_cache_fits
 from inflight.config.partition import pipeline_stage
 from inflight.config.weight_size import check_weights_fit, weight_bytes
 from inflight.device.accelerator import Accelerator
@@ -116,22 +117,36 @@ class Worker(WorkerBase):
     def load_model(self) -> None:
         """
         Raises:
-            OutOfMemoryError: a GPU is too small for its weights; nothing has been loaded.
+            OutOfMemoryError: a GPU is too small for its weights, or the memory for a KV cache of the size that was asked for;
+                nothing has been loaded.
         """
         if self._runner is None:
-            if isinstance(self._device, Accelerator):
-                self._check_weights_fit(self._device)
+            self._check_memory()
             self._device.submit(self._load_model).result()
 
-    def _check_weights_fit(self, device: Accelerator) -> None:
-        parallel = self._config.parallel
-        check_weights_fit(
-            weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self.rank)),
-            budget_bytes=self._budget_bytes,
-            free_bytes=self._free_bytes_before_loading,
-            total_bytes=device.total_memory_bytes(),
-            memory_utilization=self._config.cache.memory_utilization,
-        )
+    def _check_memory(self) -> None:
+        parallel, cache = self._config.parallel, self._config.cache
+        num_bytes = weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self.rank))
+        if isinstance(self._device, Accelerator):
+            check_weights_fit(
+                num_bytes,
+                budget_bytes=self._budget_bytes,
+                free_bytes=self._free_bytes_before_loading,
+                total_bytes=self._device.total_memory_bytes(),
+                memory_utilization=cache.memory_utilization,
+            )
+        if cache.memory_bytes is not None:
+            check_kv_cache_fits(
+                cache.memory_bytes,
+                weight_bytes=num_bytes,
+                num_sharing=self._num_sharing_memory,
+                free_bytes=self._free_bytes_before_loading,
+            )
+
+    @property
+    def _num_sharing_memory(self) -> int:
+        """Ranks that share this one's memory: on a CPU those of the node."""
+        return self._config.parallel.num_local_ranks if self._device.kind == "cpu" else 1
 
     @torch.inference_mode()
     def _load_model(self) -> None:
@@ -176,8 +191,7 @@ class Worker(WorkerBase):
         weights = self._free_bytes_before_loading - self._device.available_memory_bytes()
         peak = self._device.measure_peak_bytes(self.runner.profile_run)
         peak += self.runner.reserved_bytes(peak)
-        num_sharing = self._config.parallel.num_local_ranks if self._device.kind == "cpu" else 1
-        return (self._budget_bytes - max(0, weights)) // num_sharing - peak
+        return (self._budget_bytes - max(0, weights)) // self._num_sharing_memory - peak
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         if kv_cache_config != self._kv_cache_config:

@@ -238,6 +238,8 @@ def test_too_little_memory(folder: Path) -> None:
         open_llm(folder, kv_cache_memory_bytes=100)
     with pytest.raises(OutOfMemoryError, match="lower max_model_len"):
         open_llm(folder, kv_cache_memory_bytes=1 << 16)
+    with pytest.raises(OutOfMemoryError, match=r"^kv_cache_memory_bytes=10995116277760 .* are free; lower it to"):
+        open_llm(folder, kv_cache_memory_bytes=10 << 40)
 
 
 def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:

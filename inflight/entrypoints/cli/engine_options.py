@@ -110,10 +110,20 @@ class EngineOptions:
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
         int | None,
-        _engine("Size of the KV cache: 2G, 512M, ... Default: from what is free.", parser=parse_bytes, metavar="BYTES"),
+        _engine(
+            "Size of the KV cache: 2G, 512M, ... Default: what --gpu-memory-utilization leaves; on a CPU at most "
+            "--max-num-seqs sequences of 1,024 tokens.",
+            parser=parse_bytes,
+            metavar="BYTES",
+        ),
     ] = None
     gpu_memory_utilization: Annotated[
-        float | None, _engine("Share of the device's memory (on a CPU: of the free RAM) to use.", metavar="X")
+        float | None,
+        _engine(
+            "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache is all that it leaves. "
+            "Default: 0.9, on a CPU 0.5.",
+            metavar="X",
+        ),
     ] = None
     enable_prefix_caching: Annotated[
         bool,

@@ -61,6 +61,7 @@ def test_defaults_on_a_gpu() -> None:
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 8192)
     assert (config.scheduler.depth, config.scheduler.stagger) == (2, 1)
     assert (config.cache.memory_utilization, config.cache.memory_bytes) == (0.9, None)
+    assert config.cache.usual_sequence_len is None  # all of what is left becomes the KV cache
     assert config.parallel.distributed_executor_backend == "uni"
 
 

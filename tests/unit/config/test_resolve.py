@@ -45,7 +45,7 @@ def test_defaults() -> None:
     assert config.model.dtype == config.cache.dtype == "bfloat16"
     assert config.model.max_model_len == 4096
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 2048)
-    assert (config.cache.block_size, config.cache.memory_bytes) == (16, None)
+    assert (config.cache.block_size, config.cache.memory_bytes, config.cache.usual_sequence_len) == (16, None, 1024)
     assert config.device.num_threads == 6
 
 

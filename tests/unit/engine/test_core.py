@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -342,19 +340,6 @@ def test_nobody_is_preempted_for_drafts() -> None:
         counts.append(engine.scheduler.stats.num_preemptions)
         engine.run()
     assert counts == [0, 0]
-
-
-def test_requests_that_share_a_grammar_go_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be ready between two looks at it."""
-    engine = MockEngine()
-    for child in range(3):
-        engine.add(f"c{child}", [1] * 9, 4, grammar="3", leader="c0" if child else None)
-    looks = itertools.count()
-    monkeypatch.setattr(Future, "done", lambda self: next(looks) > 0)
-    assert engine.scheduler.schedule() is None
-    assert engine.scheduler.schedule() is not None
-    monkeypatch.undo()
-    engine.grammars.close()
 
 
 def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,41 @@ def test_blocks_without_content_are_reused_before_contents_are_evicted() -> None
     assert pool.lookup(key(1)) == named
 
 
+def test_blocks_that_were_used_before_are_taken_first_and_contents_last() -> None:
+    pool = BlockPool(7)
+    named, plain, other = pool.allocate(3)
+    pool.register(named, key(1))
+    pool.free([named])
+    pool.free([plain, other])
+    taken = pool.allocate(5)
+    assert taken[:2] == [other, plain]  # the last one freed is the first: its bytes are warm
+    assert sorted(taken[2:]) == [4, 5, 6]  # never used: they come before contents that would be lost
+    assert pool.lookup(key(1)) == named
+    assert pool.allocate(1) == [named]
+    assert pool.lookup(key(1)) is None
+
+
+def test_requests_one_after_the_other_use_the_same_blocks() -> None:
+    """On a CPU memory is used as blocks are touched: a cache that is larger than its use must not be touched in full."""
+    pool, seen = BlockPool(1000), set[int]()
+    for _ in range(50):
+        blocks = pool.allocate(10)
+        seen.update(blocks)
+        pool.free(blocks)
+    assert len(seen) == 10
+
+
+def test_after_contents_are_forgotten_their_blocks_are_taken_before_untouched_ones() -> None:
+    pool = BlockPool(9)
+    blocks = pool.allocate(3)
+    for i, block_id in enumerate(blocks):
+        pool.register(block_id, key(i))
+    pool.free(blocks[:2])
+    pool.forget_all()
+    assert sorted(pool.allocate(2)) == sorted(blocks[:2])
+    pool.check_integrity(dict.fromkeys(blocks, 1))
+
+
 def test_of_two_blocks_with_one_content_the_first_is_found() -> None:
     pool = BlockPool(3)
     first, second = pool.allocate(2)

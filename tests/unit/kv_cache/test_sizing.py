@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from inflight.config.engine import CacheConfig, SchedulerConfig
 from inflight.errors import OutOfMemoryError
-from inflight.interface.kv_cache import KVCacheSpec
-from inflight.kv_cache.sizing import blocks_per_sequence, make_groups, make_kv_cache_configs
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.kv_cache.sizing import blocks_per_sequence, describe_size, make_groups, make_kv_cache_configs
 
 
 def spec(window: int | None = None) -> KVCacheSpec:
@@ -33,6 +36,52 @@ def test_as_many_blocks_as_fit() -> None:
     )
     assert (config.num_blocks, config.block_bytes) == (10, block_bytes)
     assert config.total_bytes <= 10 * block_bytes + 1
+
+
+def test_no_more_than_the_usual_sequences_need() -> None:
+    specs, block = [{"a": spec()}], spec().block_bytes
+
+    def num_blocks(available: int, length: int, usual: int | None) -> int:
+        (config,) = make_kv_cache_configs(
+            specs,
+            [available * block],
+            max_model_len=length,
+            max_step_tokens=64,
+            is_measured=True,
+            max_num_seqs=8,
+            usual_sequence_len=usual,
+        )
+        return config.num_blocks
+
+    assert num_blocks(1000, 160, None) == 1000
+    assert num_blocks(1000, 160, 48) == 1 + 8 * 3
+    assert num_blocks(20, 160, 48) == 20  # what there is
+    assert num_blocks(1000, 1600, 48) == 1 + 100  # one sequence of full length, at least
+
+
+def test_the_log_says_how_large_it_is_and_why() -> None:
+    groups = make_groups([{"a": spec()}])[0]
+    config = KVCacheConfig(num_blocks=25, block_bytes=1 << 30, groups=groups)
+    cache = CacheConfig(
+        block_size=16, dtype="float32", enable_prefix_caching=True, memory_bytes=None, memory_utilization=0.5
+    )
+    scheduler = SchedulerConfig(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        enable_chunked_prefill=True,
+        policy="fcfs",
+        depth=1,
+        stagger=1,
+    )
+    size, flag = "the KV cache of a rank is 25.00 GiB, 384 tokens, ", "--kv-cache-memory-bytes"
+    usual = replace(cache, usual_sequence_len=48)
+    text = describe_size(config, usual, scheduler)
+    assert text.startswith(f"{size}enough for max_num_seqs=8 sequences of 48 tokens; ") and flag in text
+    for other in (cache, replace(cache, usual_sequence_len=64)):
+        text = describe_size(config, other, scheduler)
+        assert text.startswith(f"{size}which is what gpu_memory_utilization=0.5 leaves; ") and flag in text
+    given = describe_size(config, replace(cache, memory_bytes=25 << 30), scheduler)
+    assert given == f"{size}as kv_cache_memory_bytes says"
 
 
 def test_a_window_bounds_what_a_sequence_holds() -> None:

@@ -57,21 +57,64 @@ def test_what_was_removed_is_not_kept() -> None:
     assert queue.peek() is None
 
 
+def test_what_is_held_waits_and_is_not_shown() -> None:
+    queue = RequestQueue("fcfs")
+    held, first, second = request(0, 5), request(1, 7), request(2, 9)
+    queue.push(held, is_held=True)
+    queue.push(first)
+    queue.push(second)
+    assert queue.hold_first() is first
+    assert queue.peek() is second
+    assert (len(queue), queue.num_tokens, queue.num_held) == (3, 21, 2)
+    queue.remove(held)
+    queue.release(held)  # it has ended meanwhile
+    assert queue.peek() is second
+    assert (len(queue), queue.num_tokens, queue.num_held) == (2, 16, 1)
+    queue.release(first)
+    queue.release(first)
+    assert (queue.pop(), queue.pop(), queue.peek()) == (first, second, None)
+    assert (len(queue), queue.num_tokens, queue.num_held) == (0, 0, 0)
+
+
+def test_what_is_held_does_not_keep_what_was_removed() -> None:
+    queue = RequestQueue("fcfs")
+    for order in range(50):
+        queue.push(request(order), is_held=True)
+    for order in range(50, 150):
+        late = request(order)
+        queue.push(late)
+        queue.remove(late)
+        assert len(queue._heap) <= 2
+
+
 def test_the_order_is_that_of_a_sorted_list() -> None:
     rng = random.Random(0)
-    queue, waiting = RequestQueue("priority"), list[Request]()
-    for order in range(500):
-        if waiting and rng.random() < 0.45:
+    queue, waiting, held = RequestQueue("priority"), list[Request](), list[Request]()
+    for order in range(800):
+        action = rng.random()
+        if held and action < 0.1:
+            queue.release(released := rng.choice(held))
+            held.remove(released)
+            waiting.append(released)
+        elif held and action < 0.15:
+            queue.remove(removed := rng.choice(held))
+            held.remove(removed)
+        elif waiting and action < 0.5:
             waiting.sort(key=queue.key)
             chosen = rng.choice([waiting[0], rng.choice(waiting)])
-            if chosen is waiting[0]:
+            if chosen is waiting[0] and rng.random() < 0.3:
+                assert queue.hold_first() is chosen
+                held.append(chosen)
+            elif chosen is waiting[0]:
                 assert queue.pop() is chosen
             else:
                 queue.remove(chosen)
             waiting.remove(chosen)
         else:
-            waiting.append(request(order, rng.randrange(1, 9), priority=rng.randrange(3)))
-            queue.push(waiting[-1])
-        assert len(queue) == len(waiting)
-        assert queue.num_tokens == sum(each.num_tokens for each in waiting)
+            new = request(order, rng.randrange(1, 9), priority=rng.randrange(3))
+            is_held = rng.random() < 0.2
+            (held if is_held else waiting).append(new)
+            queue.push(new, is_held=is_held)
+        assert len(queue) == len(waiting) + len(held)
+        assert queue.num_tokens == sum(each.num_tokens for each in waiting + held)
         assert queue.peek() is min(waiting, key=queue.key, default=None)

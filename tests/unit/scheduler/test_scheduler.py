@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,8 +14,41 @@ from inflight.errors import StepError
 from inflight.interface.request import FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.request import NO_SLOT
+from inflight.structured_output.backend import CompiledGrammar
+from inflight.structured_output.spec import GrammarSpec
 from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
 from tests.mock_worker import mock_generate
+from tests.toy_grammar import ToyBackend
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No grammar is compiled before the event is set."""
+    released, compile_toy = threading.Event(), ToyBackend._compile
+
+    def compile_late(self: ToyBackend, spec: GrammarSpec) -> CompiledGrammar:
+        assert released.wait(30)
+        return compile_toy(self, spec)
+
+    monkeypatch.setattr(ToyBackend, "_compile", compile_late)
+    yield released
+    released.set()
+
+
+def num_calls(function: Callable[[], object]) -> int:
+    """How many functions, of Python and of C, are called in it."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def test_preemption_happens_and_loses_nothing() -> None:
@@ -26,6 +63,14 @@ def test_preemption_happens_and_loses_nothing() -> None:
     engine.run()
     assert engine.scheduler.stats.num_preemptions > 0
     assert engine.order[0] == "r0"  # the first to come is never the victim
+
+
+def test_the_smallest_cache_holds_a_sequence_of_full_length() -> None:
+    for windows in ((None,), (8,), (None, 8)):
+        engine = MockEngine(windows=windows, extra_blocks=0, max_num_seqs=1, max_num_batched_tokens=MAX_MODEL_LEN)
+        engine.add("a", [1] * (MAX_MODEL_LEN - 4), 4)
+        engine.run()
+        assert engine.scheduler.stats.num_preemptions == 0
 
 
 def test_a_long_prompt_delays_no_running_request() -> None:
@@ -54,6 +99,15 @@ def test_children_compute_the_shared_prompt_once(depth: int) -> None:
         assert engine.worker.num_computed_tokens == 30 + 3 * 2 + 4
 
 
+def test_children_wait_for_the_last_chunk_of_the_shared_prompt() -> None:
+    engine = MockEngine(caching=False, max_num_batched_tokens=8)
+    for child in range(3):
+        engine.add(f"c{child}", [1] * 30, 2, leader="c0" if child else None)
+    engine.run()
+    assert [plan.request_ids for plan in engine.executor.plans[:4]] == [("c0",)] * 4
+    assert engine.worker.num_computed_tokens == 30 + 2 * 2 + 3
+
+
 def test_prefix_cache_saves_all_but_the_last_block_and_respects_the_salt() -> None:
     engine = MockEngine()
     engine.add("a", [1] * 33, 1)
@@ -66,6 +120,20 @@ def test_prefix_cache_saves_all_but_the_last_block_and_respects_the_salt() -> No
     engine.add("c", [1] * 33, 1, salt="other user")
     engine.run()
     assert engine.worker.num_computed_tokens - before == 33
+
+
+def test_what_is_computed_on_top_of_a_cache_that_was_reset_is_not_found() -> None:
+    engine = MockEngine()
+    engine.add("running", [1] * 20, 30)
+    engine.step()
+    engine.core.reset_prefix_cache()
+    engine.run()
+    tokens = [1] * 20 + engine.outputs["running"]
+    # "first" computes the beginning anew; behind it nothing is found but what was computed after the reset
+    for name, length, num_cached in (("first", 21, 0), ("second", 45, 20), ("third", 45, 44)):
+        engine.add(name, tokens[:length], 1)
+        engine.run()
+        assert engine.cached_tokens[name] == num_cached
 
 
 def test_a_sliding_window_frees_the_blocks_that_leave_it() -> None:
@@ -127,6 +195,105 @@ def test_a_row_from_which_nothing_can_be_drawn_fails_alone(depth: int, monkeypat
     assert engine.finished["b"] is FinishReason.LENGTH
 
 
+def test_a_plan_does_not_look_at_those_that_wait_for_their_grammars(compiling: threading.Event) -> None:
+    engine = MockEngine()
+    for i in range(300):
+        engine.add(f"r{i}", [1] * 9, 2, grammar=str(i))
+    assert engine.scheduler.schedule() is None
+    assert num_calls(engine.scheduler.schedule) < 30
+    assert (engine.scheduler.num_waiting, engine.scheduler.num_waiting_tokens) == (300, 2700)
+    engine.add("plain", [2] * 9, 3)
+    assert [output.request_id for output in engine.step()] == ["plain"]
+    for i in range(290):
+        engine.abort(f"r{i}")
+    assert (engine.scheduler.num_waiting, engine.scheduler.num_waiting_tokens) == (10, 90)
+    compiling.set()
+    engine.run()
+    assert engine.order[0] == "plain"
+
+
+def test_a_plan_does_not_look_at_those_that_wait_for_their_leader(compiling: threading.Event) -> None:
+    engine = MockEngine()
+    for child in range(100):
+        engine.add(f"c{child}", [1] * 9, 2, leader="c0" if child else None, grammar=None if child else "3")
+    engine.scheduler.schedule()
+    assert num_calls(engine.scheduler.schedule) < 30
+    engine.abort("c7")
+    engine.add("plain", [2] * 9, 3)
+    assert [output.request_id for output in engine.step()] == ["plain"]
+    engine.abort("c0")  # none waits for a leader that is gone
+    compiling.set()
+    engine.run()
+    assert [name for name in engine.order if name != "plain"] == [f"c{i}" for i in range(1, 100) if i != 7]
+
+
+def test_what_was_held_takes_its_place_in_the_queue_again(compiling: threading.Event) -> None:
+    """Its place is that of its priority and its arrival, not of when its grammar came."""
+    engine = MockEngine(max_num_seqs=1, policy="priority")
+    engine.add("running", [1] * 5, 4)
+    engine.step()
+    for name, priority, grammar in (("late", 1, "3"), ("later", 1, None), ("first", 0, "4"), ("last", 2, None)):
+        engine.add(name, [2] * 5, 2, priority=priority, grammar=grammar)
+    engine.step()
+    compiling.set()
+    engine.scheduler.wait_for_grammars()
+    engine.run()
+    assert engine.order == ["running", "first", "late", "later", "last"]
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken_by_one_that_would() -> None:
+    engine = MockEngine(extra_blocks=0, caching=False)
+    engine.add("running", [1] * 20, 20)
+    engine.step()
+    engine.add("large", [2] * 48, 2)  # 12 blocks of the 16, of which the first has 6 at least
+    engine.add("small", [3] * 4, 2)
+    while not engine.outputs["large"]:
+        assert not engine.outputs["small"]
+        engine.step()
+    engine.run()
+
+
+def test_equal_requests_share_the_budget_whoever_was_preempted() -> None:
+    """Twice as many as there are slots and blocks for: they end in the order in which they came, each once."""
+    engine = MockEngine(extra_blocks=8, max_num_seqs=6, max_num_batched_tokens=12, caching=False)
+    for i in range(12):
+        engine.add(f"r{i}", [i] * 16, 24)
+    engine.run()
+    assert engine.scheduler.stats.num_preemptions > 0
+    assert engine.order == [f"r{i}" for i in range(12)]
+
+
+def test_what_is_told_of_the_start_stays_over_a_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed request finds its own blocks in the prefix cache: these are not tokens that its user was spared."""
+    clock = itertools.count(100)
+    monkeypatch.setattr("inflight.scheduler.scheduler.time.monotonic", lambda: float(next(clock)))
+    engine = MockEngine()
+    engine.add("a", [1] * 20, 12)
+    (first,) = engine.step()
+    assert (first.first_scheduled_time, first.num_cached_tokens) == (100.0, 0)
+    request = engine.scheduler._requests["a"]
+    engine.scheduler._preempt(request)
+    num_hits = engine.scheduler.stats.num_hit_tokens
+    (again,) = engine.step()
+    assert engine.scheduler.stats.num_hit_tokens - num_hits == 20
+    assert (again.first_scheduled_time, again.num_cached_tokens) == (100.0, 0)
+    engine.run()
+
+
+def test_an_abort_takes_back_a_failure_that_nobody_was_told(compiling: threading.Event) -> None:
+    engine = MockEngine()
+    engine.add("bad", [1] * 5, 3, grammar="bad")
+    engine.add("other", [1] * 5, 3, grammar="bad")
+    compiling.set()
+    engine.scheduler.wait_for_grammars()
+    assert engine.scheduler.schedule() is None
+    assert engine.scheduler.has_failures
+    engine.abort("bad")
+    assert [output.request_id for output in engine.step()] == ["other"]
+    assert not engine.scheduler.has_unfinished_requests()
+    engine.run()
+
+
 # -- steps in flight -----------------------------------------------------------------------------------------------------
 
 
@@ -177,11 +344,13 @@ def test_a_preempted_request_resumes_after_its_steps_in_flight() -> None:
         engine.add(name, [1] * 10, 20)
     engine.step()
     engine.scheduler._preempt(engine.scheduler._requests["b"])  # there are blocks enough to resume it at once
+    engine.add("c", [2] * 10, 3)  # comes after b, and waits behind it
     for _ in range(3):
         engine.step()
-        assert engine.scheduler.num_waiting == 1
+        assert engine.scheduler.num_waiting == 2
     engine.step()
-    assert [len(data.token_ids) for data in engine.executor.plans[-1].new_requests] == [15]
+    resumed, late = engine.executor.plans[-1].new_requests
+    assert (resumed.request_id, len(resumed.token_ids), late.request_id) == ("b", 15, "c")
     engine.run()
 
 
@@ -247,4 +416,5 @@ def test_a_failed_step_voids_the_younger_ones(keeps_its_tokens: bool) -> None:
     assert engine.scheduler.num_running == 0 and engine.core._in_flight == deque()
     engine.step()
     assert [len(data.token_ids) for data in engine.executor.plans[4].new_requests] == [11, 11]  # in full, as emitted
+    assert engine.scheduler.stats.num_preemptions == 0  # nobody lost blocks to others
     engine.run()

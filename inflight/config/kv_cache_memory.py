@@ -1,0 +1,59 @@
+"""How much memory the KV cache may take: what the user says, or what the machine can be expected to spare."""
+
+from __future__ import annotations
+
+from inflight.config.engine import CacheConfig
+from inflight.config.engine_args import EngineArgs
+from inflight.config.machine import Machine
+from inflight.errors import OutOfMemoryError
+
+DEFAULT_BLOCK_SIZE = 16
+# A CPU's memory is shared with everything else on the machine, a GPU's is not.
+DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
+# Tokens of a request, prompt and output together: more than most chats have. Blocks belong to nobody in advance, so longer
+# requests use what shorter ones leave.
+USUAL_SEQUENCE_LEN = 1024
+
+
+def resolve_cache(args: EngineArgs, *, max_model_len: int, dtype: str, machine: Machine) -> CacheConfig:
+    """
+    Args:
+        dtype: of keys and values.
+    """
+    is_sized_by_user = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization is not None
+    is_shared = machine.device == "cpu" and not is_sized_by_user
+    return CacheConfig(
+        block_size=args.block_size or DEFAULT_BLOCK_SIZE,
+        dtype=dtype,
+        enable_prefix_caching=args.enable_prefix_caching,
+        memory_bytes=args.kv_cache_memory_bytes,
+        memory_utilization=args.gpu_memory_utilization or DEFAULT_MEMORY_UTILIZATION[machine.device],
+        usual_sequence_len=min(max_model_len, USUAL_SEQUENCE_LEN) if is_shared else None,
+    )
+
+
+def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: int, free_bytes: int) -> None:
+    """
+    Args:
+        memory_bytes: what `kv_cache_memory_bytes` asks for on each rank.
+        weight_bytes: of a rank, before it loads them.
+        num_sharing: ranks that share the memory.
+        free_bytes: of that memory, before anything is loaded.
+
+    Raises:
+        OutOfMemoryError: it can never be had beside the weights.
+    """
+    if num_sharing * (memory_bytes + weight_bytes) <= free_bytes:
+        return
+    room = free_bytes // num_sharing - weight_bytes
+    ways = [f"lower it to {_size(room)} at most", "free memory"] if room > 0 else ["free memory", "use a smaller model"]
+    sharing = f", which {num_sharing} ranks share" if num_sharing > 1 else ""
+    raise OutOfMemoryError(
+        f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_size(memory_bytes)} beside "
+        f"{_size(weight_bytes)} of weights, and {_size(free_bytes)} of the memory are free{sharing}; {ways[0]}, {ways[1]}, or "
+        "leave it out: then the size follows from what is free"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,179 @@
+"""`KVCacheManager`: what a request's tables hold, what others find of it, and what is given back first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheGroup, KVCacheSpec
+from inflight.interface.request import Int32Array
+from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager, RequestBlocks
+
+SIZE = 4
+
+
+def make(num_blocks: int, *windows: int | None, caching: bool = True) -> KVCacheManager:
+    """`num_blocks` that can be given out; a group for each window."""
+    groups = tuple(
+        KVCacheGroup(
+            layer_names=(f"layers.{i}",),
+            spec=KVCacheSpec(
+                block_size=SIZE, num_kv_heads=1, head_dim=1, dtype="float32", itemsize=4, sliding_window=window
+            ),
+        )
+        for i, window in enumerate(windows or (None,))
+    )
+    config = KVCacheConfig(num_blocks=num_blocks + 1, block_bytes=64, groups=groups)
+    return KVCacheManager(config, fingerprint="m", enable_prefix_caching=caching)
+
+
+def tokens(count: int, first: int = 0) -> Int32Array:
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def compute(manager: KVCacheManager, token_ids: Int32Array) -> RequestBlocks:
+    """A request that is admitted and computed in one step."""
+    blocks = manager.new_request("")
+    assert manager.allocate_slots(blocks, len(token_ids), manager.get_computed_blocks(blocks, token_ids)) is not None
+    manager.commit(blocks, token_ids, len(token_ids))
+    return blocks
+
+
+def num_hits(manager: KVCacheManager, token_ids: Int32Array) -> int:
+    """Tokens that a new request need not compute."""
+    return SIZE * len(manager.get_computed_blocks(manager.new_request(""), token_ids)[0])
+
+
+def test_a_request_may_take_the_last_block() -> None:
+    manager = make(3)
+    blocks = manager.new_request("")
+    assert manager.allocate_slots(blocks, 3 * SIZE) == 3
+    assert (manager.pool.num_free_blocks, manager.usage) == (0, 1.0)
+    assert manager.allocate_slots(blocks, 3 * SIZE + 1) is None
+    assert len(blocks.tables[0]) == 3
+
+
+def test_hits_that_were_free_count_as_taken() -> None:
+    """Two cached blocks are free, and one other: a request that shares both may have one more, not two."""
+    manager = make(3)
+    manager.free(compute(manager, tokens(2 * SIZE + 1)))
+    wanted = tokens(4 * SIZE)
+    blocks = manager.new_request("")
+    computed = manager.get_computed_blocks(blocks, wanted)
+    assert len(computed[0]) == 2
+    assert manager.allocate_slots(blocks, 4 * SIZE, computed) is None
+    assert blocks.tables == ([],) and manager.pool.num_free_blocks == 3
+    assert manager.allocate_slots(blocks, 3 * SIZE, computed) == 3
+    assert blocks.tables[0][:2] == computed[0]
+    manager.check_integrity([blocks])
+
+
+def test_the_end_of_a_sequence_is_evicted_before_its_beginning() -> None:
+    """The beginning is what others share, and without it the blocks behind it are of no use."""
+    manager = make(10)
+    manager.free(compute(manager, tokens(10 * SIZE)))
+    evicting = manager.new_request("")
+    assert manager.allocate_slots(evicting, 3 * SIZE) == 3
+    assert num_hits(manager, tokens(10 * SIZE + 1)) == 7 * SIZE
+
+
+def test_the_last_token_is_computed() -> None:
+    manager = make(4)
+    manager.free(compute(manager, tokens(2 * SIZE)))
+    assert num_hits(manager, tokens(2 * SIZE)) == SIZE
+    assert num_hits(manager, tokens(2 * SIZE + 1)) == 2 * SIZE
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    manager = make(4, caching=False)
+    compute(manager, tokens(2 * SIZE))
+    assert manager.get_computed_blocks(manager.new_request(""), tokens(3 * SIZE)) == NO_BLOCKS
+
+
+@pytest.mark.parametrize("window", [1, 2, SIZE, SIZE + 1, SIZE + 2, 2 * SIZE, 2 * SIZE + 1])
+def test_a_window_needs_the_blocks_that_its_next_token_sees(window: int) -> None:
+    """The token behind the hit sees itself and `window - 1` before it: blocks further left may be gone."""
+    for num_kept in range(4):
+        manager = make(8, window)
+        prompt = tokens(4 * SIZE)
+        keys = compute(manager, np.append(prompt, np.int32(0))).hashes
+        manager = make(8, window)  # its blocks as another might have left them: only the last `num_kept` are cached
+        pool = manager.pool
+        for key in keys[4 - num_kept :]:
+            (block_id,) = pool.allocate(1)
+            pool.register(block_id, (key, 0))
+            pool.free([block_id])
+        is_enough = num_kept * SIZE >= window - 1
+        assert (num_hits(manager, np.append(prompt, np.int32(0))) == 4 * SIZE) == is_enough, num_kept
+
+
+def test_a_window_gives_back_what_no_later_token_sees() -> None:
+    manager = make(8, SIZE + 1)
+    blocks = manager.new_request("")
+    manager.allocate_slots(blocks, 4 * SIZE)
+    manager.commit(blocks, tokens(4 * SIZE), 3 * SIZE)
+    # the token at 3 * SIZE sees [2 * SIZE, 3 * SIZE]
+    assert [block_id == DUMMY_BLOCK for block_id in blocks.tables[0]] == [True, True, False, False]
+    assert manager.pool.num_free_blocks == 8 - 2
+    manager.check_integrity([blocks])
+
+
+def test_all_groups_must_have_what_is_found() -> None:
+    """A full group and a windowed one: the hit ends where one of them ends."""
+    manager = make(16, None, SIZE)
+    first = compute(manager, tokens(4 * SIZE))
+    assert num_hits(manager, tokens(4 * SIZE + 1)) == 4 * SIZE
+    manager.pool._forget(first.tables[0][2])  # of the full group
+    assert num_hits(manager, tokens(4 * SIZE + 1)) == 2 * SIZE
+
+
+def test_a_child_shares_full_blocks_unless_a_window_has_left_them() -> None:
+    manager = make(8, SIZE + 1)
+    leader = manager.new_request("")
+    manager.allocate_slots(leader, 4 * SIZE)
+    child = manager.new_request("")
+    assert manager.share_prompt(child, leader, 2) == (leader.tables[0][:2],)
+    manager.commit(leader, tokens(4 * SIZE), 3 * SIZE)
+    assert manager.share_prompt(child, leader, 2) == NO_BLOCKS  # the token at 2 * SIZE sees block 1
+
+
+# -- after a reset -----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_runs_over_a_reset_names_no_block_any_more() -> None:
+    manager = make(8)
+    running = compute(manager, tokens(SIZE))
+    manager.reset_prefix_cache([running])
+    manager.allocate_slots(running, 4 * SIZE)
+    manager.commit(running, tokens(4 * SIZE), 4 * SIZE)
+    assert num_hits(manager, tokens(4 * SIZE)) == 0
+    manager.free(running)
+    assert manager.pool._index == {}
+    # preempted, it is computed anew: what it computes now may be found
+    assert manager.get_computed_blocks(running, tokens(4 * SIZE)) == ([],)
+    manager.allocate_slots(running, 4 * SIZE, ([],))
+    manager.commit(running, tokens(4 * SIZE), 4 * SIZE)
+    assert num_hits(manager, tokens(4 * SIZE + 1)) == 4 * SIZE
+
+
+def test_a_child_of_a_leader_that_runs_over_a_reset_names_no_block_either() -> None:
+    """It shares what was computed before; what it computes behind that is made of it."""
+    manager = make(8)
+    leader = compute(manager, tokens(2 * SIZE))
+    child = manager.new_request("")
+    manager.reset_prefix_cache([leader])
+    manager.allocate_slots(child, 4 * SIZE, manager.share_prompt(child, leader, 2))
+    manager.commit(child, tokens(4 * SIZE), 4 * SIZE)
+    assert manager.pool._index == {}
+    manager.free(child)
+    manager.free(leader)
+    assert num_hits(manager, tokens(4 * SIZE)) == 0
+
+
+def test_what_was_cached_before_a_reset_is_free_after_it() -> None:
+    manager = make(4)
+    manager.free(compute(manager, tokens(4 * SIZE)))
+    manager.reset_prefix_cache([])
+    assert num_hits(manager, tokens(4 * SIZE)) == 0
+    assert manager.pool.num_free_blocks == 4
+    manager.check_integrity([])

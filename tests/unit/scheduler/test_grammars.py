@@ -1,0 +1,90 @@
+"""`RequestGrammars`: who is told, and once, that a grammar has been compiled."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import cast
+
+import numpy as np
+
+from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.kv_cache.manager import RequestBlocks
+from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.scheduler.grammars import RequestGrammars
+from inflight.scheduler.request import Request
+from inflight.structured_output.manager import StructuredOutputManager
+
+
+class Manager:
+    """A future for each regular expression. Those that fail say so."""
+
+    def __init__(self) -> None:
+        self.futures: dict[str, Future[str]] = {}
+        self.of_request: dict[str, Future[str]] = {}
+
+    def submit(self, request_id: str, params: StructuredOutputsParams, *, reasoning_end_ids: object) -> Future[str]:
+        future = self.futures.setdefault(params.regex or "", Future())
+        self.of_request[request_id] = future
+        return future
+
+    def failure(self, request_id: str) -> str:
+        return self.of_request[request_id].result(0)
+
+    def drop(self, request_id: str) -> None:
+        del self.of_request[request_id]
+
+
+def request(request_id: str, regex: str) -> Request:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex))
+    core = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=np.ones(3, np.int32),
+        sampling=ResolvedSampling(params=params, seed=0, max_tokens=9),
+        arrival_time=0.0,
+    )
+    return Request(core, order=0, blocks=RequestBlocks(([],), b""), max_model_len=64)
+
+
+def make() -> tuple[RequestGrammars, Manager]:
+    manager = Manager()
+    return RequestGrammars(cast(StructuredOutputManager, manager)), manager
+
+
+def test_requests_that_share_a_grammar_go_on_together() -> None:
+    grammars, manager = make()
+    for request_id, regex in (("a", "x"), ("b", "y"), ("c", "x")):
+        grammars.add(request(request_id, regex))
+    assert (grammars.take_compiled(), grammars.num_compiling) == ([], 3)
+    manager.futures["x"].set_result("")
+    assert (grammars.take_compiled(), grammars.num_compiling) == ([("a", ""), ("c", "")], 1)
+    grammars.add(request("d", "x"))  # it has been compiled before
+    manager.futures["y"].set_result("no such grammar")
+    assert sorted(grammars.take_compiled()) == [("b", "no such grammar"), ("d", "")]
+    assert (grammars.take_compiled(), grammars.num_compiling) == ([], 0)
+
+
+def test_a_dropped_request_is_not_told_and_its_id_may_come_again() -> None:
+    grammars, manager = make()
+    first = request("a", "x")
+    grammars.add(first)
+    grammars.drop(first)
+    grammars.add(request("a", "y"))
+    manager.futures["x"].set_result("")
+    assert (grammars.take_compiled(), grammars.num_compiling) == ([], 1)
+    manager.futures["y"].set_result("")
+    assert grammars.take_compiled() == [("a", "")]
+
+
+def test_waiting_for_the_next_grammar_does_not_take_it_away() -> None:
+    grammars, manager = make()
+    grammars.add(request("a", "x"))
+    start = time.monotonic()
+    grammars.wait(0.02, for_all=False)
+    grammars.wait(0.02, for_all=True)
+    assert 0.04 <= time.monotonic() - start < 5  # as long as it was told
+    manager.futures["x"].set_result("")
+    grammars.wait(30, for_all=False)
+    grammars.wait(30, for_all=True)
+    assert time.monotonic() - start < 5  # and no longer than it takes
+    assert grammars.take_compiled() == [("a", "")]
