@@ -201,6 +201,14 @@ def test_if_all_say_what_they_do_the_error_is_that_of_a_rank_which_waits_for_nob
     table.close()
 
 
+def test_ranks_have_time_to_say_what_they_do_also_when_they_are_asked_late(table: ReplyTable) -> None:
+    step = add_step(table, 0)
+    with table._changed:
+        step.ask_at, step.deadline = 10.0, 11.0
+        assert table._due_questions(20.0) == [0, 1]
+        assert (step.deadline, step.ask_at) == (21.0, math.inf)
+
+
 # -- the cause of an error ---------------------------------------------------------------------------------------------
 
 
