@@ -6,10 +6,15 @@ from typing import Any
 
 
 class GroupHandle:
-    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers."""
+    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers.
+
+    Attributes:
+        is_waiting: this rank is in a collective, and waits for the others.
+    """
 
     def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
         self._backend = backend
+        self.is_waiting = False
 
     @property
     def backend(self) -> Any:

@@ -47,19 +47,19 @@ class ProcessGroup(TensorParallelGroup):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        _wait(self._backend.allreduce([x]))
+        self._wait(self._backend.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        _wait(self._backend._allgather_base(gathered, x.contiguous()))
+        self._wait(self._backend._allgather_base(gathered, x.contiguous()))
         return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
 
     def broadcast(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         options = BroadcastOptions()
         options.rootRank = 0
-        _wait(self._backend.broadcast([x], options))
+        self._wait(self._backend.broadcast([x], options))
         return x
 
     @property
@@ -67,16 +67,19 @@ class ProcessGroup(TensorParallelGroup):
         assert self.handle is not None
         return self.handle.backend
 
-
-def _wait(collective: Any) -> None:  # Any: torch's Work
-    """
-    Raises:
-        ConnectionError: another rank has left, or is silent.
-    """
-    try:
-        collective.wait()
-    except RuntimeError as error:
-        raise ConnectionError(f"a collective has lost another rank: {error}") from error
+    def _wait(self, collective: Any) -> None:  # Any: torch's Work
+        """
+        Raises:
+            ConnectionError: another rank has left, or is silent.
+        """
+        assert self.handle is not None
+        self.handle.is_waiting = True
+        try:
+            collective.wait()
+        except RuntimeError as error:
+            raise ConnectionError(f"a collective has lost another rank: {error}") from error
+        finally:
+            self.handle.is_waiting = False
 
 
 class ProcessWorld(World):
@@ -123,6 +126,10 @@ class ProcessWorld(World):
         store = PrefixStore(f"channel {name} of ranks {low} and {high}", self._store)
         own = int(self.rank == high)
         return NcclChannel(self._connect(store, own, 2, f"channel {name!r} to rank {peer}", CHANNEL_CTAS), own)
+
+    @property
+    def is_waiting(self) -> bool:
+        return any(handle.is_waiting for handle in self._groups)
 
     def close(self, reason: str) -> None:
         for channel in self._channels:

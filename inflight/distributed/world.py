@@ -37,6 +37,11 @@ class World(ABC):
         """
         raise ConfigError("ranks that are threads of one process share its GPU: use distributed_executor_backend='mp'")
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether this rank waits for others in a collective; False if that is not known. Any thread may ask."""
+        return False
+
     @abstractmethod
     def close(self, reason: str) -> None:
         """Leave: every wait of this rank for another one, and of others for this one, ends with an error, now and later.

@@ -307,7 +307,7 @@ class ExternalLauncherExecutor(Executor):
 
     def _own_activity(self) -> WorkerActivity:
         assert self._rank_thread is not None
-        return WorkerActivity(rank=self._me.rank, text=self._rank_thread.activity)
+        return self._rank_thread.inbox.report(self._me.rank)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

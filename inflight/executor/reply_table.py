@@ -16,7 +16,8 @@ A reply goes through these steps, and ends at the first that does not let it pas
 A `WorkerEvent` answers nothing: its report is taken in as in 4, and `on_event` is called so that an idle engine looks.
 
 Shortly before a deadline the ranks that have not answered are asked what they do. Each answers with a thread that does nothing
-else, so one that says nothing is stopped, hangs with the interpreter's lock, or is cut off: the timeout's error names it first.
+else, so one that says nothing is stopped, hangs with the interpreter's lock, or is cut off: the timeout's error is that of such
+a rank; if all answer, of one that does not wait for another.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class ReplyTable:
         self._unsettled_steps: dict[int, PendingStep] = {}  # in order; only the first has a deadline
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
-        self._activities: dict[int, str] = {}  # rank -> what it said when it was asked last
+        self._activities: dict[int, WorkerActivity] = {}  # rank -> what it said when it was asked last
         self._newest_replies: dict[int, int] = {}  # rank -> the step that it answered last
         self._errors: list[RankError] = []  # of steps, and of ranks that died
         self._closed = False
@@ -140,7 +141,7 @@ class ReplyTable:
                 case WorkerEvent():
                     settlement = self._take_event(reply)
                 case WorkerActivity():
-                    self._activities[reply.rank] = reply.text
+                    self._activities[reply.rank] = reply
                     settlement = None
         if settlement is not None:
             settlement()
@@ -383,13 +384,19 @@ class ReplyTable:
         return settlements
 
     def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """The ranks that have not answered, and what each is doing; first those that did not say so when they were asked."""
-        ranks = sorted(pending.awaited, key=lambda rank: (rank in self._activities, rank))
+        """The ranks that have not answered, and what each is doing. First those that did not say so when they were asked, last
+        those that wait for another rank."""
+
+        def order(rank: int) -> tuple[bool, bool, int]:
+            activity = self._activities.get(rank)
+            return activity is not None, activity is not None and activity.is_waiting, rank
+
+        ranks = sorted(pending.awaited, key=order)
         return ranks, ", ".join(f"rank {rank} ({self._describe(rank)})" for rank in ranks)
 
     def _describe(self, rank: int) -> str:
         if (activity := self._activities.get(rank)) is not None:
-            return activity
+            return f"{activity.text}, waiting for another rank" if activity.is_waiting else activity.text
         newest = self._newest_replies.get(rank)
         answered = "has answered no step yet" if newest is None else f"answered step {newest} last"
         return "; ".join(filter(None, (self._state(rank), f"does not say what it is doing; {answered}")))

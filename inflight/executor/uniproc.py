@@ -20,7 +20,7 @@ from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.rank_thread import RankThread
 from inflight.executor.worker_loop import failure_of
-from inflight.interface.messages import WorkerActivity, WorkerCommand
+from inflight.interface.messages import WorkerCommand
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class UniProcExecutor(Executor):
                 )
 
     def _ask(self, rank: int) -> None:
-        self._deliver(WorkerActivity(rank=rank, text=self._ranks[rank].activity))
+        self._deliver(self._ranks[rank].inbox.report(rank))
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:

@@ -18,6 +18,7 @@ from inflight.interface.messages import (
     RpcCall,
     RpcReply,
     StepReply,
+    WorkerActivity,
     WorkerCommand,
     WorkerEvent,
     WorkerFailure,
@@ -39,6 +40,10 @@ class Inbox:
     def activity(self) -> str:
         """What the rank is doing, as text. Any thread may ask."""
         return "starting" if self.loop is None else self.loop.activity
+
+    def report(self, rank: int) -> WorkerActivity:
+        """The answer to `AskActivity`. Any thread may ask."""
+        return WorkerActivity(rank=rank, text=self.activity, is_waiting=self.loop is not None and self.loop.is_waiting)
 
     def put(self, command: WorkerCommand) -> None:
         self._commands.put(command)
@@ -98,6 +103,11 @@ class WorkerLoop:
             return "waiting for a command"
         phase = self._worker.phase()
         return f"{running}: {phase}" if phase else running
+
+    @property
+    def is_waiting(self) -> bool:
+        """For another rank. Any thread may ask."""
+        return self._worker.is_waiting()
 
     def run(self) -> None:
         while not self._inbox.is_stopped:

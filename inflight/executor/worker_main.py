@@ -27,7 +27,6 @@ from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
-    WorkerActivity,
     WorkerReply,
 )
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
@@ -94,7 +93,7 @@ def read_commands(stream: BlockingStream, inbox: Inbox, rank: int) -> None:
             if isinstance(message, Stop):
                 inbox.stop()
             elif isinstance(message, AskActivity):
-                send_reply(stream, WorkerActivity(rank=rank, text=inbox.activity))
+                send_reply(stream, inbox.report(rank))
             else:
                 assert isinstance(message, ExecuteModel | ProvideGrammarOutput | RpcCall), message
                 inbox.put(message)

@@ -83,10 +83,12 @@ class WorkerEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s"."""
+    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s". `is_waiting`: it waits for
+    another rank."""
 
     rank: int
     text: str
+    is_waiting: bool
 
 
 WorkerCommand = ExecuteModel | ProvideGrammarOutput | RpcCall

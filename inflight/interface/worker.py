@@ -36,7 +36,8 @@ class Rendezvous:
 
 
 class WorkerBase(ABC):
-    """One rank. All methods but `step_failed` and `phase` are called from one thread, in the order of the executor's calls.
+    """One rank. All methods are called from one thread, in the order of the executor's calls; but `step_failed`, `phase` and
+    `is_waiting` from any.
 
     The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
     with one rank, or where they are threads of one process.
@@ -90,6 +91,10 @@ class WorkerBase(ABC):
     def phase(self) -> str:
         """What the rank computes now, for an error's message; "" if that is not known. From any thread; must not wait."""
         return ""
+
+    def is_waiting(self) -> bool:
+        """Whether it waits for another rank now. As `phase`; False if that is not known."""
+        return False
 
     def check_health(self) -> None:
         """Raise if this rank cannot serve. The default: a rank that answers is healthy."""

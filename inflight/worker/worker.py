@@ -283,11 +283,17 @@ class Worker(WorkerBase):
     def phase(self) -> str:
         return ", ".join(self._timeline.under_way())
 
+    def is_waiting(self) -> bool:
+        receives = any(phase.startswith("receive ") for phase in self._timeline.under_way())  # from the stage before
+        return receives or self._world.is_waiting
+
     def check_health(self) -> None:
         """Compute a step of no request: a device that an error has broken for good fails it."""
         if self._has_left and self._config.parallel.world_size > 1:
             raise ConnectionError(f"rank {self.rank} has left its groups")
         self.execute_dummy_batch()
+        if isinstance(self._device, Accelerator):
+            self._device.compute.record().synchronize()
 
     def step_failed(self) -> None:
         self._has_left = True

@@ -6,15 +6,12 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
-from inflight import LLM, SamplingParams
-from inflight.errors import EngineDeadError, StepError
 from tests.e2e.faulty_executor import UNLUCKY
 from tests.e2e.faulty_executor import __name__ as faulty
 from tests.e2e.serve_process import MODEL, ServeProcess, assert_nothing_left, events_of, serving, tree_of
@@ -77,19 +74,4 @@ def test_a_rank_that_hangs_is_found_within_the_budget_and_is_named() -> None:
         assert_dead(server, summary)
         log = server.text_of_log()
         assert f"from rank 1 (process {pid} is stopped by a signal; does not say what it is doing; answered step" in log
-        assert "rank 0 (running step" in log and "forward of step" in log
-
-
-def test_offline_the_cause_is_raised_and_the_next_call_names_it() -> None:
-    options: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24, "num_threads": 1}
-    params = SamplingParams(max_tokens=4, temperature=0.0)
-    with LLM(tensor_parallel_size=2, distributed_executor_backend=FAULTY, **options) as llm:
-        assert len(llm.generate([[3, 4]], params, use_tqdm=False)) == 1
-        with pytest.raises(StepError, match="failed on rank 1: ValueError: bad luck") as caught:
-            llm.generate([[3, 4], [UNLUCKY, 4]], params, use_tqdm=False)
-        assert caught.value.rank == 1
-        for _ in range(2):
-            with pytest.raises(
-                EngineDeadError, match=r"the engine has failed; .* failed on rank 1: ValueError: bad luck"
-            ):
-                llm.generate([[3, 4]], params, use_tqdm=False)
+        assert re.search(r", rank 0 \(running step[^)]* forward of step \d+ for .* s, waiting for another rank\)", log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -23,6 +24,26 @@ def test_a_span_is_recorded_when_its_body_raises() -> None:
         raise ValueError("inside")
     (event,) = timeline.events()
     assert (event.step_id, event.phase) == (7, "forward") and event.end_ns >= event.start_ns
+
+
+def test_spans_that_have_not_ended_are_known_to_other_threads() -> None:
+    timeline, seen = Timeline(), list[list[str]]()
+
+    def look() -> None:
+        thread = threading.Thread(
+            target=lambda: seen.append([text.rpartition(" for ")[0] for text in timeline.under_way()])
+        )
+        thread.start()
+        thread.join()
+
+    with timeline.span(7, "forward"):
+        with timeline.span(7, "receive"):
+            look()
+        look()
+    look()
+    assert seen == [["receive of step 7"], ["forward of step 7"], []]
+    with timeline.span(8, "sample"):
+        assert timeline.under_way() == ["sample of step 8 for 0.0 s"]
 
 
 def test_a_chrome_trace_has_a_process_for_each_key_and_a_lane_for_each_phase() -> None:

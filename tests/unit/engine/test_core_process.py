@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine import core_client
 from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.core_client import CoreClient, EngineProcess
+from inflight.engine.core_process import CoreServer, FrontEndLink
 from inflight.engine.front_end import resolve_config
 from inflight.engine.outbox import Outbox
 from inflight.errors import (
@@ -26,6 +28,7 @@ from inflight.errors import (
     InflightError,
     ModelNotFoundError,
     OutOfMemoryError,
+    StepError,
 )
 from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
@@ -184,6 +187,21 @@ def test_requests_that_are_in_no_failed_step_go_on() -> None:
                 assert reasons_of(await read(stream)) == ["error" if i in (1, 2) else "length"]
 
     run(test)
+
+
+def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
+    ours, theirs = socket.socketpair()
+    link, aborted = FrontEndLink(0, BlockingStream(ours)), list[list[str]]()
+    server, step_error = CoreServer([link]), StepError("bad luck", rank=0, request_ids=["b", "ended"])
+    server._core = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1))  # type: ignore[assignment]
+    for error in (step_error, EngineError("none can be scheduled")):
+        server._owners = dict.fromkeys("abc", link)
+        link.request_ids = set("abc")
+        server._fail_step(error)
+    assert aborted == [["b"], ["a", "b", "c"]]
+    link.outbox.close(1.0)
+    ours.close()
+    theirs.close()
 
 
 def test_a_rank_that_cannot_compute_any_more_is_the_end_of_the_engine() -> None:

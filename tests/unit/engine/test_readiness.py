@@ -94,6 +94,8 @@ def test_an_engine_whose_steps_fail_is_not_ready_though_each_failure_leaves_it_i
         check(readiness, now[0])
     readiness.note((), stats(3))
     check(readiness, now[0])
+    now[0] += 11
+    check(readiness, now[0] - 1)  # the failure is forgotten
 
 
 def run(test: Callable[[], Awaitable[None]]) -> list[str]:

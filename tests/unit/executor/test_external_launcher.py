@@ -107,6 +107,16 @@ def test_reports_between_steps_come_with_a_step_on_every_rank(engines: Engines) 
     assert [output.kv_connector_output.finished_sending for output in outputs] == [frozenset()] * 2
 
 
+def test_a_rank_says_to_all_engines_what_it_does(engines: Engines) -> None:
+    for rank in range(2):
+        engines.executors[0]._ask(rank)
+    told = engines.executors[0]._table._activities
+    end = time.monotonic() + MAX_SECONDS
+    while len(told) < 2 and time.monotonic() < end:
+        time.sleep(0.005)
+    assert [told[rank].text for rank in range(2)] == ["waiting for a command"] * 2
+
+
 def test_a_failure_of_one_rank_is_raised_by_all(engines: Engines) -> None:
     engines.both(lambda executor: executor.collective_rpc("script", (1, 0, "raise", "bad luck")))
     errors = engines.both(lambda executor: executor.execute_model(plan(0), non_block=True).exception(MAX_SECONDS))

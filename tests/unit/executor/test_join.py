@@ -67,7 +67,7 @@ def in_thread(function: Callable[[], None]) -> Future[None]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run).start()
+    threading.Thread(target=run, daemon=True).start()  # a failing test leaves it, and pytest still ends
     return future
 
 

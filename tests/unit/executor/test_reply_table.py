@@ -27,12 +27,12 @@ FAILURE = WorkerFailure(type_name="RuntimeError", message="bad luck", traceback=
 ECHO = WorkerFailure(type_name="ConnectionError", message="rank 1 has left", traceback="", is_echo=True)
 
 
-def make_table(budget: float = 60.0, answering: Collection[int] = ()) -> ReplyTable:
-    """`answering`: the ranks that say what they do when they are asked."""
+def make_table(budget: float = 60.0, answering: Collection[int] = (), waiting: Collection[int] = ()) -> ReplyTable:
+    """`answering`: the ranks that say what they do when they are asked. `waiting`: those of them that wait for another."""
 
     def ask(rank: int) -> None:
         if rank in answering:
-            table.deliver(WorkerActivity(rank=rank, text="awake"))
+            table.deliver(WorkerActivity(rank=rank, text="awake", is_waiting=rank in waiting))
 
     table = ReplyTable(
         num_ranks=NUM_RANKS, output_rank=0, step_budget=budget, ask=ask, state=lambda rank: "process 7 is asleep"
@@ -190,6 +190,23 @@ def test_a_rank_that_answers_when_it_is_asked_has_not_answered_its_step() -> Non
     error = add_step(table, 3).future.exception(timeout=5)
     assert "from rank 0 (awake), rank 1 (awake)" in str(error)
     table.close()
+
+
+def test_if_all_say_what_they_do_the_error_is_that_of_a_rank_which_waits_for_nobody() -> None:
+    table = make_table(budget=0.05, answering=[0, 1], waiting=[0])
+    error = add_step(table, 3).future.exception(timeout=5)
+    assert isinstance(error, StepTimeoutError)
+    assert error.rank == 1
+    assert "from rank 1 (awake), rank 0 (awake, waiting for another rank)" in str(error)
+    table.close()
+
+
+def test_ranks_have_time_to_say_what_they_do_also_when_they_are_asked_late(table: ReplyTable) -> None:
+    step = add_step(table, 0)
+    with table._changed:
+        step.ask_at, step.deadline = 10.0, 11.0
+        assert table._due_questions(20.0) == [0, 1]
+        assert (step.deadline, step.ask_at) == (21.0, math.inf)
 
 
 # -- the cause of an error ---------------------------------------------------------------------------------------------

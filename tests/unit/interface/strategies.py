@@ -229,7 +229,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     RpcReply: st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
     WorkerEvent: st.builds(WorkerEvent, epoch=ids, rank=ids, kv_connector_output=kv_outputs),
     AskActivity: st.builds(AskActivity),
-    WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts),
+    WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts, is_waiting=st.booleans()),
     Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),
     Welcome: st.builds(Welcome, max_silence_seconds=st.floats(allow_nan=False)),
     Refused: st.builds(Refused, reason=texts),
