@@ -12,7 +12,8 @@ ranks run. Both are measured with real steps of requests that nobody has sent, s
     loop    the same rows in every step, planned ahead: each step waits for the tokens of the one before it
     stage   other rows in every step: no step waits for another one
 
-A larger stagger than needed would only make the steps smaller. Tokens do not depend on it.
+A larger stagger than needed makes the steps smaller, and a request's tokens later: so the smallest that does is taken. Tokens
+do not depend on it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = 1.1  # a step may take so many times the slowest stage: 1.15 is the goal, and measurements are not exact
+TOLERANCE = 1.1  # a step may take so many times the slowest stage: the goal is 1.15, and measurements are not exact
 MAX_ROWS = 8  # of a measured step
 NUM_STEPS = 6  # that are timed, of each kind
 

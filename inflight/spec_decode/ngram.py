@@ -8,20 +8,42 @@ as many, the earliest, which has the most.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+import numpy.typing as npt
 
 from inflight.config.engine import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
+MIN_INDEXED = 16384  # tokens: a pass over fewer is as fast as an index
+TAIL_SHARE = (
+    8  # an index is made anew when an eighth of its tokens stand behind it, so making it costs a token a fixed time
+)
+_RECENT = 256  # occurrences that are looked at first
+_TOKEN_BITS, _END_BITS = 20, 24  # of an entry in an index
+_TOKEN_MASK, _END_MASK = (1 << _TOKEN_BITS) - 1, (1 << _END_BITS) - 1
+
+Ends = npt.NDArray[np.int64]  # where n-grams end: the indices of the tokens that follow them, rising
+_NOWHERE: Ends = np.empty(0, dtype=np.int64)
+
 
 class NgramProposer(Proposer):
-    """Stateless. One pass over a sequence for each n up to the longest that occurred; numpy, no loop over tokens."""
+    """Looks through a short sequence in each step. Of a long one it keeps an index (`_Index`), 8 bytes a token while the
+    request has its slot: then a step costs the occurrences of the last two tokens, and a look through the tokens that came
+    since the index was made."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
         self._min, self._max = config.prompt_lookup_min, config.prompt_lookup_max
         assert 1 <= self._min <= self._max, f"n is in [{self._min}, {self._max}]"
+        self._indexed_n = min(self._min, 2)  # the length of the n-grams in an index
+        self._indexes: dict[int, _Index] = {}  # by slot
+
+    def forget(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._indexes.pop(slot, None)
 
     def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
         drafts = np.full((len(slots), self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
@@ -29,16 +51,22 @@ class NgramProposer(Proposer):
         for row, slot, length in zip(drafts, slots.tolist(), num_tokens.tolist(), strict=True):
             room = min(self.num_speculative_tokens, max_model_len - length - 1)
             if room > 0:
-                found = self._followers(token_ids[slot, :length], room)
-                row[: len(found)] = found
+                tokens = token_ids[slot, :length]
+                ends = self._ends_in_all(tokens) if length < MIN_INDEXED else self._ends_by_index(slot, tokens, room)
+                if len(ends):
+                    # the latest with `room` tokens behind it, or the first
+                    num_long = int(ends.searchsorted(length - room, side="right"))
+                    begin = int(ends[max(num_long - 1, 0)])
+                    found = tokens[begin : begin + room]
+                    row[: len(found)] = found
         return drafts
 
-    def _followers(self, tokens: Int32Array, count: int) -> Int32Array:
-        """At most `count` tokens that followed the last n-gram where it occurred before; none where it did not."""
+    def _ends_in_all(self, tokens: Int32Array) -> Ends:
+        """Where the longest n-gram at the end occurred before; one pass over the sequence for each n up to it."""
         length = len(tokens)
         # occurs[i]: the last n tokens stand at [i, i + n) too, and a token follows them
         occurs = tokens[:-1] == tokens[-1]
-        starts, n = None, 1
+        starts, size, n = None, 0, 1
         while occurs.any():
             if n >= self._min:
                 starts, size = occurs, n
@@ -46,9 +74,63 @@ class NgramProposer(Proposer):
                 break
             n += 1
             occurs = occurs[1:] & (tokens[: length - n] == tokens[length - n])
-        if starts is None:
-            return tokens[:0]
-        found = np.flatnonzero(starts)
-        num_long = int(found.searchsorted(length - count - size, side="right"))  # those with `count` tokens behind them
-        begin = int(found[max(num_long - 1, 0)]) + size
-        return tokens[begin : begin + count]
+        return _NOWHERE if starts is None else starts.nonzero()[0] + size
+
+    def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
+        """The same. The oldest are left out if newer ones have `room` tokens behind them."""
+        n, length = self._indexed_n, len(tokens)
+        index = self._indexes.get(slot)
+        if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:
+            index = self._indexes[slot] = _Index(tokens, n)
+        start = index.num_tokens  # the first end that is not in the index
+        in_tail = tokens[start - 1 : length - 1] == tokens[-1]
+        if n == 2:
+            in_tail &= tokens[start - 2 : length - 2] == tokens[-2]
+        indexed = index.ends(tokens)
+        ends = np.concatenate([indexed, in_tail.nonzero()[0] + start]) if in_tail.any() else indexed
+        if len(ends) > _RECENT:
+            longest, found = self._longest(tokens, ends[-_RECENT:])
+            if longest == self._max and found[0] <= length - room:
+                return found
+        return self._longest(tokens, ends)[1]
+
+    def _longest(self, tokens: Int32Array, ends: Ends) -> tuple[int, Ends]:
+        """The largest n that counts and of which the last n-gram occurred at some of `ends`, where the last `_indexed_n` tokens
+        did; and at which. 0 and none if there is no such n."""
+        length, longest, found = len(tokens), 0, _NOWHERE
+        for n in range(self._indexed_n, self._max + 1):
+            if n > self._indexed_n:
+                ends = ends[ends.searchsorted(n) :]
+                ends = ends[tokens[ends - n] == tokens[length - n]]
+            if not len(ends):
+                break
+            if n >= self._min:
+                longest, found = n, ends
+        return longest, found
+
+
+class _Index:
+    """Where each n-gram of a sequence ends that a token follows, for one n of 1 or 2. Sorted numbers of 64 bits: the last 20
+    bits of each token, then the end."""
+
+    def __init__(self, tokens: Int32Array, n: int) -> None:
+        self.num_tokens, self._n = len(tokens), n
+        self._is_exact = int(tokens.max()) <= _TOKEN_MASK
+        last = tokens[:-1].astype(np.uint64) & np.uint64(_TOKEN_MASK)
+        ngrams = last if n == 1 else last[:-1] << np.uint64(_TOKEN_BITS) | last[1:]
+        self._entries = ngrams << np.uint64(_END_BITS) | np.arange(n, len(tokens), dtype=np.uint64)
+        self._entries.sort()
+
+    def ends(self, tokens: Int32Array) -> Ends:
+        """Of the last n tokens of a sequence that begins with those in the index."""
+        ngram: list[int] = tokens[-self._n :].tolist()
+        number = 0
+        for token in ngram:
+            number = number << _TOKEN_BITS | token & _TOKEN_MASK
+        first = self._entries.searchsorted(np.uint64(number << _END_BITS))
+        last = self._entries.searchsorted(np.uint64(number << _END_BITS | _END_MASK), side="right")
+        ends: Ends = (self._entries[first:last] & np.uint64(_END_MASK)).view(np.int64)
+        if not self._is_exact or max(ngram) > _TOKEN_MASK:  # other tokens may have the same number
+            for back, token in enumerate(reversed(ngram), 1):
+                ends = ends[tokens[ends - back] == token]
+        return ends

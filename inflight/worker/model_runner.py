@@ -225,6 +225,8 @@ class ModelRunner(Runner):
                     self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(nothing))
                 return DrawnStep(plan.step_id)
             self._drawn_tokens.remember(model_input.new_histories, plan.forced_tokens)
+            if self._proposer is not None:
+                self._proposer.forget(data.slot for data in plan.new_requests)
             if not len(slots):
                 return DrawnStep(plan.step_id, prompt_logprobs=forward.prompt_logprobs)
             drawn = self._draw(plan, forward, grammar_output)

@@ -183,6 +183,7 @@ def test_a_step_that_fails_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_smallest_stagger_within_the_tolerance() -> None:
     assert choose_stagger(6.0, 2.0, lowest=2, highest=6) == 3
+    assert choose_stagger(6.5, 2.0, lowest=2, highest=6) == 3
     assert choose_stagger(6.7, 2.0, lowest=2, highest=6) == 4  # 3 would take 2.23, 1.12 of a stage
     assert choose_stagger(1.0, 2.0, lowest=2, highest=6) == 2
     assert choose_stagger(60.0, 2.0, lowest=2, highest=6) == 6

@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inflight.config.engine import SpeculativeConfig
+from inflight.spec_decode import ngram
 from inflight.spec_decode.ngram import NgramProposer
 from inflight.spec_decode.selector import make_proposer
 
@@ -66,6 +67,54 @@ def test_against_the_definition(data: st.DataObject, lo: int, more: int, k: int,
     num_kinds = data.draw(st.integers(1, 4))
     tokens = data.draw(st.lists(st.integers(0, num_kinds - 1), min_size=1, max_size=40))
     assert propose(tokens, config, len(tokens) + room) == drafts_of(tokens, config, len(tokens) + room)
+
+
+@pytest.fixture
+def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of test size are indexed, and looked at newest first."""
+    monkeypatch.setattr(ngram, "MIN_INDEXED", 5)
+    monkeypatch.setattr(ngram, "_RECENT", 2)
+
+
+@pytest.mark.usefixtures("small_index")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(data=st.data(), lo=st.integers(1, 3), more=st.integers(0, 2), k=st.integers(1, 5))
+def test_sequences_that_grow_against_the_definition(data: st.DataObject, lo: int, more: int, k: int) -> None:
+    """Two slots, whose sequences grow by some tokens from call to call, and which other requests get now and then."""
+    config = dataclasses.replace(CONFIG, num_speculative_tokens=k, prompt_lookup_min=lo, prompt_lookup_max=lo + more)
+    proposer, max_model_len = NgramProposer(config), 60
+    # the second kind has the same last 20 bits as the first
+    kinds = [1, 1 + (1 << 20), *range(2, data.draw(st.integers(2, 5)))]
+    token_ids = np.zeros((2, max_model_len), dtype=np.int32)
+    sequences: list[list[int]] = [[], []]
+    for _ in range(data.draw(st.integers(1, 10))):
+        for slot in range(2):
+            if not sequences[slot] or len(sequences[slot]) > 40 or data.draw(st.integers(0, 9)) == 0:
+                sequences[slot] = []
+                proposer.forget([slot])
+            sequences[slot] += data.draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=9))
+            token_ids[slot, : len(sequences[slot])] = sequences[slot]
+        lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int32)
+        rows = proposer.propose(token_ids, np.arange(2, dtype=np.int32), lengths).tolist()
+        for tokens, row in zip(sequences, rows, strict=True):
+            assert [token for token in row if token != -1] == drafts_of(tokens, config, max_model_len)
+
+
+def test_an_index_takes_8_bytes_a_token_and_goes_with_its_request() -> None:
+    proposer = NgramProposer(CONFIG)
+    token_ids = np.random.default_rng(0).integers(0, 50, (1, 40_000)).astype(np.int32)
+
+    def propose_at(*lengths: int) -> int:
+        """The size of the index after that."""
+        for length in lengths:
+            proposer.propose(token_ids, np.zeros(1, dtype=np.int32), np.array([length], dtype=np.int32))
+        return sum(index._entries.nbytes for index in proposer._indexes.values())
+
+    assert propose_at(100, 10_000) == 0  # a pass is as fast
+    assert propose_at(20_000, 20_001, 22_000) == 8 * 19_998  # few tokens came since: it is made once
+    assert propose_at(30_000) == 8 * 29_998
+    proposer.forget([0])
+    assert propose_at() == 0
 
 
 def test_the_draw_behind_the_last_draft_has_its_place() -> None:
