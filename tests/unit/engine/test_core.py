@@ -22,8 +22,10 @@ from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
 from tests.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
+from tests.shrink_budget import ShrinkBudget
 from tests.toy_grammar import ToyBackend
 
+ScheduleEvent = tuple[str, list[int], int, int]  # kind, prompt, max_tokens, number
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 
 
@@ -68,9 +70,21 @@ EVENTS = st.lists(
 )
 
 
+@pytest.fixture(scope="module")
+def shrinking() -> ShrinkBudget:
+    return ShrinkBudget(20.0)
+
+
 @settings(max_examples=2000 if FULL else 250)
 @given(engine=engines(), events=EVENTS)
-def test_any_schedule_gives_the_same_tokens(engine: MockEngine, events: list[tuple[str, list[int], int, int]]) -> None:
+def test_any_schedule_gives_the_same_tokens(
+    shrinking: ShrinkBudget, engine: MockEngine, events: list[ScheduleEvent]
+) -> None:
+    with shrinking.example(engine, events):
+        run_schedule(engine, events)
+
+
+def run_schedule(engine: MockEngine, events: list[ScheduleEvent]) -> None:
     """An event's number chooses: who is aborted or preempted, which step fails, how many steps run unasked."""
     for i, (kind, prompt, max_tokens, number) in enumerate(events):
         stop = frozenset(range(number * 2)) if number % 3 == 0 else frozenset()
