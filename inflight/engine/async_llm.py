@@ -295,9 +295,9 @@ class AsyncLLM(AsyncFrontEnd):
         self._publish(self._outputs.abort(request_ids, reason))
 
     def _expire(self, request_id: str, timeout: float) -> None:
-        stream = self._streams[request_id]
+        error = RequestTimeoutError(f"the request did not end within {timeout:g} s; it has been aborted")
+        self._streams[request_id].fail(error)
         self._end([request_id], FinishReason.ABORT)
-        stream.fail(RequestTimeoutError(f"the request did not end within {timeout:g} s; it has been aborted"))
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
@@ -386,12 +386,11 @@ class AsyncLLM(AsyncFrontEnd):
         if self._closing is None:
             self._death = reason
             logger.error("%s; %d requests were under way", reason, len(self._streams))
-        self._backlog.clear()
+        self._backlog.finish()  # what arrived in time is delivered
         self._readiness.end(self._gone())
-        streams = list(self._streams.values())
-        self._end(self._outputs.request_ids(), FinishReason.ERROR)
-        for stream in streams:
+        for stream in self._streams.values():
             stream.fail(self._gone())
+        self._end(self._outputs.request_ids(), FinishReason.ERROR)
 
     def _check_open(self) -> None:
         if self._death or self._closing is not None:

@@ -22,8 +22,10 @@ MAX_BACKLOG = 4096  # outputs here that have not been taken in; what is more sta
 
 
 class Backlog:
-    """On the event loop. `take_in`: called with some outputs, in order. Should it raise, nothing more is to be trusted: the
-    client's stream ends, and so does the front end.
+    """On the event loop.
+
+    Args:
+        take_in: called with some outputs, in order. If it raises, what else is here is dropped and the client's stream ends.
     """
 
     def __init__(self, client: CoreClient, take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
@@ -41,8 +43,10 @@ class Backlog:
             self._is_paused = True
             self._client.pause()
 
-    def clear(self) -> None:
-        self._outputs.clear()
+    def finish(self) -> None:
+        """Take in all that is here at once: the engine is gone, and nothing more comes."""
+        while self._outputs and self._take_some():
+            pass
 
     def _run(self) -> None:
         """One slice."""
@@ -51,13 +55,20 @@ class Backlog:
             if time.perf_counter() > end:
                 asyncio.get_running_loop().call_soon(self._run)
                 return
-            some = [self._outputs.popleft() for _ in range(min(SLICE_OUTPUTS, len(self._outputs)))]
-            try:
-                self._take_in(some)
-            except Exception as error:
-                logger.exception("the engine's outputs cannot be taken in")
-                self._client.end(f"the engine's outputs cannot be taken in: {error!r}")
+            if not self._take_some():
                 return
         if self._is_paused:
             self._is_paused = False
             self._client.resume()
+
+    def _take_some(self) -> bool:
+        """Take in the oldest outputs, a few; False if that failed, and the client's stream ends."""
+        some = [self._outputs.popleft() for _ in range(min(SLICE_OUTPUTS, len(self._outputs)))]
+        try:
+            self._take_in(some)
+        except Exception as error:
+            logger.exception("the engine's outputs cannot be taken in")
+            self._outputs.clear()
+            self._client.end(f"the engine's outputs cannot be taken in: {error!r}")
+            return False
+        return True
