@@ -40,6 +40,7 @@ from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady, ResetPrefixCache
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
+from inflight.sample.seeds import front_end_seed
 from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,10 @@ class AsyncLLM(AsyncFrontEnd):
         model: what is served.
     """
 
-    def __init__(self, front_end: FrontEnd, limits: QueueLimits, observers: Sequence[EngineObserver]) -> None:
-        super().__init__(front_end)
+    def __init__(
+        self, front_end: FrontEnd, seed: int, limits: QueueLimits, observers: Sequence[EngineObserver]
+    ) -> None:
+        super().__init__(front_end, seed)
         config = front_end.config
         self._observers = Observers(observers)
         self._process: EngineProcess | None = None  # where it is this front end's own
@@ -141,7 +144,8 @@ class AsyncLLM(AsyncFrontEnd):
             front_end = await asyncio.to_thread(FrontEnd, args, config)
             logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
             ready = await client.ready
-            engine = cls(front_end, limits or QueueLimits(), observers)
+            seed = front_end_seed(args.seed, ready.front_end)
+            engine = cls(front_end, seed, limits or QueueLimits(), observers)
             engine._adopt(client, ready)
             receiver.engine = engine
         except BaseException:
@@ -355,7 +359,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-        canary = self._with_own_ids(self._front_end.process("canary", [0], params, number=0))
+        canary = self._with_own_ids(self._front_end.process("canary", [0], params, default_seed=0))
         self._send(canary)
         return canary.children[0].request_id
 

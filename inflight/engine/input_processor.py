@@ -1,7 +1,7 @@
 """`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
 
-The one place where a request meets the model's limits; every front end passes through it. It owns a counter of requests,
-from which those without a seed get one: the i-th request with the same engine seed draws the same, run after run.
+The one place where a request meets the model's limits; every front end passes through it. It counts the requests that it has
+checked. One that brings no seed, and whose caller names none, gets it from (engine seed, count).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it: it keeps nothing of a request but the count, and who needs an order takes numbers in it.
+    """Several threads may use it: it keeps nothing of a request but the count. Where their order is not known, the caller
+    names the `default_seed` of each request.
 
     Attributes:
         default_params: the `SamplingParams` of a request that brings none.
@@ -91,10 +92,6 @@ class InputProcessor:
         if structured_outputs is not None and structured_outputs.reasoning_end and tokenizer is not None:
             self._reasoning_end_ids = tuple(tokenizer.encode(structured_outputs.reasoning_end, False))
 
-    def next_number(self) -> int:
-        """The number of the next request, to be given to `process`."""
-        return next(self._numbers)
-
     def process(
         self,
         request_id: str,
@@ -105,17 +102,17 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
-        number: int | None = None,
+        default_seed: int | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Check and resolve one request.
 
         Args:
-            number: which request this is, for its seed; None takes the next number, once the request has been checked.
             params: None takes `default_params`, whose max_tokens gives way to the context's end.
             arrival_time: `time.monotonic()`.
             cache_salt: also a key of a dict prompt, which then counts.
             add_special_tokens: False for a rendered chat template, which holds its own.
+            default_seed: its seed if `params` have none. None takes one by the count of checked requests.
 
         Raises:
             InvalidRequestError: says what was given, what is allowed and what to do.
@@ -137,7 +134,7 @@ class InputProcessor:
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
-            seed=self._seed(params.seed, number),
+            seed=self._seed(params.seed, default_seed),
             max_tokens=max_tokens,
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
@@ -289,10 +286,11 @@ class InputProcessor:
             raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
         return tuple(token_ids)
 
-    def _seed(self, seed: int | None, number: int | None) -> int:
-        """The user's, or that of the request's number. A request with a seed takes a number, too."""
-        number = self.next_number() if number is None else number
-        return derive_seed(self._engine_seed, number) if seed is None else derive_seed(seed, 0)
+    def _seed(self, seed: int | None, default_seed: int | None) -> int:
+        """`seed` is the user's. A request that brings a seed is counted, too."""
+        if default_seed is None:
+            default_seed = derive_seed(self._engine_seed, next(self._numbers))
+        return default_seed if seed is None else derive_seed(seed, 0)
 
 
 def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, Any]:  # Any: checked by the caller

@@ -48,7 +48,7 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     front_end = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    engine, client = AsyncLLM(cast("FrontEnd", front_end), limits or QueueLimits(), ()), RecordingClient()
+    engine, client = AsyncLLM(cast("FrontEnd", front_end), 0, limits or QueueLimits(), ()), RecordingClient()
     engine._adopt(cast("CoreClient", client), EngineReady(front_end=0, num_kv_cache_tokens=2**16))
     return engine, client
 

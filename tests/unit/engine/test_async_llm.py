@@ -474,10 +474,10 @@ def test_an_idle_engine_shows_by_a_step_that_it_is_ready() -> None:
 
 def test_seeds_follow_the_order_of_the_calls() -> None:
     async def test() -> None:
-        async with mock_engine() as engine:
+        async with mock_engine({"seed": 3}) as engine:
             prompts = ["long " * 400, "short"]
             first = await asyncio.gather(*(engine.process(str(i), prompt) for i, prompt in enumerate(prompts)))
-        async with mock_engine() as engine:
+        async with mock_engine({"seed": 3}) as engine:
             second = [await engine.process(str(i), prompt) for i, prompt in enumerate(prompts)]
         assert [r.children[0].sampling.seed for r in first] == [r.children[0].sampling.seed for r in second]
         assert first[0].children[0].sampling.seed != first[1].children[0].sampling.seed

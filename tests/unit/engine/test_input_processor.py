@@ -258,6 +258,15 @@ def test_seeds() -> None:
     assert seeds[0] != process(processor=make(engine_seed=4)).children[0].sampling.seed
 
 
+def test_a_caller_may_name_the_seed_of_requests_that_bring_none() -> None:
+    processor = make()
+    found = [
+        processor.process("r", [1], SamplingParams(seed=seed), arrival_time=0.0, default_seed=9) for seed in (None, 5)
+    ]
+    assert [request.children[0].sampling.seed for request in found] == [9, 5]
+    assert process(processor=processor).children[0].sampling.seed == process(processor=make()).children[0].sampling.seed
+
+
 def test_a_seeded_request_does_not_shift_the_others() -> None:
     first, second = make(), make()
     process(processor=first, seed=1)
