@@ -52,8 +52,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     )
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:  # as in vLLM; without it the answer may fill the context
-        room = server.engine.model.max_model_len - len(token_ids)
-        params = replace(params, max_tokens=max(1, min(default, room)))
+        params = replace(params, max_tokens=default)
     make_parser = await _parser_factory(server, body, plain_tools(tools), token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)

@@ -11,7 +11,7 @@ import pytest
 from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import ModelConfig, StructuredOutputsConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
-from inflight.errors import InvalidRequestError
+from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -148,8 +148,7 @@ def test_special_tokens_are_added_once() -> None:
         ({"prompt_token_ids": "abc"}, "'prompt_token_ids' is text"),
         ({"prompt": "a", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
         ({"prompt": "a", "cache_salt": 7}, "cache_salt=7 is not a string"),
-        ("x" * 40, r"prompt has 40 tokens; at most 39 are allowed"),
-        ([1] * 41, r"prompt has 41 tokens; at most 39 are allowed"),
+        ([1] * 41, r"prompt has 41 tokens, and at least one more is needed"),
         ("a\udfff", "not valid Unicode"),
     ],
 )
@@ -170,12 +169,17 @@ def test_max_tokens() -> None:
     assert process("x" * 39, max_tokens=1).children[0].sampling.max_tokens == 1
     assert process("x" * 10, max_tokens=None).children[0].sampling.max_tokens == 30
     assert process("x" * 10, max_tokens=30).children[0].sampling.max_tokens == 30
-    with pytest.raises(
-        InvalidRequestError, match="max_tokens=31 is too many: the prompt has 10 tokens, which leaves 30"
-    ):
-        process("x" * 10, max_tokens=31)
-    with pytest.raises(InvalidRequestError, match="min_tokens=31 is more than the 30 tokens"):
-        process("x" * 10, max_tokens=None, min_tokens=31)
+    assert process("x" * 10, max_tokens=31).children[0].sampling.max_tokens == 30
+    assert process("x" * 10, max_tokens=10**6).children[0].sampling.max_tokens == 30
+    for max_tokens in (None, 50):
+        assert process("x" * 10, max_tokens=max_tokens, min_tokens=50).children[0].sampling.max_tokens == 30
+
+
+def test_a_prompt_that_leaves_no_room_is_told_in_words_that_clients_know() -> None:
+    for prompt in ("x" * 40, [1] * 40):
+        with pytest.raises(ContextLengthExceededError) as caught:
+            process(prompt)
+        assert str(caught.value).startswith("This model's maximum context length is 40 tokens. However, the prompt has 40")
 
 
 def test_default_params() -> None:
@@ -277,7 +281,7 @@ def test_a_seeded_request_does_not_shift_the_others() -> None:
 def test_a_refused_request_does_not_shift_the_others() -> None:
     first, second = make(), make()
     with pytest.raises(InvalidRequestError):
-        process(processor=first, bad_words=["x"], max_tokens=1000)
+        process("x" * 40, processor=first)
     assert process(processor=first).children[0].sampling.seed == process(processor=second).children[0].sampling.seed
 
 
