@@ -1,6 +1,7 @@
 """Seeds and draw keys: every draw is a pure function of (seed, position). Numpy only, no torch.
 
-engine seed --front_end_seed(seed, index)--> seed of front end `index` --derive_seed(seed, number)--> seed of its request `number`
+engine seed --front_end_seed(seed, index)--> seed of front end `index`
+front end's seed --derive_seed(seed, number)--> seed of its request `number`, if it brings none
 request seed --derive_seed(seed, index)--> seed of completion `index`   (n > 1)
 (seed, position) --draw_keys--> two 32-bit keys --noise.py--> one Gumbel variate per token id
 """

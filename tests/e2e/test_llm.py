@@ -167,7 +167,11 @@ def test_a_bad_prompt_is_refused_and_the_others_are_untouched(llm: LLM, prompt: 
 
 def test_a_request_ends_with_the_context(llm: LLM) -> None:
     prompt = [5] * (MAX_MODEL_LEN - 4)
-    for params in ({"max_tokens": 123}, {"max_tokens": 123, "min_tokens": 9, "ignore_eos": False}, {"max_tokens": None}):
+    for params in (
+        {"max_tokens": 123},
+        {"max_tokens": 123, "min_tokens": 9, "ignore_eos": False},
+        {"max_tokens": None},
+    ):
         (output,) = llm.generate(prompt, SamplingParams(temperature=0.0, **params), use_tqdm=False)
         assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (4, "length")
 

@@ -168,7 +168,10 @@ def test_bytes_that_no_client_sends(server: RunningServer, request_bytes: bytes,
 
 def test_a_text_with_many_commas_is_one_value(client: httpx.Client) -> None:
     text = "a,[{" * 100_000  # too long for the model, whose message says so
-    assert "maximum context length is 2048 tokens" in error_of(client.post("/tokenize", json={"prompt": text}), 400)["message"]
+    assert (
+        "maximum context length is 2048 tokens"
+        in error_of(client.post("/tokenize", json={"prompt": text}), 400)["message"]
+    )
 
 
 def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:

@@ -57,6 +57,8 @@ def answer(
     engine: AsyncLLM, requests: list[ProcessedRequest], token_ids: list[int], finish: FinishReason | None = None
 ) -> None:
     """The engine sends these tokens for every sequence of the requests, which are running."""
-    ids = [child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children]
+    ids = [
+        child.request_id for each in requests for child in engine._outputs._requests[each.request_id].request.children
+    ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
     engine.on_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

@@ -179,7 +179,9 @@ def test_a_prompt_that_leaves_no_room_is_told_in_words_that_clients_know() -> No
     for prompt in ("x" * 40, [1] * 40):
         with pytest.raises(ContextLengthExceededError) as caught:
             process(prompt)
-        assert str(caught.value).startswith("This model's maximum context length is 40 tokens. However, the prompt has 40")
+        assert str(caught.value).startswith(
+            "This model's maximum context length is 40 tokens. However, the prompt has 40"
+        )
 
 
 def test_default_params() -> None:
