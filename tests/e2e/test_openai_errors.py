@@ -267,11 +267,20 @@ def test_a_step_that_fails_is_the_servers_fault(stream: bool, caplog: pytest.Log
     assert "thirteen" in caplog.text
 
 
+def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(client: httpx.Client) -> None:
+    start = time.monotonic()
+    error = error_of(client.post(TEXT, json={"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}), 400)
+    assert "32768 sequences (prompts times n) in one request; at most 1024 are allowed" in error["message"]
+    assert time.monotonic() - start < 2.0
+
+
 def test_a_full_queue_is_a_503_at_once() -> None:
     limits = QueueLimits(max_queued_requests=1)
     args = demo_args(max_num_seqs=1)
     with running_server(args, limits=limits) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        assert client.post(TEXT, json={"prompt": ["a", "b", "c", "d"], "max_tokens": 1}).status_code == 200
+        error = error_of(client.post(TEXT, json={"prompt": ["a", "b", "c", "d"], "max_tokens": 1}), 400)
+        assert "4 sequences (prompts times n) in one request; at most 2 are allowed" in error["message"]
+        assert client.post(TEXT, json={"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
         with client.stream("POST", TEXT, json={**ENDLESS, "prompt": ["a", "b"], "stream": True}) as stream:
             next(stream.iter_text())  # one runs, one waits
             response = client.post(TEXT, json={**ENDLESS, "prompt": ["c", "d"]})

@@ -311,7 +311,7 @@ def test_a_queue_full_of_tokens() -> None:
 
 def test_requests_that_belong_together_are_admitted_as_one() -> None:
     async def test() -> None:
-        limits = QueueLimits(max_queued_requests=2, max_queued_tokens=20)
+        limits = QueueLimits(max_queued_requests=4, max_queued_tokens=40)
         async with mock_engine({"max_num_seqs": 2}, limits=limits) as engine:
 
             async def some(*names: str) -> list[ProcessedRequest]:
@@ -320,16 +320,18 @@ def test_requests_that_belong_together_are_admitted_as_one() -> None:
                     for name in names
                 ]
 
-            streams = engine.submit_all(await some(*"abcdef"))  # nothing waits
+            with pytest.raises(InvalidRequestError, match="12 sequences .* at most 6 are allowed"):
+                engine.submit_all(await some(*"abcdef"))
+            streams = engine.submit_all(await some(*"abc"))  # two have slots, four wait
             with pytest.raises(OverloadedError):
                 engine.submit_all(await some("g"))
             for stream in streams:
                 assert len(tokens_of(await read(stream))) == 5
-            for names in ("gg", "hgih"):
-                with pytest.raises(InvalidRequestError, match="still running"):
-                    engine.submit_all(await some(*names))
+            await until(lambda: engine._admission._stats.num_running == 0)
+            with pytest.raises(InvalidRequestError, match="still running"):
+                engine.submit_all(await some("g", "g"))
             assert engine.num_unfinished_requests == 0  # none was started
-            running = engine.submit_all(await some("g"))
+            running = engine.submit_all(await some("g"))  # two have slots, and there is room for two
             with pytest.raises(InvalidRequestError, match="'g' is still running"):
                 engine.submit_all(await some("h", "g"))
             assert engine.num_unfinished_requests == 1
