@@ -95,12 +95,14 @@ class AsyncFrontEnd:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        thinks_first: bool = True,
         arrival_time: float | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Check and tokenise, without starting anything. The i-th call has the i-th seed, whichever ends first.
 
         Args:
+            thinks_first: whether a grammar waits for the engine's `reasoning_end`.
             arrival_time: `time.monotonic()` when the request came; None: now.
 
         Raises:
@@ -116,6 +118,7 @@ class AsyncFrontEnd:
             priority=priority,
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
+            thinks_first=thinks_first,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             default_seed=derive_seed(self._seed, next(self._numbers)),
             trace_headers=trace_headers,

@@ -78,6 +78,7 @@ class FrontEnd:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        thinks_first: bool = True,
         arrival_time: float | None = None,
         default_seed: int | None = None,
         trace_headers: Mapping[str, str] | None = None,
@@ -99,6 +100,7 @@ class FrontEnd:
             priority=priority,
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
+            thinks_first=thinks_first,
             default_seed=default_seed,
             trace_headers=trace_headers,
         )

@@ -102,6 +102,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        thinks_first: bool = True,
         default_seed: int | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
@@ -113,6 +114,8 @@ class InputProcessor:
             arrival_time: `time.monotonic()`.
             cache_salt: also a key of a dict prompt, which then counts.
             add_special_tokens: False for a rendered chat template, which holds its own.
+            thinks_first: whether a grammar waits for the engine's `reasoning_end`, if the engine has one. False where the model
+                is not asked to think: a raw prompt, or the continuation of an answer.
             default_seed: its seed if `params` have none. None takes one by the count of checked requests.
 
         Raises:
@@ -132,7 +135,7 @@ class InputProcessor:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs is not None else (),
+            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs and thinks_first else (),
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
         )
         check_sampling(sampling, self._vocab_size)

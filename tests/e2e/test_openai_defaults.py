@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from inflight.engine.async_llm import AsyncLLM
 from inflight.hub import EMBEDDED_MODEL
 from tests.e2e.openai_server import demo_args, running_server
 
@@ -39,3 +41,29 @@ def test_the_models_own_max_new_tokens(tmp_path: Path) -> None:
 
 def _chat(content: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
+
+
+def test_only_a_chat_that_may_think_waits_for_the_end_of_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[bool] = []
+    submit_all = AsyncLLM.submit_all
+
+    def recorded(self: AsyncLLM, requests: Any, **options: Any) -> Any:
+        waits.extend(bool(each.children[0].sampling.reasoning_end_ids) for each in requests)
+        return submit_all(self, requests, **options)
+
+    monkeypatch.setattr(AsyncLLM, "submit_all", recorded)
+    shape: dict[str, Any] = {"structured_outputs": {"choice": ["yes", "no"]}, "max_tokens": 3}
+    answer = {"messages": [*_chat("Is it?")["messages"], {"role": "assistant", "content": "I say"}]}
+    with (
+        running_server(demo_args(reasoning_end=";;")) as running,
+        httpx.Client(base_url=running.url, timeout=30) as client,
+    ):
+        for path, body, wanted in (
+            ("completions", {"prompt": "Is it?"}, False),
+            ("chat/completions", _chat("Is it?"), True),
+            ("chat/completions", {**answer, "continue_final_message": True, "add_generation_prompt": False}, False),
+        ):
+            waits.clear()
+            response = client.post(f"/v1/{path}", json={**shape, **body})
+            assert response.status_code == 200, response.text
+            assert waits == [wanted], body

@@ -56,6 +56,7 @@ async def submit(
             prompt.params,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            thinks_first=request.thinks_first,
             arrival_time=arrival_time,
             trace_headers=trace_headers,
         )

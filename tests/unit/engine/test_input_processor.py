@@ -98,9 +98,11 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
     )
     wanted = StructuredOutputsParams(choice=["a", "b"])
 
-    def waits_for(prompt: list[int], structured: StructuredOutputsParams | None = wanted) -> tuple[int, ...]:
+    def waits_for(
+        prompt: list[int], structured: StructuredOutputsParams | None = wanted, **options: bool
+    ) -> tuple[int, ...]:
         params = SamplingParams(structured_outputs=structured)
-        return processor.process("r", prompt, params, arrival_time=0.0).children[0].sampling.reasoning_end_ids
+        return processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.reasoning_end_ids
 
     assert len(marker) > 1
     assert waits_for([5, 6]) == tuple(marker)
@@ -108,6 +110,7 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
     assert waits_for([5, *marker, 3, 6]) == tuple(marker)  # of a turn before
     assert waits_for([3, 6, *marker]) == ()
     assert waits_for([5, 6], None) == ()
+    assert waits_for([5, 6], thinks_first=False) == ()
 
 
 def test_priority_and_salt() -> None:
