@@ -70,7 +70,9 @@ class Admission:
                 "fewer prompts at a time"
             )
         num_waiting = 0 if self._stats is None else self._stats.num_waiting
-        queued = num_waiting + self._num_sent - self._num_received - self._free_slots  # negative: so many slots are free
+        queued = (
+            num_waiting + self._num_sent - self._num_received - self._free_slots
+        )  # negative: so many slots are free
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
                 f"the queue is full: {max(queued, 0)} of {most} sequences wait, and this request has {num_sequences}; come "

@@ -60,7 +60,9 @@ def test_a_report_counts_what_it_knows_and_what_was_sent_after_it() -> None:
 def test_the_bound_of_waiting_sequences_holds_for_an_idle_engine() -> None:
     admission = Admission(QueueLimits(max_queued_requests=4), max_num_seqs=3)
     admission.check(7, 0)
-    with pytest.raises(InvalidRequestError, match=r"8 sequences \(prompts times n\) in one request; at most 7 are allowed"):
+    with pytest.raises(
+        InvalidRequestError, match=r"8 sequences \(prompts times n\) in one request; at most 7 are allowed"
+    ):
         admission.check(8, 0)
     admission.sent(of(1))
     admission.check(6, 0)
@@ -73,5 +75,5 @@ def test_sequences_of_one_request_are_bounded_without_limits_too() -> None:
     for limits in (QueueLimits(), QueueLimits(max_queued_requests=10**6)):
         admission = Admission(limits, max_num_seqs=256)
         admission.check(MAX_SEQUENCES, 0)
-        with pytest.raises(InvalidRequestError, match="32768 sequences .* at most 1024"):
+        with pytest.raises(InvalidRequestError, match=r"32768 sequences .* at most 1024"):
             admission.check(256 * 128, 0)

@@ -102,7 +102,9 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
         prompt: list[int], structured: StructuredOutputsParams | None = wanted, **options: bool
     ) -> tuple[int, ...]:
         params = SamplingParams(structured_outputs=structured)
-        return processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.reasoning_end_ids
+        return (
+            processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.reasoning_end_ids
+        )
 
     assert len(marker) > 1
     assert waits_for([5, 6]) == tuple(marker)
