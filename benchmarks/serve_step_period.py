@@ -96,7 +96,7 @@ class StepPeriods:
             front_end = FrontEnd(self._args, self._config)
             params = SamplingParams(max_tokens=self._num_tokens, ignore_eos=True, temperature=0.0)
             for index, prompt in enumerate(self._prompts):
-                for child in front_end.process(str(index), prompt, params, number=index).children:
+                for child in front_end.process(str(index), prompt, params, default_seed=index).children:
                     core.add_request(child)
             gc.collect()
             gc.freeze()  # as the engine's process does

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(NamedTuple):  # a third of the time that a frozen dataclass takes; prompts have hundreds of thousands
     """One token's log-probability under the raw logits; `rank` 1 is the most probable token of the vocabulary."""
 
     logprob: float

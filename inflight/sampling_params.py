@@ -123,8 +123,8 @@ class SamplingParams:
         stop: strings that end the request; the text is cut before them.
         stop_token_ids: tokens that end the request, beside the model's own end tokens.
         ignore_eos: go on past the model's own end tokens.
-        max_tokens: the most tokens to emit; None is up to the model's context.
-        min_tokens: forbid end tokens, and do not look for stop strings, before so many.
+        max_tokens: the most tokens to emit; None, and what the model's context has no room for, is up to its end.
+        min_tokens: forbid end tokens, and do not look for stop strings, before so many. The context's end comes first.
         logprobs: return so many of the most probable tokens' log-probabilities with each token.
         prompt_logprobs: the same for the prompt's tokens.
         logit_bias: token id -> added to its logit; in [-100, 100].

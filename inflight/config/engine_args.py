@@ -80,7 +80,8 @@ class EngineArgs:
             `gpu_memory_utilization` leaves.
         gpu_memory_utilization: share of the device's memory (on a CPU: of the RAM that is free at the start) that the engine
             may use. None is 0.9, on a CPU 0.5. If it is given, on a CPU too, the KV cache is all that it leaves.
-        seed: of dummy weights, and of requests that bring none.
+        seed: requests that bring no seed get theirs from it, and so do dummy weights. None is 0 for dummy weights and for
+            `LLM`; a server and `AsyncLLM` then draw one at each start, so that their texts differ from start to start.
         load_format: "auto" reads the weights that are there ("safetensors" and "gguf" say which these have to be), "dummy"
             draws them from the config alone.
         skip_tokenizer_init: serve token ids only; no tokenizer is needed.
@@ -129,7 +130,7 @@ class EngineArgs:
     enable_chunked_prefill: bool = True
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
-    seed: int = 0
+    seed: int | None = None
     load_format: str = "auto"
     quantization: str | None = None
     head_quantization: str = "auto"

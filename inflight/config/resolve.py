@@ -47,7 +47,8 @@ def resolve(
     quantization = resolve_quantization(args, machine)
     kv_cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, machine)
     scheduler = _resolve_scheduler(args, max_model_len, machine)
-    fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, args.seed, quantization)
+    weights_seed = 0 if args.seed is None else args.seed
+    fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, weights_seed, quantization)
     return EngineConfig(
         model=ModelConfig(
             folder=folder,
@@ -56,7 +57,7 @@ def resolve(
             dtype=dtype,
             max_model_len=max_model_len,
             load_format=load_format,
-            seed=args.seed,
+            seed=weights_seed,
             fingerprint=fingerprint,
             quantization=quantization,
             batch_invariant=args.batch_invariant,

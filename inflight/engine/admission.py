@@ -1,8 +1,8 @@
 """`Admission`: the bounded queue in front of the engine. Whether a request may join it is known at once, without asking.
 
 What waits is what the engine's newest report says, and what was sent after it. A report names how many sequences the engine
-had received by then, so nothing is counted twice or forgotten. While nothing waited then, its free slots take what comes, and
-what they take does not wait.
+had received by then, so nothing is counted twice or forgotten. If nothing waited then, its free slots take the next sequences,
+and these do not wait.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from collections import deque
 from dataclasses import dataclass
 
 from inflight.engine.input_processor import ProcessedRequest
-from inflight.errors import ConfigError, OverloadedError
+from inflight.errors import ConfigError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
+MAX_SEQUENCES = 1024  # of requests that are admitted together: prompts times n
 MAX_RETRY_SECONDS = 60
 RATE_WINDOW = 64  # requests by whose ends the rate is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """What may wait for its first step: sequences (n of a request), and prompt tokens. None: no bound.
+    """What may wait for its first step. None: no bound.
 
-    A request is never refused while nothing waits, however large it is. The limits are of one front end's view: each of
-    several refuses by itself.
+    Each of several front ends refuses by itself, by what it knows of the engine.
+
+    Attributes:
+        max_queued_requests: sequences; a request with n=4 is four. What the engine's free slots take does not wait.
+        max_queued_tokens: prompt tokens. While nothing waits, a request is taken however long its prompts are.
     """
 
     max_queued_requests: int | None = None
@@ -54,20 +58,28 @@ class Admission:
         """Whether so many sequences and prompt tokens may join, all of them.
 
         Raises:
+            InvalidRequestError: so many sequences would not be taken by an idle engine either.
             OverloadedError: the queue is full.
         """
-        num_waiting = 0 if self._stats is None else self._stats.num_waiting
-        queued = num_waiting + self._num_sent - self._num_received - self._free_slots
-        if queued <= 0:
-            return
         tokens, limits = self._num_queued_tokens, self._limits
         most, most_tokens = limits.max_queued_requests, limits.max_queued_tokens
+        allowed = MAX_SEQUENCES if most is None else min(MAX_SEQUENCES, self._max_num_seqs + most)
+        if num_sequences > allowed:
+            raise InvalidRequestError(
+                f"{num_sequences} sequences (prompts times n) in one request; at most {allowed} are allowed: lower n, or send "
+                "fewer prompts at a time"
+            )
+        num_waiting = 0 if self._stats is None else self._stats.num_waiting
+        queued = (
+            num_waiting + self._num_sent - self._num_received - self._free_slots
+        )  # negative: so many slots are free
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
-                f"the queue is full: {queued} of {most} sequences wait; come again later",
-                retry_after_seconds=self._retry_after(queued),
+                f"the queue is full: {max(queued, 0)} of {most} sequences wait, and this request has {num_sequences}; come "
+                "again later",
+                retry_after_seconds=self._retry_after(max(queued, 1)),
             )
-        if most_tokens is not None and tokens + num_tokens > most_tokens:
+        if queued > 0 and most_tokens is not None and tokens + num_tokens > most_tokens:
             raise OverloadedError(
                 f"the queue is full: {tokens} of {most_tokens} prompt tokens wait, and this request has {num_tokens}; come "
                 "again later",
@@ -93,7 +105,7 @@ class Admission:
         self._ends.append(time.monotonic())
 
     def _queued_tokens(self, num_sent: int, num_tokens: int) -> int:
-        """Of a request, the last of whose sequences is the `num_sent`-th."""
+        """Prompt tokens that a request adds to the queue. `num_sent` is the running count of sequences, its own included."""
         return num_tokens if num_sent - self._num_received > self._free_slots else 0
 
     def _retry_after(self, queued: int) -> int:

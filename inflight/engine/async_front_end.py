@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from inflight.engine.front_end import FrontEnd
 from inflight.engine.input_processor import ProcessedRequest, Prompt
 from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
+from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -32,12 +34,15 @@ class AsyncFrontEnd:
         default_max_tokens: of these, if generation_config.json names it.
     """
 
-    def __init__(self, front_end: FrontEnd) -> None:
+    def __init__(self, front_end: FrontEnd, seed: int) -> None:
+        """`seed`: requests that bring none get theirs from it and from the order of the calls of `process`."""
         self.tokenizer = front_end.tokenizer
         self.chat_template = front_end.chat_template
         self.default_params = front_end.default_params
         self.default_max_tokens = front_end.default_max_tokens
         self._front_end = front_end
+        self._seed = seed
+        self._numbers = itertools.count(1)
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="inflight-text")
         self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="inflight-long-text")
         self._num_waiting = {self._threads: 0, self._long_thread: 0}  # characters
@@ -90,12 +95,14 @@ class AsyncFrontEnd:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        thinks_first: bool = True,
         arrival_time: float | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Check and tokenise, without starting anything. The i-th call has the i-th seed, whichever ends first.
 
         Args:
+            thinks_first: whether a grammar waits for the engine's `reasoning_end`.
             arrival_time: `time.monotonic()` when the request came; None: now.
 
         Raises:
@@ -111,8 +118,9 @@ class AsyncFrontEnd:
             priority=priority,
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
+            thinks_first=thinks_first,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
-            number=self._front_end.next_number(),
+            default_seed=derive_seed(self._seed, next(self._numbers)),
             trace_headers=trace_headers,
         )
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)

@@ -40,6 +40,7 @@ from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady, ResetPrefixCache
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
+from inflight.sample.seeds import front_end_seed
 from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -56,8 +57,10 @@ class AsyncLLM(AsyncFrontEnd):
         model: what is served.
     """
 
-    def __init__(self, front_end: FrontEnd, limits: QueueLimits, observers: Sequence[EngineObserver]) -> None:
-        super().__init__(front_end)
+    def __init__(
+        self, front_end: FrontEnd, seed: int, limits: QueueLimits, observers: Sequence[EngineObserver]
+    ) -> None:
+        super().__init__(front_end, seed)
         config = front_end.config
         self._observers = Observers(observers)
         self._process: EngineProcess | None = None  # where it is this front end's own
@@ -141,7 +144,8 @@ class AsyncLLM(AsyncFrontEnd):
             front_end = await asyncio.to_thread(FrontEnd, args, config)
             logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
             ready = await client.ready
-            engine = cls(front_end, limits or QueueLimits(), observers)
+            seed = front_end_seed(args.seed, ready.front_end)
+            engine = cls(front_end, seed, limits or QueueLimits(), observers)
             engine._adopt(client, ready)
             receiver.engine = engine
         except BaseException:
@@ -162,6 +166,7 @@ class AsyncLLM(AsyncFrontEnd):
         """Whether a request of this size would be taken now; before it is tokenised, for instance.
 
         Raises:
+            InvalidRequestError: it has more sequences than are ever taken together.
             OverloadedError: the queue is full.
             EngineClosedError: the engine was closed, or drains.
             EngineDeadError: its process is gone.
@@ -204,7 +209,7 @@ class AsyncLLM(AsyncFrontEnd):
         """`submit` for requests that belong together: they are admitted as one, and all are started or none is.
 
         Raises:
-            InvalidRequestError: a request with one of these ids is still running, or two have the same.
+            InvalidRequestError: a request with one of these ids is still running, two have the same, or as `check_admission`.
             OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`, but for a drain that began after the
                 requests were `accepted`. Nothing has been started.
         """
@@ -295,9 +300,9 @@ class AsyncLLM(AsyncFrontEnd):
         self._publish(self._outputs.abort(request_ids, reason))
 
     def _expire(self, request_id: str, timeout: float) -> None:
-        stream = self._streams[request_id]
+        error = RequestTimeoutError(f"the request did not end within {timeout:g} s; it has been aborted")
+        self._streams[request_id].fail(error)
         self._end([request_id], FinishReason.ABORT)
-        stream.fail(RequestTimeoutError(f"the request did not end within {timeout:g} s; it has been aborted"))
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
@@ -355,7 +360,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-        canary = self._with_own_ids(self._front_end.process("canary", [0], params, number=0))
+        canary = self._with_own_ids(self._front_end.process("canary", [0], params, default_seed=0))
         self._send(canary)
         return canary.children[0].request_id
 
@@ -386,12 +391,11 @@ class AsyncLLM(AsyncFrontEnd):
         if self._closing is None:
             self._death = reason
             logger.error("%s; %d requests were under way", reason, len(self._streams))
-        self._backlog.clear()
+        self._backlog.finish()  # what arrived in time is delivered
         self._readiness.end(self._gone())
-        streams = list(self._streams.values())
-        self._end(self._outputs.request_ids(), FinishReason.ERROR)
-        for stream in streams:
+        for stream in self._streams.values():
             stream.fail(self._gone())
+        self._end(self._outputs.request_ids(), FinishReason.ERROR)
 
     def _check_open(self) -> None:
         if self._death or self._closing is not None:

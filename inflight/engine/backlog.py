@@ -1,6 +1,7 @@
 """`Backlog`: what came from the engine and has not been taken in. Slices of the event loop take it in.
 
-So one large batch delays nobody; when more comes than can be taken in, it is left in the engine, which merges it.
+So one large batch delays nobody, and neither does one large output: it is taken in in pieces. When more comes than can be taken
+in, it is left in the engine, which merges it.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from inflight.engine.core_client import CoreClient
-from inflight.interface.request import EngineCoreOutput
+from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 
 logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.001  # of the event loop, for outputs of the engine
 SLICE_OUTPUTS = 16  # taken in between two looks at the clock
+SLICE_LOGPROBS = 1024  # the same of log-probabilities, and at most twice as many: about 2 ms
 MAX_BACKLOG = 4096  # outputs here that have not been taken in; what is more stays in the engine
 
 
 class Backlog:
-    """On the event loop. `take_in`: called with some outputs, in order. Should it raise, nothing more is to be trusted: the
-    client's stream ends, and so does the front end.
+    """On the event loop.
+
+    Args:
+        take_in: called with some outputs, in order. If it raises, what else is here is dropped and the client's stream ends.
     """
 
     def __init__(self, client: CoreClient, take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
@@ -34,15 +39,21 @@ class Backlog:
 
     def extend(self, outputs: Sequence[EngineCoreOutput]) -> None:
         was_empty = not self._outputs
-        self._outputs.extend(outputs)
+        for output in outputs:
+            if _num_logprobs(output) > SLICE_LOGPROBS:
+                self._outputs.extend(_pieces(output))
+            else:
+                self._outputs.append(output)
         if was_empty:
             self._run()
         if len(self._outputs) > MAX_BACKLOG and not self._is_paused:
             self._is_paused = True
             self._client.pause()
 
-    def clear(self) -> None:
-        self._outputs.clear()
+    def finish(self) -> None:
+        """Take in all that is here at once: the engine is gone, and nothing more comes."""
+        while self._outputs and self._take_some():
+            pass
 
     def _run(self) -> None:
         """One slice."""
@@ -51,13 +62,54 @@ class Backlog:
             if time.perf_counter() > end:
                 asyncio.get_running_loop().call_soon(self._run)
                 return
-            some = [self._outputs.popleft() for _ in range(min(SLICE_OUTPUTS, len(self._outputs)))]
-            try:
-                self._take_in(some)
-            except Exception as error:
-                logger.exception("the engine's outputs cannot be taken in")
-                self._client.end(f"the engine's outputs cannot be taken in: {error!r}")
+            if not self._take_some():
                 return
         if self._is_paused:
             self._is_paused = False
             self._client.resume()
+
+    def _take_some(self) -> bool:
+        """Take in the oldest outputs, a few; False if that failed, and the client's stream ends."""
+        some: list[EngineCoreOutput] = []
+        num_logprobs = 0
+        while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:
+            some.append(self._outputs.popleft())
+            num_logprobs += _num_logprobs(some[-1])
+        try:
+            self._take_in(some)
+        except Exception as error:
+            logger.exception("the engine's outputs cannot be taken in")
+            self._outputs.clear()
+            self._client.end(f"the engine's outputs cannot be taken in: {error!r}")
+            return False
+        return True
+
+
+def _num_logprobs(output: EngineCoreOutput) -> int:
+    return sum(columns.token_ids.size for columns in (output.logprobs, output.prompt_logprobs) if columns is not None)
+
+
+def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
+    """The same as several outputs, of some positions each. The last one has the end of the request, if this has it."""
+    going_on = replace(
+        output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
+    )
+    for _, rows in _parts(output.prompt_logprobs):
+        yield replace(going_on, prompt_logprobs=rows)
+    done = 0
+    for start, rows in _parts(output.logprobs):
+        done = start + len(rows.ranks)
+        if done < len(output.new_token_ids):
+            yield replace(going_on, new_token_ids=output.new_token_ids[start:done], logprobs=rows)
+        else:
+            yield replace(output, new_token_ids=output.new_token_ids[start:], logprobs=rows, prompt_logprobs=None)
+            return
+    yield replace(output, new_token_ids=output.new_token_ids[done:], logprobs=None, prompt_logprobs=None)
+
+
+def _parts(columns: LogprobsColumns | None) -> Iterator[tuple[int, LogprobsColumns]]:
+    """The first position of each part, and the part."""
+    if columns is not None:
+        num_rows = max(SLICE_LOGPROBS // columns.token_ids.shape[1], 1)
+        for start in range(0, len(columns.ranks), num_rows):
+            yield start, columns.rows(start, start + num_rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from inflight.engine.detokenizer import Detokenizer
 from inflight.engine.stop_strings import StopStrings
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
@@ -112,17 +114,15 @@ class Completion:
 
 def logprobs_dicts(columns: LogprobsColumns, k: int, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
     """One dict a position: the token itself first, then the k most probable ones, if it is not among them once more."""
+    token_ids = columns.token_ids[:, : k + 1]
+    known = [] if tokenizer is None else np.unique(token_ids).tolist()
+    texts = {token_id: tokenizer.decode_token(token_id) for token_id in known} if tokenizer is not None else {}
+    ranks = range(token_ids.shape[1])  # of columns 1..k
     rows = []
     for ids, values, rank in zip(
-        columns.token_ids[:, : k + 1].tolist(),
-        columns.logprobs[:, : k + 1].tolist(),
-        columns.ranks.tolist(),
-        strict=True,
+        token_ids.tolist(), columns.logprobs[:, : k + 1].tolist(), columns.ranks.tolist(), strict=True
     ):
-        row: dict[int, Logprob] = {}
-        for token_id, value, token_rank in zip(ids, values, [rank, *range(1, len(ids))], strict=True):
-            if token_id not in row:
-                text = None if tokenizer is None else tokenizer.decode_token(token_id)
-                row[token_id] = Logprob(value, token_rank, text)
+        row = dict(zip(ids, map(Logprob, values, ranks, map(texts.get, ids)), strict=True))
+        row[ids[0]] = Logprob(values[0], rank, texts.get(ids[0]))
         rows.append(row)
     return rows

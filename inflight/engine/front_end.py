@@ -62,16 +62,12 @@ class FrontEnd:
             config.model,
             self.tokenizer,
             read_generation_config(config.model.folder),
-            args.seed,
+            0 if args.seed is None else args.seed,
             use_generation_defaults=args.generation_config == "auto",
             structured_outputs=config.structured_outputs,
         )
         self.default_params = self._input_processor.default_params
         self.default_max_tokens = self._input_processor.default_max_tokens
-
-    def next_number(self) -> int:
-        """The number of the next request: those without a seed get theirs from it."""
-        return self._input_processor.next_number()
 
     def process(
         self,
@@ -82,8 +78,9 @@ class FrontEnd:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        thinks_first: bool = True,
         arrival_time: float | None = None,
-        number: int | None = None,
+        default_seed: int | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Validate and tokenise. The arguments are those of `InputProcessor.process`; the request arrives now if not before.
@@ -103,7 +100,8 @@ class FrontEnd:
             priority=priority,
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
-            number=number,
+            thinks_first=thinks_first,
+            default_seed=default_seed,
             trace_headers=trace_headers,
         )
 

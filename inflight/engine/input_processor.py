@@ -1,7 +1,7 @@
 """`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
 
-The one place where a request meets the model's limits; every front end passes through it. It owns a counter of requests,
-from which those without a seed get one: the i-th request with the same engine seed draws the same, run after run.
+The one place where a request meets the model's limits; every front end passes through it. It counts the requests that it has
+checked. One that brings no seed, and whose caller names none, gets it from (engine seed, count).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from inflight.config.engine import ModelConfig, StructuredOutputsConfig
 from inflight.engine.generation_defaults import default_sampling_params, model_eos_token_ids
-from inflight.errors import InvalidRequestError
+from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_sampling
@@ -57,7 +57,8 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it: it keeps nothing of a request but the count, and who needs an order takes numbers in it.
+    """Several threads may use it: it keeps nothing of a request but the count. Where their order is not known, the caller
+    names the `default_seed` of each request.
 
     Attributes:
         default_params: the `SamplingParams` of a request that brings none.
@@ -91,10 +92,6 @@ class InputProcessor:
         if structured_outputs is not None and structured_outputs.reasoning_end and tokenizer is not None:
             self._reasoning_end_ids = tuple(tokenizer.encode(structured_outputs.reasoning_end, False))
 
-    def next_number(self) -> int:
-        """The number of the next request, to be given to `process`."""
-        return next(self._numbers)
-
     def process(
         self,
         request_id: str,
@@ -105,43 +102,40 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
-        number: int | None = None,
+        thinks_first: bool = True,
+        default_seed: int | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Check and resolve one request.
 
         Args:
-            number: which request this is, for its seed; None takes the next number, once the request has been checked.
-            params: None takes `default_params`, whose max_tokens gives way to the context's end.
+            params: None takes `default_params`. Where the context leaves room for fewer than `max_tokens`, the request ends
+                there, with the finish reason "length", even if `min_tokens` is more: end tokens are then never drawn.
             arrival_time: `time.monotonic()`.
             cache_salt: also a key of a dict prompt, which then counts.
             add_special_tokens: False for a rendered chat template, which holds its own.
+            thinks_first: whether a grammar waits for the engine's `reasoning_end`, if the engine has one. False where the model
+                is not asked to think: a raw prompt, or the continuation of an answer.
+            default_seed: its seed if `params` have none. None takes one by the count of checked requests.
 
         Raises:
+            ContextLengthExceededError: the prompt leaves no room for a token.
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
         text, token_ids, cache_salt = self._read_prompt(prompt, cache_salt, add_special_tokens)
         room = self._check_length(len(token_ids))
-        if params is None:
-            params = self.default_params
-            max_tokens = min(params.max_tokens or room, room)
-        else:
-            max_tokens = self._check_max_tokens(params.max_tokens, len(token_ids), room)
+        params = self.default_params if params is None else params
         if params.structured_outputs is not None:
             self._check_structured_outputs(params, params.structured_outputs)
-        if params.min_tokens > max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens={params.min_tokens} is more than the {max_tokens} tokens that can follow this prompt; lower it"
-            )
         self._check_params(params)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
-            seed=self._seed(params.seed, number),
-            max_tokens=max_tokens,
+            seed=self._seed(params.seed, default_seed),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs is not None else (),
+            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs and thinks_first else (),
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
         )
         check_sampling(sampling, self._vocab_size)
@@ -201,7 +195,8 @@ class InputProcessor:
         """A prompt's token ids. A text that is far too long is refused before it is tokenised, which would take seconds.
 
         Raises:
-            InvalidRequestError: it is too long, or no Unicode; or there is no tokenizer.
+            ContextLengthExceededError: it is too long.
+            InvalidRequestError: it is no Unicode, or there is no tokenizer.
         """
         if self._tokenizer is None:
             raise InvalidRequestError(
@@ -238,23 +233,13 @@ class InputProcessor:
         """How many tokens may follow the prompt."""
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
-            raise InvalidRequestError(
-                f"the prompt has {how_exact}{num_prompt_tokens} tokens; at most {self._max_model_len - 1} are allowed, which "
-                f"leaves one to generate within max_model_len={self._max_model_len}: shorten it"
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt has {how_exact}"
+                f"{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten the prompt."
             )
         return room
 
     # -- parameters ----------------------------------------------------------------------------------------------------
-
-    def _check_max_tokens(self, max_tokens: int | None, num_prompt_tokens: int, room: int) -> int:
-        if max_tokens is None:
-            return room
-        if max_tokens > room:
-            raise InvalidRequestError(
-                f"max_tokens={max_tokens} is too many: the prompt has {num_prompt_tokens} tokens, which leaves {room} of "
-                f"max_model_len={self._max_model_len}; lower it, or set it to None to fill the context"
-            )
-        return max_tokens
 
     def _check_params(self, params: SamplingParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -289,10 +274,11 @@ class InputProcessor:
             raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
         return tuple(token_ids)
 
-    def _seed(self, seed: int | None, number: int | None) -> int:
-        """The user's, or that of the request's number. A request with a seed takes a number, too."""
-        number = self.next_number() if number is None else number
-        return derive_seed(self._engine_seed, number) if seed is None else derive_seed(seed, 0)
+    def _seed(self, seed: int | None, default_seed: int | None) -> int:
+        """`seed` is the user's. A request that brings a seed is counted, too."""
+        if default_seed is None:
+            default_seed = derive_seed(self._engine_seed, next(self._numbers))
+        return default_seed if seed is None else derive_seed(seed, 0)
 
 
 def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, Any]:  # Any: checked by the caller

@@ -71,15 +71,21 @@ class LLMEngine:
         *,
         priority: int = 0,
         add_special_tokens: bool = True,
+        thinks_first: bool = True,
     ) -> ProcessedRequest:
-        """Validate and tokenise, without adding anything.
+        """Validate and tokenise, without adding anything. The arguments are those of `InputProcessor.process`.
 
         Raises:
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
         self._check_open()
         return self._front_end.process(
-            request_id, prompt, params, priority=priority, add_special_tokens=add_special_tokens
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            add_special_tokens=add_special_tokens,
+            thinks_first=thinks_first,
         )
 
     def add_processed(self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> None:

@@ -165,9 +165,8 @@ class OutputProcessor:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0:
-            state.num_cached_tokens = (
-                output.num_cached_tokens
-            )  # the other children share its prompt, not a user's prefix
+            # what the other children find cached is the prompt of this one, and no earlier request's
+            state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)
         num_added = completion.num_tokens - num_before

@@ -26,6 +26,7 @@ class OutputStream:
         self._abort = abort
         self._has_news = False
         self._is_over = False  # the last output was read
+        self._unread: RequestOutput | None = None  # what had come before `_error`
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -37,9 +38,14 @@ class OutputStream:
         Raises:
             RequestTimeoutError: the request's time is over; it has been aborted.
             EngineDeadError: the engine is gone.
+            EngineClosedError: the engine was closed.
+            The error comes behind all outputs that came before it.
         """
         assert self._waiter is None, "one reader at a time"
         while True:
+            if self._unread is not None and not self._is_over:
+                output, self._unread = self._unread, None
+                return output
             if self._error is not None:
                 self._is_over, error = True, self._error
                 raise error
@@ -47,10 +53,9 @@ class OutputStream:
                 raise StopAsyncIteration
             if self._has_news:
                 self._has_news = False
-                output = self._state.take_output()
-                if output is not None:
-                    self._is_over = output.finished
-                    return output
+                if (news := self._state.take_output()) is not None:
+                    self._is_over = news.finished
+                    return news
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -76,8 +81,9 @@ class OutputStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes; the reader gets the error."""
+        """Nothing more comes: the reader gets what he has not read yet, then the error. To be called while the request runs."""
         if not self._is_over:
+            self._unread = self._state.take_output() if self._has_news else None
             self._error = error
         self._wake()
 

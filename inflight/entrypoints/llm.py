@@ -108,7 +108,9 @@ class LLM:
             self.llm_engine.with_strict_tools(each, tools)
             for each in _one_each("sampling_params", sampling_params, len(prompts))
         ]
-        return self._run(prompts, params, use_tqdm, None, add_special_tokens=False)
+        return self._run(
+            prompts, params, use_tqdm, None, add_special_tokens=False, thinks_first=not continue_final_message
+        )
 
     def get_tokenizer(self) -> Tokenizer | None:
         """None with skip_tokenizer_init."""
@@ -165,13 +167,19 @@ class LLM:
         priority: Sequence[int] | None,
         *,
         add_special_tokens: bool,
+        thinks_first: bool = True,
     ) -> list[RequestOutput]:
         priorities = [0] * len(prompts) if priority is None else priority
         if len(priorities) != len(prompts):
             raise InvalidRequestError(f"{len(priorities)} priorities for {len(prompts)} prompts; give one each")
         requests = [
             self.llm_engine.process(
-                str(next(self._request_ids)), prompt, each, priority=priority, add_special_tokens=add_special_tokens
+                str(next(self._request_ids)),
+                prompt,
+                each,
+                priority=priority,
+                add_special_tokens=add_special_tokens,
+                thinks_first=thinks_first,
             )
             for prompt, each, priority in zip(prompts, params, priorities, strict=True)
         ]

@@ -1,5 +1,7 @@
 """Seeds and draw keys: every draw is a pure function of (seed, position). Numpy only, no torch.
 
+engine seed --front_end_seed(seed, index)--> seed of front end `index`
+front end's seed --derive_seed(seed, number)--> seed of its request `number`, if it brings none
 request seed --derive_seed(seed, index)--> seed of completion `index`   (n > 1)
 (seed, position) --draw_keys--> two 32-bit keys --noise.py--> one Gumbel variate per token id
 """
@@ -7,6 +9,7 @@ request seed --derive_seed(seed, index)--> seed of completion `index`   (n > 1)
 from __future__ import annotations
 
 import hashlib
+import secrets
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,21 @@ def derive_seed(seed: int, index: int) -> int:
     if index == 0:
         return seed & MASK64
     digest = hashlib.sha256(f"inflight seed {seed & MASK64} child {index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def front_end_seed(seed: int | None, index: int) -> int:
+    """What the requests of front end `index` that bring no seed get theirs from, in [0, 2**64).
+
+    Args:
+        seed: the engine's; None draws one from the operating system, another at each call.
+        index: 0 keeps `seed`: an engine with one front end then draws what `LLM` with the same seed draws.
+    """
+    if seed is None:
+        return secrets.randbits(64)
+    if index == 0:
+        return seed & MASK64
+    digest = hashlib.sha256(f"inflight seed {seed & MASK64} front end {index}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 

@@ -1,20 +1,44 @@
-"""`GrammarCache`: compiles grammars on a few threads of its own, each once, and keeps the ones used last."""
+"""`GrammarCache`: compiles grammars off the engine's loop, each once, and keeps the ones used last.
+
+Long texts have a lane of their own, so that no short one waits behind them: a compilation takes from a millisecond to seconds,
+about with the square of its text's length. See `CompileLane` for the bounds of each lane.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 
+from inflight.errors import OverloadedError
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend
+from inflight.structured_output.compile_lane import CompileJob, CompileLane
 from inflight.structured_output.spec import GrammarSpec
+
+LONG_TEXT = 2**14  # characters
+MAX_QUEUED_SHORT, MAX_QUEUED_LONG = 1024, 64  # of the longest texts: 64 MB
+MAX_COMPILE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`num_users`: requests that have asked for it and have not released it."""
+
+    lane: CompileLane
+    job: CompileJob
+    num_users: int = 0
 
 
 class GrammarCache:
-    """Futures by spec, least recently used first. A failed compilation is kept as well: it would fail again.
+    """Compilations by spec, least recently used first. A failed one is kept as well: it would fail again.
 
     One that is being compiled is never evicted, and what is evicted lives on in the matchers made from it. Any thread may call.
+
+    Args:
+        num_threads: compilations that run at a time, in each of the two lanes.
     """
 
     def __init__(
@@ -26,21 +50,54 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._backend_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
-        self._futures: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="inflight-grammar")
+        self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
+        self._short, self._long = (
+            CompileLane(
+                f"inflight-grammar-{name}",
+                num_running=num_threads,
+                max_queued=max_queued,
+                max_seconds=MAX_COMPILE_SECONDS,
+            )
+            for name, max_queued in (("short", MAX_QUEUED_SHORT), ("long", MAX_QUEUED_LONG))
+        )
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self._entries)
 
     def get(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """The grammar, compiled or on its way; returns at once. The future fails with what `GrammarBackend.compile` raises."""
+        """The grammar, compiled or on its way; returns at once. To be followed by one `release`.
+
+        The future fails with what `GrammarBackend.compile` raises, with an `OverloadedError` if too many grammars wait, or with
+        an `InvalidRequestError` if this one takes too long.
+        """
         with self._lock:
-            future = self._futures.get(spec)
-            if future is None:
-                future = self._futures[spec] = self._threads.submit(self._compile, spec)
-            self._futures.move_to_end(spec)
+            entry = self._entries.get(spec)
+            if entry is None:
+                lane = self._short if len(spec.text) <= LONG_TEXT else self._long
+                try:
+                    entry = self._entries[spec] = _Entry(lane, lane.submit(partial(self._compile, spec)))
+                except OverloadedError as error:
+                    refused: Future[CompiledGrammar] = Future()
+                    refused.set_exception(error)
+                    return refused
+            entry.num_users += 1
+            self._entries.move_to_end(spec)
             self._evict()
-            return future
+            return entry.job.future
+
+    def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
+        """A request no longer needs what `get` returned. A compilation that no request waits for is cancelled; if it runs, its
+        place becomes another's."""
+        with self._lock:
+            entry = self._entries.get(spec)
+            if entry is None or entry.job.future is not future:  # refused, or evicted since
+                return
+            entry.num_users -= 1
+            if entry.num_users > 0 or entry.job.future.done():
+                return
+            entry.lane.leave(entry.job)
+            if entry.job.future.cancelled():
+                del self._entries[spec]
 
     def backend(self) -> GrammarBackend:
         """The backend, made by the first who asks; slow then."""
@@ -50,19 +107,21 @@ class GrammarCache:
             return self._backend
 
     def close(self) -> None:
-        """Waits for what is being compiled; what has not begun is cancelled."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """Waits some seconds for what is being compiled; what has not begun is cancelled."""
+        self._short.close()
+        self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         return self.backend().compile(spec)
 
     def _evict(self) -> None:
-        idle = [(spec, _size_bytes(spec, future)) for spec, future in self._futures.items() if future.done()]
-        num_bytes = sum(size for _, size in idle)
-        for spec, size in idle[:-1] if len(idle) == len(self._futures) else idle:  # never the one asked for
-            if len(self._futures) <= self._max_count and num_bytes <= self._max_bytes:
+        idle = [(spec, entry.job.future) for spec, entry in self._entries.items() if entry.job.future.done()]
+        sizes = [(spec, _size_bytes(spec, future)) for spec, future in idle]
+        num_bytes = sum(size for _, size in sizes)
+        for spec, size in sizes[:-1] if len(sizes) == len(self._entries) else sizes:  # never the one asked for
+            if len(self._entries) <= self._max_count and num_bytes <= self._max_bytes:
                 break
-            del self._futures[spec]
+            del self._entries[spec]
             num_bytes -= size
 
 

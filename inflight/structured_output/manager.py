@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inflight.errors import ConfigError, InvalidRequestError
+from inflight.errors import ConfigError, InvalidRequestError, OverloadedError
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
@@ -59,6 +59,7 @@ class FilledMasks:
 class _Entry:
     """One request between `submit` and `drop`."""
 
+    spec: GrammarSpec
     future: Future[CompiledGrammar]
     reasoning_end_ids: tuple[int, ...]
     grammar: RequestGrammar | None = None  # made when it is first needed
@@ -92,7 +93,7 @@ class StructuredOutputManager:
         vocab_size: of the model, as the backend's.
         num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight older and younger ones may be filled
             after it, before it draws: twice d are enough.
-        num_threads: that compile.
+        num_threads: grammars that are compiled at a time, in each of the two lanes of `GrammarCache`.
         max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold; the least recently used go.
     """
 
@@ -127,8 +128,9 @@ class StructuredOutputManager:
             a future that ends when `status` changes, to wake a loop that sleeps. It is shared: do not cancel it.
         """
         assert request_id not in self._entries, f"{request_id} was submitted before"
-        future = self._cache.get(GrammarSpec.from_params(params))
-        self._entries[request_id] = _Entry(future, tuple(reasoning_end_ids))
+        spec = GrammarSpec.from_params(params)
+        future = self._cache.get(spec)
+        self._entries[request_id] = _Entry(spec, future, tuple(reasoning_end_ids))
         return future
 
     def status(self, request_id: str) -> GrammarStatus:
@@ -147,7 +149,7 @@ class StructuredOutputManager:
         error = entry.future.exception()
         if error is None:
             return entry.error
-        if isinstance(error, InvalidRequestError | ConfigError):
+        if isinstance(error, InvalidRequestError | ConfigError | OverloadedError):
             return str(error)
         return f"the grammar could not be compiled: {type(error).__name__}: {error}"
 
@@ -215,8 +217,9 @@ class StructuredOutputManager:
         return FilledMasks(masks, self._find_errors(jobs, job_requests, masks))
 
     def drop(self, request_id: str) -> None:
-        """Forget a request, whatever its status; one that is not known is none."""
-        self._entries.pop(request_id, None)
+        """Forget a request, whatever its status; one that is not known is none. What is compiled for it alone is given up."""
+        if (entry := self._entries.pop(request_id, None)) is not None:
+            self._cache.release(entry.spec, entry.future)
 
     def check_integrity(self, request_ids: Sequence[str]) -> None:
         """Assert that these are the requests between `submit` and `drop`. For tests."""

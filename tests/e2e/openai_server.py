@@ -33,7 +33,9 @@ class RunningServer:
 
 
 def demo_args(**more: object) -> EngineArgs:
-    return EngineArgs.from_kwargs({"dtype": "float32", "num_threads": 1, "kv_cache_memory_bytes": 1 << 26, **more})
+    return EngineArgs.from_kwargs(
+        {"seed": 0, "dtype": "float32", "num_threads": 1, "kv_cache_memory_bytes": 1 << 26, **more}
+    )
 
 
 @contextmanager

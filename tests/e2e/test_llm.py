@@ -150,7 +150,7 @@ def test_metrics_and_cached_tokens(llm: LLM) -> None:
         ([], "empty"),
         ([1, VOCAB_SIZE], "outside the vocabulary"),
         ([1, -1], "outside the vocabulary"),
-        ([5] * MAX_MODEL_LEN, "at most 127"),
+        ([5] * MAX_MODEL_LEN, "maximum context length is 128"),
         ("text", "no tokenizer"),
         ({"prompt_tokens": [1]}, "unknown key"),
         ([1.5, 2], "not an integer"),
@@ -165,9 +165,18 @@ def test_a_bad_prompt_is_refused_and_the_others_are_untouched(llm: LLM, prompt: 
     assert tokens(llm) == before
 
 
+def test_a_request_ends_with_the_context(llm: LLM) -> None:
+    prompt = [5] * (MAX_MODEL_LEN - 4)
+    for params in (
+        {"max_tokens": 123},
+        {"max_tokens": 123, "min_tokens": 9, "ignore_eos": False},
+        {"max_tokens": None},
+    ):
+        (output,) = llm.generate(prompt, SamplingParams(temperature=0.0, **params), use_tqdm=False)
+        assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (4, "length")
+
+
 def test_bad_parameters(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="max_tokens=123 is too many"):
-        tokens(llm, max_tokens=123)
     with pytest.raises(InvalidRequestError, match="max_tokens=0"):
         SamplingParams(max_tokens=0)
     with pytest.raises(InvalidRequestError, match="one for all, or one each"):

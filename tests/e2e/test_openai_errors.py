@@ -64,7 +64,6 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, None, "temperature=0"),
     (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),
     (CHAT, {"messages": HELLO, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
-    (CHAT, {"messages": HELLO, "max_tokens": 5000}, None, "max_tokens"),
     (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
     (CHAT, {"messages": HELLO, "logit_bias": {"cat": 1}}, "logit_bias", "cat"),
@@ -92,7 +91,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": ""}, None, "empty"),
     (TEXT, {"prompt": [99999]}, None, "99999"),
     (TEXT, {"prompt": [5] * 3000}, None, "3000 tokens"),
-    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, None, "tokens; at most 2047"),
+    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, None, "maximum context length is 2048 tokens"),
     (CHAT, {"messages": [{"role": "user", "content": "far too long " * 40_000}]}, None, "has at least"),
     (TEXT, {"prompt": "x", "n": 128, "logprobs": 20, "max_tokens": 1000}, None, "2688000 log-probabilities"),
     (TEXT, {"prompt": [[5] * 2000] * 10, "prompt_logprobs": 100}, None, "2020000 log-probabilities"),
@@ -169,7 +168,10 @@ def test_bytes_that_no_client_sends(server: RunningServer, request_bytes: bytes,
 
 def test_a_text_with_many_commas_is_one_value(client: httpx.Client) -> None:
     text = "a,[{" * 100_000  # too long for the model, whose message says so
-    assert "tokens; at most 2047" in error_of(client.post("/tokenize", json={"prompt": text}), 400)["message"]
+    assert (
+        "maximum context length is 2048 tokens"
+        in error_of(client.post("/tokenize", json={"prompt": text}), 400)["message"]
+    )
 
 
 def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
@@ -265,11 +267,20 @@ def test_a_step_that_fails_is_the_servers_fault(stream: bool, caplog: pytest.Log
     assert "thirteen" in caplog.text
 
 
+def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(client: httpx.Client) -> None:
+    start = time.monotonic()
+    error = error_of(client.post(TEXT, json={"prompt": ["x"] * 256, "n": 128, "max_tokens": 1}), 400)
+    assert "32768 sequences (prompts times n) in one request; at most 1024 are allowed" in error["message"]
+    assert time.monotonic() - start < 2.0
+
+
 def test_a_full_queue_is_a_503_at_once() -> None:
     limits = QueueLimits(max_queued_requests=1)
     args = demo_args(max_num_seqs=1)
     with running_server(args, limits=limits) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        assert client.post(TEXT, json={"prompt": ["a", "b", "c", "d"], "max_tokens": 1}).status_code == 200
+        error = error_of(client.post(TEXT, json={"prompt": ["a", "b", "c", "d"], "max_tokens": 1}), 400)
+        assert "4 sequences (prompts times n) in one request; at most 2 are allowed" in error["message"]
+        assert client.post(TEXT, json={"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
         with client.stream("POST", TEXT, json={**ENDLESS, "prompt": ["a", "b"], "stream": True}) as stream:
             next(stream.iter_text())  # one runs, one waits
             response = client.post(TEXT, json={**ENDLESS, "prompt": ["c", "d"]})

@@ -39,6 +39,13 @@ def serve(
         bool,
         typer.Option("--check", help="Only report everything that is wrong, reading no weights: exit code 0 or 2."),
     ] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Makes texts repeatable: requests without a seed get theirs from it. Default: another one at each start.",
+        ),
+    ] = None,
     *,
     server: ServerOptions,
     engine: EngineOptions,
@@ -46,7 +53,7 @@ def serve(
     """Serve a model over HTTP, with the API of OpenAI."""
     set_log_level("DEBUG" if engine.verbose else envs.log_level("INFO"))
     problems = problems_of(context)
-    engine_values, server_values = engine.to_values(), server.to_values()
+    engine_values, server_values = {**engine.to_values(), "seed": seed}, server.to_values()
     server_values["api_keys"] = collect(problems, server.read_keys) or ()
     if given_model is not None:
         if engine.model != given_model and is_given_on_command_line(context, "model"):

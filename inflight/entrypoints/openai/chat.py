@@ -14,7 +14,7 @@ from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.parsers.output_parser import OutputParser
-from inflight.parsers.selector import create_output_parser, prompt_ends_in_reasoning
+from inflight.parsers.selector import create_output_parser, prompt_ends_in_reasoning, reasoning_end
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 
@@ -52,8 +52,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     )
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:  # as in vLLM; without it the answer may fill the context
-        room = server.engine.model.max_model_len - len(token_ids)
-        params = replace(params, max_tokens=max(1, min(default, room)))
+        params = replace(params, max_tokens=default)
     make_parser = await _parser_factory(server, body, plain_tools(tools), token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
@@ -61,6 +60,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
         prompts=(TokenPrompt(token_ids=token_ids, text=None, params=params),),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        thinks_first=_thinks_first(server, body),
         presentation=body.presentation(model, top_logprobs=params.logprobs, make_parser=make_parser),
     )
 
@@ -91,6 +91,13 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
     if name not in [tool.function.name for tool in body.tools]:
         raise FieldError("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
     return {"name": name}
+
+
+def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
+    """Not where an answer is continued, nor by a template of the request's own that does not know the model's tag."""
+    if body.continue_final_message:
+        return False
+    return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:

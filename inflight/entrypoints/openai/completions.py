@@ -54,15 +54,11 @@ async def _prompt(server: ApiServer, body: CompletionRequest, given: str | list[
     else:
         token_ids = given
         text = await engine.decode(given) if body.echo else None
-    return TokenPrompt(token_ids=token_ids, text=text, params=_sampling_params(server, body, len(token_ids)))
+    return TokenPrompt(token_ids=token_ids, text=text, params=_sampling_params(server, body))
 
 
-def _sampling_params(server: ApiServer, body: CompletionRequest, num_prompt_tokens: int) -> SamplingParams:
-    """A max_tokens that the client leaves out gives way to the context's end; one that it gives is checked as it is."""
-    max_tokens = body.max_tokens
-    if max_tokens is None:
-        room = server.engine.model.max_model_len - num_prompt_tokens
-        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room))
+def _sampling_params(server: ApiServer, body: CompletionRequest) -> SamplingParams:
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     echoed = body.logprobs if body.echo else None
     return body.sampling_params(
         server.engine.default_params,

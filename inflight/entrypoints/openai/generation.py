@@ -44,6 +44,8 @@ async def submit(
     Raises:
         InflightError: nothing runs.
     """
+    num_sequences = sum(prompt.params.n for prompt in request.prompts)
+    engine.check_admission(num_sequences)  # before thousands of them are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # unique in the engine, also where the client gives the same request id twice; the log finds it by that
     request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
@@ -54,6 +56,7 @@ async def submit(
             prompt.params,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            thinks_first=request.thinks_first,
             arrival_time=arrival_time,
             trace_headers=trace_headers,
         )

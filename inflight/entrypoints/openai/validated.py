@@ -51,9 +51,13 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """Checked as far as that goes without the engine's limits, rendered and tokenised."""
+    """Checked as far as that goes without the engine's limits, rendered and tokenised.
+
+    `thinks_first`: a chat whose template lets the model think before it answers; a grammar waits for the end of that.
+    """
 
     prompts: tuple[TokenPrompt, ...]
     presentation: Presentation
     priority: int = 0
     cache_salt: str = ""
+    thinks_first: bool = False

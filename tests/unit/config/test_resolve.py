@@ -212,6 +212,8 @@ def test_the_fingerprint_tells_models_apart() -> None:
     }
     assert len(prints) == 6
     assert resolved(seed=1, max_num_seqs=3).model.fingerprint == resolved().model.fingerprint
+    dummy = resolved(load_format="dummy").model
+    assert (dummy.seed, dummy.fingerprint) == (0, resolved(load_format="dummy", seed=0).model.fingerprint)
 
 
 def test_a_gguf_file_is_its_own_model(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from inflight.engine.request_state import RequestOutputKind
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 
-EMBEDDED = EngineArgs(dtype="float32", num_threads=1, max_num_seqs=16, kv_cache_memory_bytes=2**24)
+EMBEDDED = EngineArgs(seed=0, dtype="float32", num_threads=1, max_num_seqs=16, kv_cache_memory_bytes=2**24)
 
 
 def mock_args(**changes: Any) -> EngineArgs:

@@ -31,7 +31,7 @@ class SlowFrontEnd(SimpleNamespace):
 def test_a_short_text_waits_for_no_long_one() -> None:
     async def test() -> None:
         slow = SlowFrontEnd()
-        front_end = AsyncFrontEnd(cast("FrontEnd", slow))
+        front_end = AsyncFrontEnd(cast("FrontEnd", slow), seed=0)
         try:
             long = [asyncio.create_task(front_end.encode("x" * (LONG_TEXT + 1))) for _ in range(NUM_TEXT_THREADS + 1)]
             await asyncio.sleep(0)
@@ -49,7 +49,7 @@ def test_a_short_text_waits_for_no_long_one() -> None:
 def test_what_waits_for_its_tokens_is_bounded(length: int) -> None:
     async def test() -> None:
         slow = SlowFrontEnd()
-        front_end = AsyncFrontEnd(cast("FrontEnd", slow))
+        front_end = AsyncFrontEnd(cast("FrontEnd", slow), seed=0)
         try:
             taken = [
                 asyncio.create_task(front_end.encode("x" * length)) for _ in range(MAX_WAITING_CHARACTERS // length)

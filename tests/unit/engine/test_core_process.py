@@ -121,6 +121,8 @@ def test_several_front_ends_share_one_engine() -> None:
         try:
             first, second = await asyncio.gather(*(AsyncLLM.attach(args, process.sockets.pop()) for _ in range(2)))
             streams = [await submit(engine, "same", "x", endless(1000)) for engine in (first, second)]  # the same ids
+            seeds = {stream.request.children[0].sampling.seed for stream in streams}
+            assert len(seeds) == 2, "front ends without a seed draw the same"
             ends = [await submit(engine, "end", "y", endless(20)) for engine in (first, second)]
             for stream in ends:
                 assert len(tokens_of(await read(stream))) == 20

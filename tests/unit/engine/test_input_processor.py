@@ -11,7 +11,7 @@ import pytest
 from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import ModelConfig, StructuredOutputsConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
-from inflight.errors import InvalidRequestError
+from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -98,9 +98,13 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
     )
     wanted = StructuredOutputsParams(choice=["a", "b"])
 
-    def waits_for(prompt: list[int], structured: StructuredOutputsParams | None = wanted) -> tuple[int, ...]:
+    def waits_for(
+        prompt: list[int], structured: StructuredOutputsParams | None = wanted, **options: bool
+    ) -> tuple[int, ...]:
         params = SamplingParams(structured_outputs=structured)
-        return processor.process("r", prompt, params, arrival_time=0.0).children[0].sampling.reasoning_end_ids
+        return (
+            processor.process("r", prompt, params, arrival_time=0.0, **options).children[0].sampling.reasoning_end_ids
+        )
 
     assert len(marker) > 1
     assert waits_for([5, 6]) == tuple(marker)
@@ -108,6 +112,7 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
     assert waits_for([5, *marker, 3, 6]) == tuple(marker)  # of a turn before
     assert waits_for([3, 6, *marker]) == ()
     assert waits_for([5, 6], None) == ()
+    assert waits_for([5, 6], thinks_first=False) == ()
 
 
 def test_priority_and_salt() -> None:
@@ -148,8 +153,7 @@ def test_special_tokens_are_added_once() -> None:
         ({"prompt_token_ids": "abc"}, "'prompt_token_ids' is text"),
         ({"prompt": "a", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
         ({"prompt": "a", "cache_salt": 7}, "cache_salt=7 is not a string"),
-        ("x" * 40, r"prompt has 40 tokens; at most 39 are allowed"),
-        ([1] * 41, r"prompt has 41 tokens; at most 39 are allowed"),
+        ([1] * 41, r"prompt has 41 tokens, and at least one more is needed"),
         ("a\udfff", "not valid Unicode"),
     ],
 )
@@ -170,12 +174,19 @@ def test_max_tokens() -> None:
     assert process("x" * 39, max_tokens=1).children[0].sampling.max_tokens == 1
     assert process("x" * 10, max_tokens=None).children[0].sampling.max_tokens == 30
     assert process("x" * 10, max_tokens=30).children[0].sampling.max_tokens == 30
-    with pytest.raises(
-        InvalidRequestError, match="max_tokens=31 is too many: the prompt has 10 tokens, which leaves 30"
-    ):
-        process("x" * 10, max_tokens=31)
-    with pytest.raises(InvalidRequestError, match="min_tokens=31 is more than the 30 tokens"):
-        process("x" * 10, max_tokens=None, min_tokens=31)
+    assert process("x" * 10, max_tokens=31).children[0].sampling.max_tokens == 30
+    assert process("x" * 10, max_tokens=10**6).children[0].sampling.max_tokens == 30
+    for max_tokens in (None, 50):
+        assert process("x" * 10, max_tokens=max_tokens, min_tokens=50).children[0].sampling.max_tokens == 30
+
+
+def test_a_prompt_that_leaves_no_room_is_told_in_words_that_clients_know() -> None:
+    for prompt in ("x" * 40, [1] * 40):
+        with pytest.raises(ContextLengthExceededError) as caught:
+            process(prompt)
+        assert str(caught.value).startswith(
+            "This model's maximum context length is 40 tokens. However, the prompt has 40"
+        )
 
 
 def test_default_params() -> None:
@@ -258,6 +269,15 @@ def test_seeds() -> None:
     assert seeds[0] != process(processor=make(engine_seed=4)).children[0].sampling.seed
 
 
+def test_a_caller_may_name_the_seed_of_requests_that_bring_none() -> None:
+    processor = make()
+    found = [
+        processor.process("r", [1], SamplingParams(seed=seed), arrival_time=0.0, default_seed=9) for seed in (None, 5)
+    ]
+    assert [request.children[0].sampling.seed for request in found] == [9, 5]
+    assert process(processor=processor).children[0].sampling.seed == process(processor=make()).children[0].sampling.seed
+
+
 def test_a_seeded_request_does_not_shift_the_others() -> None:
     first, second = make(), make()
     process(processor=first, seed=1)
@@ -268,7 +288,7 @@ def test_a_seeded_request_does_not_shift_the_others() -> None:
 def test_a_refused_request_does_not_shift_the_others() -> None:
     first, second = make(), make()
     with pytest.raises(InvalidRequestError):
-        process(processor=first, bad_words=["x"], max_tokens=1000)
+        process("x" * 40, processor=first)
     assert process(processor=first).children[0].sampling.seed == process(processor=second).children[0].sampling.seed
 
 

@@ -344,6 +344,19 @@ def test_metrics_and_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.metrics.finished_time == 12.0
 
 
+def test_cached_tokens_are_those_of_the_first_child() -> None:
+    """The others share its prompt: no earlier request's."""
+    for order in ("01", "10"):
+        processor = OutputProcessor(byte_tokenizer())
+        processor.add_request(request(n=2))
+        cached = {"0": 0, "1": 32}
+        for child in order:
+            found = processor.process(
+                [output(f"{child}_r", [97], FinishReason.LENGTH, num_cached_tokens=cached[child])]
+            ).request_outputs
+        assert [result.num_cached_tokens for result in found] == [0]
+
+
 def test_without_a_tokenizer() -> None:
     processor = OutputProcessor(None)
     processor.add_request(request(logprobs=0))

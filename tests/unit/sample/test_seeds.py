@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from inflight.sample.seeds import derive_seed, draw_keys, mix64
+from inflight.sample.seeds import derive_seed, draw_keys, front_end_seed, mix64
 from inflight.sampling_params import MAX_N, MAX_SEED
 
 
@@ -23,9 +23,24 @@ def test_children_have_seeds_of_their_own() -> None:
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
+def test_front_ends_have_seeds_of_their_own() -> None:
+    """And none of them is one of a request, or of a completion, of another front end."""
+    seeds = [front_end_seed(7, index) for index in range(4)]
+    assert seeds[0] == 7
+    assert seeds == [front_end_seed(7, index) for index in range(4)]
+    requests = [derive_seed(seed, number) for seed in seeds for number in range(1, 64)]
+    children = [derive_seed(seed, index) for seed in requests for index in range(1, 8)]
+    assert len({*seeds, *requests, *children}) == len(seeds) + len(requests) + len(children)
+
+
+def test_without_a_seed_every_front_end_draws_one() -> None:
+    assert len({front_end_seed(None, 0) for _ in range(8)}) == 8
+
+
 def test_derived_seeds_never_change() -> None:
     """They are part of what a user's seed means: a new release may not change them."""
     assert derive_seed(0, 1) == 3143721795637098831
+    assert front_end_seed(0, 1) == 10387249414457368740
     assert draw_keys(np.array([1, 2**64 - 1], dtype=np.uint64), np.array([0, 7])).tolist() == [
         [-2101291592, -589028355],
         [288529671, -557485039],

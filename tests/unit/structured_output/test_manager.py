@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inflight.errors import ConfigError, InvalidRequestError
+from inflight.errors import ConfigError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.backend import CompiledGrammar, GrammarBackend
-from inflight.structured_output.grammar_cache import GrammarCache
+from inflight.structured_output.backend import GrammarBackend
 from inflight.structured_output.manager import GrammarStatus, MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
-from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer, walk
+from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
+from tests.unit.structured_output.slow_backend import SlowBackend
 
 GRAMMAR = backend("llguidance", "embedded")
 TOKENIZER = tokenizer("embedded")
@@ -50,19 +49,6 @@ def expected_mask(params: StructuredOutputsParams, token_ids: Sequence[int]) -> 
     return mask_of(matcher, GRAMMAR)
 
 
-class SlowBackend:
-    """`compile` waits for `gate`, counts, and does as the real one."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.compiled: list[GrammarSpec] = []
-
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        assert self.gate.wait(timeout=30)
-        self.compiled.append(spec)
-        return GRAMMAR.compile(spec)
-
-
 def test_it_compiles_off_the_loop() -> None:
     slow = SlowBackend()
     manager = StructuredOutputManager(lambda: slow, GRAMMAR.vocab_size, num_buffers=2)  # type: ignore[arg-type,return-value]
@@ -77,6 +63,24 @@ def test_it_compiles_off_the_loop() -> None:
         assert woken.wait(timeout=30)
         assert [manager.status(request_id) for request_id in "ab"] == [GrammarStatus.READY] * 2
         assert len(slow.compiled) == 1
+    finally:
+        slow.gate.set()
+        manager.close()
+
+
+def test_a_grammar_that_only_dropped_requests_wanted_is_not_compiled() -> None:
+    slow = SlowBackend()
+    manager = StructuredOutputManager(lambda: slow, GRAMMAR.vocab_size, num_buffers=2, num_threads=1)  # type: ignore[arg-type,return-value]
+    try:
+        manager.submit("running", YES_NO)
+        futures = [manager.submit(request_id, DIGITS) for request_id in ("first child", "second child")]
+        manager.drop("first child")
+        assert not futures[0].cancelled()
+        manager.drop("second child")
+        assert futures[0].cancelled()
+        slow.gate.set()
+        manager.submit("again", DIGITS).result(timeout=30)
+        assert len(slow.compiled) == 2
     finally:
         slow.gate.set()
         manager.close()
@@ -223,6 +227,9 @@ def test_forced_tokens(manager: StructuredOutputManager) -> None:
     forced = manager.forced_tokens("a", 100)
     assert TOKENIZER.decode(forced).startswith('{"answer":')
     assert manager.forced_tokens("a", 2) == forced[:2]
+    start(manager, "b", StructuredOutputsParams(json=schema, disable_any_whitespace=True))
+    assert manager.advance("b", [forced[0], GRAMMAR.vocab_size - 1])[1] != ""
+    assert manager.forced_tokens("b", 100) == [], "a request that has failed is not gone on with"
     assert manager.advance("a", forced) == (len(forced), "")
     assert manager.forced_tokens("a", 100) == []
 
@@ -261,91 +268,3 @@ def test_a_buffer_is_reused_only_after_the_whole_ring() -> None:
         assert manager.fill([]).masks.shape == (0, first.shape[1])
     finally:
         manager.close()
-
-
-def cache(
-    create: Callable[[], Any], max_count: int = 100, max_bytes: int = 10**9, num_threads: int = 2
-) -> GrammarCache:
-    return GrammarCache(create, num_threads=num_threads, max_count=max_count, max_bytes=max_bytes)
-
-
-def choice(i: int) -> GrammarSpec:
-    return GrammarSpec.from_params(StructuredOutputsParams(choice=[f"choice {i}"]))
-
-
-def test_the_least_recently_used_grammar_goes() -> None:
-    slow = SlowBackend()
-    slow.gate.set()
-    grammars = cache(lambda: slow, max_count=2)
-    try:
-        for i in (0, 1, 0, 2, 0, 1):
-            grammars.get(choice(i)).result(timeout=30)
-        assert slow.compiled == [choice(0), choice(1), choice(2), choice(1)]
-        assert len(grammars) == 2
-    finally:
-        grammars.close()
-
-
-def test_the_cache_is_bounded_in_bytes() -> None:
-    size = GRAMMAR.compile(choice(0)).size_bytes
-    grammars = cache(lambda: GRAMMAR, max_bytes=4 * size)
-    try:
-        for i in range(20):
-            grammars.get(choice(i % 10)).result(timeout=30)
-            assert 1 <= len(grammars) <= 4
-        assert len(grammars) >= 2
-    finally:
-        grammars.close()
-
-
-def test_what_is_being_compiled_is_not_evicted() -> None:
-    slow = SlowBackend()
-    grammars = cache(lambda: slow, max_count=1)
-    try:
-        futures = [grammars.get(choice(i)) for i in range(3)]
-        assert [grammars.get(choice(i)) for i in range(3)] == futures
-        slow.gate.set()
-        for future in futures:
-            future.result(timeout=30)
-        assert sorted(spec.text for spec in slow.compiled) == sorted(choice(i).text for i in range(3))
-    finally:
-        slow.gate.set()
-        grammars.close()
-
-
-def test_a_failure_is_cached_and_a_close_cancels() -> None:
-    slow = SlowBackend()
-    grammars = cache(lambda: slow, num_threads=1)
-    bad = GrammarSpec.from_params(StructuredOutputsParams(regex="("))
-    running = grammars.get(bad)
-    waiting: Future[CompiledGrammar] = grammars.get(choice(1))
-    threading.Timer(0.05, slow.gate.set).start()
-    grammars.close()
-    assert isinstance(running.exception(), InvalidRequestError)
-    assert waiting.cancelled()
-    assert grammars.get(bad) is running
-
-
-def test_many_threads_compile_and_match_at_once() -> None:
-    """Each thread has matchers of its own, of grammars that all share."""
-    grammars = cache(lambda: GRAMMAR, num_threads=3)
-    specs = [GrammarSpec.from_params(StructuredOutputsParams(regex=f"[a-{end}]{{2,6}}")) for end in "bcdefg"]
-    alone = [walk(GRAMMAR.compile(spec).matcher(), GRAMMAR, random.Random(1), 30) for spec in specs]
-    failures: list[str] = []
-
-    def work(offset: int) -> None:
-        for i in range(len(specs)):
-            index = (i + offset) % len(specs)
-            matcher = grammars.get(specs[index]).result(timeout=30).matcher()
-            if walk(matcher, GRAMMAR, random.Random(1), 30) != alone[index]:
-                failures.append(f"thread {offset}, grammar {index}")
-
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(6)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=60)
-    finally:
-        grammars.close()
-    assert failures == []

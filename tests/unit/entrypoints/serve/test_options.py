@@ -115,3 +115,11 @@ def test_a_wrong_option_is_one_line_and_code_2() -> None:
     assert done.output.count("error:") == 1
     assert "port=70000" in done.output
     assert "xml" in done.output
+
+
+@pytest.mark.parametrize(("arguments", "seed"), [([], None), (["--seed", "7"], 7)])
+def test_the_seed_reaches_the_engine(arguments: list[str], seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("inflight.entrypoints.serve.command.run_server", lambda _, args: started.append(args) or 0)
+    assert CliRunner().invoke(app, ["serve", *arguments]).exit_code == 0
+    assert [args.seed for args in started] == [seed]

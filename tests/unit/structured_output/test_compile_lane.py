@@ -1,0 +1,133 @@
+"""`CompileLane`: who waits, who gives its place away, and what fails alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from inflight.errors import InvalidRequestError, OverloadedError
+from inflight.structured_output.backend import CompiledGrammar
+from inflight.structured_output.compile_lane import CompileJob, CompileLane, JobState
+
+GRAMMAR = cast("CompiledGrammar", object())
+
+
+class Gates:
+    """Jobs that run until they are let go. `started`: in order."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self._gates: dict[str, threading.Event] = {}
+        self._has_started: dict[str, threading.Event] = {}
+
+    def job(self, name: str) -> Callable[[], CompiledGrammar]:
+        gate = self._gates[name] = threading.Event()
+        has_started = self._has_started[name] = threading.Event()
+
+        def run() -> CompiledGrammar:
+            self.started.append(name)
+            has_started.set()
+            assert gate.wait(timeout=10)
+            return GRAMMAR
+
+        return run
+
+    def wait_for(self, name: str) -> None:
+        assert self._has_started[name].wait(timeout=10), f"{name} has not started; these have: {self.started}"
+
+    def open(self, *names: str) -> None:
+        for name in names or self._gates:
+            self._gates[name].set()
+
+
+def lane(num_running: int = 1, max_queued: int = 100, max_seconds: float = 60.0) -> CompileLane:
+    return CompileLane("test-lane", num_running=num_running, max_queued=max_queued, max_seconds=max_seconds)
+
+
+def submit(a_lane: CompileLane, gates: Gates, names: str) -> dict[str, CompileJob]:
+    return {name: a_lane.submit(gates.job(name)) for name in names}
+
+
+def test_so_many_run_in_order() -> None:
+    gates, two = Gates(), lane(2)
+    jobs = submit(two, gates, "abcd")
+    gates.wait_for("b")
+    assert sorted(gates.started) == ["a", "b"]
+    gates.open("b")
+    gates.wait_for("c")
+    assert "d" not in gates.started
+    gates.open()
+    assert all(job.future.result(timeout=10) is GRAMMAR for job in jobs.values())
+    two.close()
+
+
+def test_nobody_waits_for_what_nobody_wants() -> None:
+    gates, one = Gates(), lane(1)
+    jobs = submit(one, gates, "abcd")
+    gates.wait_for("a")
+    one.leave(jobs["b"])
+    assert jobs["b"].future.cancelled()
+    one.leave(jobs["a"])  # it runs on, and its place is free
+    gates.wait_for("c")
+    assert jobs["a"].state is JobState.WRITTEN_OFF
+    one.leave(jobs["c"])  # one is written off already: this one keeps its place
+    assert jobs["c"].state is JobState.RUNNING
+    gates.open("a")
+    assert jobs["a"].future.result(timeout=10) is GRAMMAR, "who asks for it again gets it"
+    assert "d" not in gates.started
+    gates.open()
+    assert jobs["d"].future.result(timeout=10) is GRAMMAR
+    assert "b" not in gates.started
+    one.leave(jobs["d"])
+    one.close()
+
+
+def test_a_job_that_takes_too_long_fails_and_gives_its_place_away() -> None:
+    gates, one = Gates(), lane(1, max_seconds=0.05)
+    jobs = submit(one, gates, "ab")
+    with pytest.raises(InvalidRequestError, match=r"not compiled within 0\.05 s"):
+        jobs["a"].future.result(timeout=10)
+    gates.wait_for("b")
+    gates.open()
+    one.close()
+    assert isinstance(jobs["a"].future.exception(), InvalidRequestError), "its late end changes nothing"
+
+
+def test_the_queue_is_bounded() -> None:
+    gates, one = Gates(), lane(1, max_queued=2)
+    jobs = submit(one, gates, "abc")
+    with pytest.raises(OverloadedError, match="2 grammars wait"):
+        submit(one, gates, "d")
+    one.leave(jobs["b"])
+    jobs |= submit(one, gates, "e")
+    gates.open()
+    assert jobs["e"].future.result(timeout=10) is GRAMMAR
+    one.close()
+
+
+def test_whatever_a_library_raises_is_its_own_jobs() -> None:
+    class PanicError(BaseException):
+        """As a library in Rust raises it."""
+
+    def panics() -> Any:
+        raise PanicError("assertion failed")
+
+    gates, one = Gates(), lane(1)
+    bad, good = one.submit(panics), one.submit(gates.job("good"))
+    gates.open()
+    assert isinstance(bad.future.exception(timeout=10), PanicError)
+    assert good.future.result(timeout=10) is GRAMMAR
+    one.close()
+
+
+def test_a_close_cancels_what_waits() -> None:
+    gates, one = Gates(), lane(1)
+    jobs = submit(one, gates, "ab")
+    threading.Timer(0.02, gates.open).start()
+    one.close()
+    assert jobs["a"].future.result(timeout=0) is GRAMMAR
+    assert jobs["b"].future.cancelled()
+    assert one.submit(gates.job("c")).future.cancelled()
