@@ -8,6 +8,7 @@
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
     +-- InvalidRequestError (ValueError)     one request is wrong; no other request is touched
+    |   +-- ContextLengthExceededError       the prompt leaves no room for a token within the model's context
     +-- OverloadedError                      the queue is full: come again later
     +-- RequestTimeoutError (TimeoutError)   a request outlived its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
@@ -56,6 +57,13 @@ class OutOfMemoryError(ConfigError):
 
 class InvalidRequestError(InflightError, ValueError):
     """One request is wrong. It is refused; every other request goes on."""
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """The prompt has so many tokens that none can follow it.
+
+    Clients recognise this error by how its message begins: "This model's maximum context length is N tokens. However, ".
+    """
 
 
 class OverloadedError(InflightError):

@@ -16,7 +16,7 @@ import numpy as np
 
 from inflight.config.engine import ModelConfig, StructuredOutputsConfig
 from inflight.engine.generation_defaults import default_sampling_params, model_eos_token_ids
-from inflight.errors import InvalidRequestError
+from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_sampling
@@ -243,9 +243,9 @@ class InputProcessor:
         """How many tokens may follow the prompt."""
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
-            raise InvalidRequestError(
-                f"the prompt has {how_exact}{num_prompt_tokens} tokens; at most {self._max_model_len - 1} are allowed, which "
-                f"leaves one to generate within max_model_len={self._max_model_len}: shorten it"
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt has {how_exact}"
+                f"{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten the prompt."
             )
         return room
 

@@ -405,6 +405,11 @@ def test_white_space_and_leniency_of_the_json_are_kept() -> None:
         ([], "required", "tool_choice='required' needs tools, and the request has none"),
         (None, {"name": "plot"}, "tool_choice='plot' needs tools"),
         ([tool()], {"name": "plod"}, "tool_choice names 'plod', which is none of the tools: plot"),
+        (
+            [tool(parameters={"type": "object", "title": "x" * 2**20})],
+            "required",
+            "the schemas of the tools, .* can be enforced",
+        ),
         ([tool(parameters={"type": "array"})], "required", r"tools\[0\] \('plot'\) is one that must be called"),
     ],
 )
