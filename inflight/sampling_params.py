@@ -231,7 +231,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if self.stop_strings and not self.detokenize:
-            raise InvalidRequestError("stop strings need the text: drop stop, or leave detokenize=True")
+            raise InvalidRequestError("stop strings need the text: leave out stop, or do not set detokenize to false")
         if self.greedy and self.n > 1:
             raise InvalidRequestError(f"n={self.n} with temperature=0 would give {self.n} equal completions; use n=1")
         if self.structured_outputs is not None and self.ignore_eos:

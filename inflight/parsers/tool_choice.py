@@ -8,8 +8,8 @@
 | {"name": f} | one call of f |
 
 In a text that must be a call every tool's arguments follow its schema, strict or not. What cannot be enforced is left out
-of the schema of a tool that is not strict. Without `parallel_tool_calls` the text ends behind the first call. Where no grammar is at
-work, `create_output_parser(max_tool_calls=1)` leaves out what follows it.
+of the schema of a tool that is not strict. Without `parallel_tool_calls` the text ends behind the first call. Where no
+grammar is at work, `create_output_parser(max_tool_calls=1)` leaves out what follows it.
 
 A request that wants JSON as well (`json` or `json_object` of its constraint) gets a call or the JSON with "auto", and a call
 where one must come.
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import MAX_GRAMMAR_LENGTH, SamplingParams, StructuredOutputsParams
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
 from inflight.tokenizer.messages import check_tools
 
@@ -108,9 +108,11 @@ def constrain_tools(
     is_single = name is not None or not parallel_tool_calls
     otherwise = own if wants_json and not is_forced else None
     tag = _structural_tag(markup, arguments, otherwise, is_forced=is_forced, is_single=is_single)
-    constraint = StructuredOutputsParams(structural_tag=tag)
+    constraint = StructuredOutputsParams(structural_tag=_text(tag))
     if otherwise is not None:  # the white space that the request wants in its JSON
-        constraint = replace(otherwise, json=None, json_object=None, structural_tag=tag, lenient=False)
+        constraint = replace(
+            otherwise, json=None, json_object=None, structural_tag=constraint.structural_tag, lenient=False
+        )
     return replace(params, structured_outputs=constraint)
 
 
@@ -206,6 +208,16 @@ def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> l
         }
         for i, (name, each) in enumerate(arguments.items())
     ]
+
+
+def _text(tag: Schema) -> str:
+    text = json.dumps(tag, ensure_ascii=False)
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(
+            f"the schemas of the tools, and of the response_format, have {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} "
+            "can be enforced: give fewer or smaller ones, or set strict to false, and tool_choice to auto"
+        )
+    return text
 
 
 def _moved(node: Any, root: str) -> Any:  # Any: JSON
