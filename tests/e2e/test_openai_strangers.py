@@ -142,7 +142,9 @@ def test_a_call_or_the_json_comes(http: httpx.Client, strict: bool, response_for
         assert message_of(chat(http, EXTRACT, tool_choice=choice, **more))["tool_calls"]
 
 
-@pytest.mark.parametrize("arguments", ['{"oops', '{"city": "', "no JSON", "[1]", "", None, {"city": "Porto"}])
+@pytest.mark.parametrize(
+    "arguments", ['{"oops', '{"city": "', "no JSON", "[1]", '{"a": "\\ud800"}', "", None, {"city": "Porto"}]
+)
 def test_arguments_of_any_kind_come_back(http: httpx.Client, arguments: object) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
     history = [*WEATHER, {"role": "assistant", "content": None, "tool_calls": [call]}]

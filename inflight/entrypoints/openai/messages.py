@@ -135,6 +135,8 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+        if "\\ud" in text.lower():  # half of a surrogate pair is no text: no tokenizer takes it
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text
     return value if isinstance(value, dict) else text

@@ -32,7 +32,14 @@ def called(arguments: object) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("arguments", "seen"),
-    [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("{}", {})],
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "\\ud83d\\ude42"}', {"a": "🙂"}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ("{}", {}),
+    ],
 )
 def test_arguments_are_objects(arguments: object, seen: object) -> None:
     (message,) = called(arguments)
@@ -48,6 +55,7 @@ MALFORMED = [
     ("oops", {}),
     ('{"a": 1}}', {"a": 1}),
     ("[1]", {}),
+    ('{"a": "\\ud800"}', {}),
     ("[" * 100_000, {}),
 ]
 
