@@ -42,11 +42,14 @@ class StructuredOutputsParams:
         structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
             Further keys: "stop_after_first": true ends the text behind the first tag; with "separator": str the text is tags
-            and nothing else, with it between them, or free text that begins with no trigger; "at_least_one": true: is tags.
+            and nothing else, with it between them, or free text that begins with no trigger; "at_least_one": true: is tags;
+            "otherwise": {"begin", "schema", "end"}: is tags, or this.
         disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
         whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
         separators: between items and behind a key, as in `json.dumps`: (", ", ": ") is what most models were trained on.
             JSON is written with exactly these, and no other white space.
+        lenient: what the grammar library cannot enforce of the schema in `json` is left out. By default it is refused, but
+            for `uniqueItems` and formats that it does not know.
     """
 
     json: Mapping[str, Any] | str | None = None  # Any: JSON
@@ -58,6 +61,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     separators: tuple[str, str] | None = None
+    lenient: bool = False
 
     def __post_init__(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
@@ -227,7 +231,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if self.stop_strings and not self.detokenize:
-            raise InvalidRequestError("stop strings need the text: drop stop, or leave detokenize=True")
+            raise InvalidRequestError("stop strings need the text: leave out stop, or do not set detokenize to false")
         if self.greedy and self.n > 1:
             raise InvalidRequestError(f"n={self.n} with temperature=0 would give {self.n} equal completions; use n=1")
         if self.structured_outputs is not None and self.ignore_eos:

@@ -90,7 +90,8 @@ class FrontEnd:
         """
         if priority and self.config.scheduler.policy != "priority":
             raise InvalidRequestError(
-                f"priority={priority} has no effect with scheduling_policy='fcfs'; make the engine with 'priority'"
+                f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out "
+                "(an engine with scheduling_policy='priority' takes it)"
             )
         return self._input_processor.process(
             request_id,

@@ -20,7 +20,7 @@ from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_sampling
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import SamplingParams
 from inflight.structured_output.selector import backend_class
 from inflight.structured_output.spec import GrammarSpec
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -44,7 +44,8 @@ class ProcessedRequest:
     """A request, ready: `children` go to the engine core, all of it to the output processor.
 
     `prompt` is None when the request was given as token ids. `children` are in the order of their index. `trace_headers` are
-    the W3C headers that came with it, in lower case: observers of the engine get them.
+    the W3C headers that came with it, in lower case: observers of the engine get them. `unenforced` are the places in its JSON
+    schemas that the grammar leaves out.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class ProcessedRequest:
     arrival_time: float
     children: tuple[EngineCoreRequest, ...]
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    unenforced: tuple[str, ...] = ()
 
 
 class InputProcessor:
@@ -125,8 +127,7 @@ class InputProcessor:
         text, token_ids, cache_salt = self._read_prompt(prompt, cache_salt, add_special_tokens)
         room = self._check_length(len(token_ids))
         params = self.default_params if params is None else params
-        if params.structured_outputs is not None:
-            self._check_structured_outputs(params, params.structured_outputs)
+        unenforced = self._check_structured_outputs(params)
         self._check_params(params)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
@@ -155,10 +156,14 @@ class InputProcessor:
             arrival_time=arrival_time,
             children=_make_children(parent),
             trace_headers=dict(trace_headers or {}),
+            unenforced=unenforced,
         )
 
-    def _check_structured_outputs(self, params: SamplingParams, wanted: StructuredOutputsParams) -> None:
-        """All that is known before the grammar is compiled: a JSON schema's keywords, too."""
+    def _check_structured_outputs(self, params: SamplingParams) -> tuple[str, ...]:
+        """All that is known before the grammar is compiled: a JSON schema's keywords, too. Returns what is not enforced."""
+        wanted = params.structured_outputs
+        if wanted is None:
+            return ()
         if self._structured_outputs is None or self._tokenizer is None:
             raise InvalidRequestError(
                 "structured_outputs needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
@@ -169,7 +174,7 @@ class InputProcessor:
             raise InvalidRequestError(
                 "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
             )
-        backend_class(self._structured_outputs.backend).check(GrammarSpec.from_params(wanted))
+        return tuple(backend_class(self._structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
         """The marker to wait for; none where the prompt's last turn holds it."""

@@ -24,6 +24,8 @@ from inflight.timeline import Event, chrome_trace
 
 logger = logging.getLogger(__name__)
 
+MAX_TOLD_UNENFORCED = 1000  # lines of the log
+
 
 class LLMEngine:
     """Not thread-safe: one caller adds requests and steps. `close` ends it.
@@ -43,6 +45,7 @@ class LLMEngine:
         self._front_end = front_end
         self._output_processor = OutputProcessor(front_end.tokenizer)
         self._is_closed = False
+        self._told_unenforced: set[str] = set()
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> LLMEngine:
@@ -95,6 +98,7 @@ class LLMEngine:
             InvalidRequestError: a request with this id is still running.
         """
         self._check_open()
+        self._tell_unenforced(request.unenforced)
         self._output_processor.add_request(request, kind)
         for child in request.children:
             self.core.add_request(child)
@@ -110,6 +114,13 @@ class LLMEngine:
     ) -> None:
         """`process` and `add_processed` in one."""
         self.add_processed(self.process(request_id, prompt, params, priority=priority), kind)
+
+    def _tell_unenforced(self, places: Iterable[str]) -> None:
+        """Once each: a batch of rows mostly has one schema."""
+        for place in places:
+            if place not in self._told_unenforced and len(self._told_unenforced) < MAX_TOLD_UNENFORCED:
+                self._told_unenforced.add(place)
+                logger.warning("%s: the grammar library cannot enforce it, and it is ignored", place)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns what it changed, of each request as its kind says.

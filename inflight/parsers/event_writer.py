@@ -77,6 +77,7 @@ class EventWriter:
         self._reasoning = _Trimmed(keeps_start=False)
         self._is_behind_call = False  # nothing but white space has come since
         self._is_left_out = False  # the call that began last
+        self._is_call_open = False  # a call has begun, and its closing markup has not come
 
     def take_events(self) -> list[Event]:
         events, self._events = join_deltas(self._events), []
@@ -125,6 +126,16 @@ class EventWriter:
         self._held.clear()
         self._num_held = 0
 
+    def end_call(self) -> None:
+        """It was, and closes the call that began last."""
+        self.accept()
+        self._is_call_open = False
+
+    def cut(self) -> None:
+        """The text ends within markup: that of an open call is dropped, other is no markup yet, and stays held."""
+        if self._is_call_open:
+            self.accept()
+
     def reject(self) -> None:
         """It was not."""
         held = "".join(self._held)
@@ -136,7 +147,7 @@ class EventWriter:
         self.accept()
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
-        self._is_behind_call = True
+        self._is_behind_call = self._is_call_open = True
         self._is_left_out = self._max_tool_calls is not None and self.num_tool_calls >= self._max_tool_calls
         if not self._is_left_out:
             self._events.append(ToolCallStart(self.num_tool_calls, self._make_id(), name))

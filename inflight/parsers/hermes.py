@@ -22,6 +22,6 @@ class HermesToolParser(ToolParser):
                 yield from self._call()
                 yield from self._hold_blanks()
                 yield from self._expect("</tool_call>")
-                self._writer.accept()
+                self._writer.end_call()
             except MalformedCallError:
                 self._writer.reject()

@@ -22,7 +22,7 @@ class Llama3JsonToolParser(ToolParser):
             while True:
                 yield from self._hold_blanks()
                 yield from self._call(needs_arguments=True)
-                self._writer.accept()
+                self._writer.end_call()
                 yield from self._hold_blanks()
                 yield from self._expect(";")
         except MalformedCallError:

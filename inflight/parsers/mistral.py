@@ -37,7 +37,7 @@ class MistralToolParser(ToolParser):
                     yield from self._calls()
                 else:
                     yield from self._named_call()
-                self._writer.accept()
+                self._writer.end_call()
             except MalformedCallError:
                 self._writer.reject()
 

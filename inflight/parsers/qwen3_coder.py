@@ -37,7 +37,7 @@ class Qwen3CoderToolParser(ToolParser):
                 yield from self._function()
                 yield from self._hold_blanks()
                 yield from self._expect("</tool_call>")
-                self._writer.accept()
+                self._writer.end_call()
             except MalformedCallError:
                 self._writer.reject()
 
@@ -86,6 +86,8 @@ class Qwen3CoderToolParser(ToolParser):
             else:
                 self._writer.hold(piece)
                 pieces.append(piece)
+        self._writer.accept()
+        self._writer.arguments("".join(pieces))
         raise MalformedCallError
 
     def _properties(self, name: str) -> Mapping[str, Any]:  # Any: JSON schemas

@@ -49,14 +49,6 @@ class DetectedParsers:
     markup: ToolMarkup | None
 
 
-def tool_parser_names() -> tuple[str, ...]:
-    return tuple(_TOOL_PARSERS)
-
-
-def reasoning_parser_names() -> tuple[str, ...]:
-    return tuple(_REASONING)
-
-
 def reasoning_end(reasoning_parser: str | None) -> str:
     """The tag behind which a message's content begins, for `EngineArgs.reasoning_end`; "" for none."""
     return "" if reasoning_parser is None else _REASONING[reasoning_parser].end

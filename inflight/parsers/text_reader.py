@@ -56,6 +56,12 @@ class TextReader:
         found = run.match(self._text, self._position, end)
         return self.take(found.end() - self._position) if found else ""
 
+    def take_cut(self, *literals: str) -> str | None:
+        """Consume what is left of a text that has ended within one of `literals`, or in front of it; None if it has not."""
+        rest = self._text[self._position :]
+        is_cut = self._is_finished and any(literal.startswith(rest) for literal in literals)
+        return self.take(len(rest)) if is_cut else None
+
     def literal(self, *literals: str) -> Steps[str]:
         """Consume the first of `literals` that the text goes on with; "" as soon as it is sure that there is none."""
         while True:

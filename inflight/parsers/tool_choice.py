@@ -7,12 +7,17 @@
 | "required" | calls and nothing else: one, or several with `parallel_tool_calls` |
 | {"name": f} | one call of f |
 
-In a text that must be a call every tool's arguments follow its schema, strict or not. Without `parallel_tool_calls` the text
-ends behind the first call; where no grammar is at work, `create_output_parser(max_tool_calls=1)` leaves out what follows it.
+In a text that must be a call every tool's arguments follow its schema, strict or not. What cannot be enforced is left out
+of the schema of a tool that is not strict. Without `parallel_tool_calls` the text ends behind the first call. Where no
+grammar is at work, `create_output_parser(max_tool_calls=1)` leaves out what follows it.
+
+A request that wants JSON as well (`json` or `json_object` of its constraint) gets a call or the JSON with "auto", and a call
+where one must come.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +25,8 @@ from typing import Any, Literal
 
 from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
-from inflight.sampling_params import SamplingParams, StructuredOutputsParams
+from inflight.sampling_params import MAX_GRAMMAR_LENGTH, SamplingParams, StructuredOutputsParams
+from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
 from inflight.tokenizer.messages import check_tools
 
 ToolChoice = Literal["none", "auto", "required"] | Mapping[str, str]
@@ -36,6 +42,18 @@ class _Tool:
     where: str  # in the request, for errors
     function: Schema
     is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """What a call's arguments must be. `name` and `is_strict` are of the schema, as in `SchemaPart`."""
+
+    schema: Schema
+    name: str
+    is_strict: bool
+
+    def part(self, pointer: str = "#") -> list[object]:
+        return SchemaPart(pointer, self.name, self.is_strict).as_json()
 
 
 def constrain_tools(
@@ -54,35 +72,48 @@ def constrain_tools(
         markup: how the model writes calls, of `detect_parsers`.
 
     Raises:
-        InvalidRequestError: a tool or the choice is malformed, no call can be made to come, or `params` has its own constraint.
+        InvalidRequestError: a tool or the choice is malformed, no call can be made to come, or `params` has a constraint that
+            calls cannot be an alternative to.
     """
     name = tool_choice.get("name") if isinstance(tool_choice, Mapping) else None
     if name is None and tool_choice not in ("none", "auto", "required"):
         raise InvalidRequestError(f"tool_choice={tool_choice!r} is neither none, auto or required nor names a function")
     checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_tools(tools) or ())]
-    if tool_choice == "none" or (tool_choice == "auto" and not any(tool.is_strict for tool in checked)):
+    is_forced = tool_choice not in ("none", "auto")
+    has_strict = any(tool.is_strict for tool in checked)
+    own = params.structured_outputs
+    is_json = own is not None and own.constraint in ("json", "json_object")
+    wants_json = is_json and bool(checked) and markup is not None
+    if tool_choice == "none" or not (is_forced or has_strict or wants_json):
         return params
     reason = "a strict tool" if tool_choice == "auto" else f"tool_choice={name or 'required'!r}"
     if not checked:
         raise InvalidRequestError(f"{reason} needs tools, and the request has none")
-    if params.structured_outputs is not None:
+    if own is not None and not is_json:
         raise InvalidRequestError(
-            f"structured_outputs and {reason} both constrain the text; leave out one, or set the tools' strict to False"
+            f"{own.constraint} and {reason} both constrain the text, and only JSON can be an alternative to a call: "
+            "leave out one, or set the tools' strict to false"
         )
     if markup is None:
         raise InvalidRequestError(
             f"{reason} needs a model whose chat template writes calls in a known way, with arguments as JSON "
             '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md); this one does not: '
-            "set strict to False, and tool_choice to auto"
+            "set strict to false, and tool_choice to auto"
         )
-    schemas = _argument_schemas(checked, is_forced=tool_choice != "auto")
+    arguments = _arguments(checked, is_forced=is_forced)
     if name is not None:
-        if name not in schemas:
-            raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools: {', '.join(schemas)}")
-        schemas = {name: schemas[name]}
+        if name not in arguments:
+            raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools: {', '.join(arguments)}")
+        arguments = {name: arguments[name]}
     is_single = name is not None or not parallel_tool_calls
-    tag = _structural_tag(markup, schemas, is_forced=tool_choice != "auto", is_single=is_single)
-    return replace(params, structured_outputs=StructuredOutputsParams(structural_tag=tag))
+    otherwise = own if wants_json and not is_forced else None
+    tag = _structural_tag(markup, arguments, otherwise, is_forced=is_forced, is_single=is_single)
+    constraint = StructuredOutputsParams(structural_tag=_text(tag))
+    if otherwise is not None:  # the white space that the request wants in its JSON
+        constraint = replace(
+            otherwise, json=None, json_object=None, structural_tag=constraint.structural_tag, lenient=False
+        )
+    return replace(params, structured_outputs=constraint)
 
 
 def _read_tool(where: str, tool: Schema) -> _Tool:
@@ -95,21 +126,22 @@ def _read_tool(where: str, tool: Schema) -> _Tool:
     return _Tool(where, function, True in flags)
 
 
-def _argument_schemas(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, Schema]:
+def _arguments(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, _Arguments]:
     """By the tools' names."""
-    schemas: dict[str, Schema] = {}
+    found: dict[str, _Arguments] = {}
     for tool in tools:
         name = tool.function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidRequestError(
                 f"{tool.where} has the name {name!r}; a name is a string without white space, quotes, brackets and backslashes"
             )
-        if name in schemas:
+        if name in found:
             raise InvalidRequestError(
                 f"{tool.where} has the name {name!r} of an earlier tool: a call could mean either"
             )
-        schemas[name] = _parameters(tool, name) if tool.is_strict or is_forced else _ANY_ARGUMENTS
-    return schemas
+        schema = _parameters(tool, name) if tool.is_strict or is_forced else _ANY_ARGUMENTS
+        found[name] = _Arguments(schema, f"{tool.where} ({name!r})", tool.is_strict)
+    return found
 
 
 def _parameters(tool: _Tool, name: str) -> Schema:
@@ -127,39 +159,65 @@ def _parameters(tool: _Tool, name: str) -> Schema:
 
 
 def _structural_tag(
-    markup: ToolMarkup, schemas: Mapping[str, Schema], *, is_forced: bool, is_single: bool
+    markup: ToolMarkup,
+    arguments: Mapping[str, _Arguments],
+    otherwise: StructuredOutputsParams | None,
+    *,
+    is_forced: bool,
+    is_single: bool,
 ) -> dict[str, Any]:  # Any: JSON
     if markup.is_list:
-        calls = _list_schema(schemas, is_single=is_single)
-        structures = [{"begin": markup.list_begin, "schema": calls, "end": ""}]
+        parts = [each.part(f"#/items/anyOf/{i}/properties/arguments") for i, each in enumerate(arguments.values())]
+        calls = {
+            "type": "array",
+            "items": {"anyOf": _call_schemas(arguments, "arguments", "#/items/anyOf")},
+            "minItems": 1,
+        }
+        calls |= {"maxItems": 1} if is_single else {}
+        structures = [{"begin": markup.list_begin, "schema": calls, "end": "", "parts": parts}]
+    elif markup.whole_message and otherwise is not None:  # both begin with a brace: the grammar has to see JSON in both
+        parts = [each.part(f"#/anyOf/{i}/properties/parameters") for i, each in enumerate(arguments.values())]
+        calls = {"anyOf": _call_schemas(arguments, "parameters", "#/anyOf")}
+        structures = [{"begin": "", "schema": calls, "end": "", "parts": parts}]
     else:
         structures = [
-            {"begin": markup.begin(name), "schema": schema, "end": markup.end} for name, schema in schemas.items()
+            {"begin": markup.begin(name), "schema": each.schema, "end": markup.end, "parts": [each.part()]}
+            for name, each in arguments.items()
         ]
-    tag: dict[str, Any] = {"type": "structural_tag", "structures": structures, "triggers": [markup.trigger]}
-    if is_forced or markup.whole_message:
+    triggers = [markup.trigger if structures[0]["begin"] else ""]
+    tag: dict[str, Any] = {"type": "structural_tag", "structures": structures, "triggers": triggers}
+    if is_forced or markup.whole_message or otherwise is not None:
         tag |= {"separator": markup.separator, "at_least_one": is_forced}
+    if otherwise is not None:
+        schema = json.loads(str(otherwise.json)) if otherwise.json is not None else _ANY_ARGUMENTS
+        part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient).as_json()
+        tag["otherwise"] = {"begin": "", "schema": schema, "end": "", "parts": [part]}
     if is_single or markup.is_list:  # a list holds all calls
         tag["stop_after_first"] = True
     return tag
 
 
-def _list_schema(schemas: Mapping[str, Schema], *, is_single: bool) -> Schema:
-    """Of the list of all calls. The schemas move into it, and the references in them with them."""
-    items = [
+def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> list[Schema]:
+    """Of calls as JSON objects. The schemas of the arguments move below `root`, and the references in them with them."""
+    return [
         {
             "type": "object",
-            "properties": {
-                "name": {"const": name},
-                "arguments": _moved(schema, f"#/items/anyOf/{i}/properties/arguments"),
-            },
-            "required": ["name", "arguments"],
+            "properties": {"name": {"const": name}, key: _moved(each.schema, f"{root}/{i}/properties/{key}")},
+            "required": ["name", key],
             "additionalProperties": False,
         }
-        for i, (name, schema) in enumerate(schemas.items())
+        for i, (name, each) in enumerate(arguments.items())
     ]
-    calls: dict[str, Any] = {"type": "array", "items": {"anyOf": items}, "minItems": 1}
-    return calls | {"maxItems": 1} if is_single else calls
+
+
+def _text(tag: Schema) -> str:
+    text = json.dumps(tag, ensure_ascii=False)
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        raise InvalidRequestError(
+            f"the schemas of the tools, and of the response_format, have {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} "
+            "can be enforced: give fewer or smaller ones, or set strict to false, and tool_choice to auto"
+        )
+    return text
 
 
 def _moved(node: Any, root: str) -> Any:  # Any: JSON

@@ -4,7 +4,8 @@ Calls are JSON objects in most of them, `{"name": "f", "arguments": {...}}` (Lla
 name is known when a call starts, and the arguments are passed on as the model writes them, character by character.
 
 What is malformed before a call has started is content, as it stands. Once a call has started nothing takes it back: arguments
-that end before their last brace stay as they are, and what stands behind them instead of the closing markup is content.
+that end before their last brace stay as they are, and what stands behind them instead of the closing markup is content. Where
+the text ends within the closing markup (max_tokens cut it) that part of it is dropped.
 A name that is none of the request's tools is passed on: the client answers it, as it does for an unknown argument.
 """
 
@@ -91,6 +92,9 @@ class ToolParser(ABC):
     def _expect(self, *literals: str) -> Steps[str]:
         found = yield from self._hold_literal(*literals)
         if not found:
+            if (rest := self._reader.take_cut(*literals)) is not None:
+                self._writer.hold(rest)
+                self._writer.cut()
             raise MalformedCallError
         return found
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.json_schema import SchemaSupport, check_schema
-from inflight.structured_output.spec import GrammarSpec, parse_structural_tag
+from inflight.structured_output.json_schema import SchemaSupport, relax_schema
+from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
 MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
@@ -192,26 +192,39 @@ class GrammarBackend(ABC):
         Raises:
             InvalidRequestError: the constraint is malformed, not supported, too complex, or admits nothing.
         """
-        self.check(spec)
+        spec, _ = self.relax(spec)
         compiled = self._compile(spec)
         matcher = compiled.matcher()
         row = np.zeros(num_mask_words(self.vocab_size), dtype=np.int32)
         matcher.fill_mask(row)
         if matcher.error():
-            raise InvalidRequestError(f"{spec.kind}: {matcher.error()}")
+            raise InvalidRequestError(f"{spec.subject}: {matcher.error()}")
         if not row.any():
-            raise InvalidRequestError(f"{spec.kind}: nothing satisfies it")
+            raise InvalidRequestError(f"{spec.subject}: nothing satisfies it")
         return compiled
 
     @classmethod
-    def check(cls, spec: GrammarSpec) -> None:
-        """The part of `compile` that needs no library: shapes, and the walk over JSON schemas. Raises the same."""
+    def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
+        """The part of `compile` that needs no library: shapes, and the walk over JSON schemas. Raises the same.
+
+        Returns:
+            what is compiled, and the places in schemas of what it leaves out because this backend cannot enforce it.
+        """
         if spec.kind == "json":
-            check_schema(json.loads(spec.text), cls.schema_support)
-        elif spec.kind == "structural_tag":
-            for i, tag in enumerate(parse_structural_tag(spec.text).tags):
+            schema = json.loads(spec.text)
+            parts = (SchemaPart("#", RESPONSE_FORMAT, is_strict=False),) if spec.is_lenient else ()
+            left_out = relax_schema(schema, cls.schema_support, parts)
+            return replace(spec, text=json.dumps(schema, ensure_ascii=False)), left_out
+        if spec.kind == "structural_tag":
+            document = json.loads(spec.text)
+            tags = parse_structural_tag(spec.text).all_tags
+            structures = [*document["structures"], *([document["otherwise"]] if "otherwise" in document else [])]
+            left_out = []
+            for i, (tag, structure) in enumerate(zip(tags, structures, strict=True)):
                 where = f"structural_tag: structures[{i}].schema, behind {tag.begin!r}"
-                check_schema(tag.schema, cls.schema_support, where)
+                left_out += relax_schema(structure["schema"], cls.schema_support, tag.parts, where)
+            return replace(spec, text=json.dumps(document, ensure_ascii=False)), left_out
+        return spec, []
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
         """All masks of a step. A matcher that fails says so in its `error()`, and harms no other."""

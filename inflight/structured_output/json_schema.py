@@ -1,8 +1,16 @@
-"""A walk over a JSON schema before it is compiled: what cannot be enforced is refused, with its path in the schema.
+"""A walk over a JSON schema before it is compiled: what a backend cannot enforce is left out and named, or refused.
 
 JSON Schema (draft 2020-12, and the older spellings `definitions`, `items` as a list, `additionalItems`) says that keywords it
-does not define are ignored, and so are they here. One that it does define, and a backend does not enforce, would silently
-let wrong text through: it is named. Only what can be reached is read: a definition that nothing refers to is not.
+does not define are ignored, and so are they here. Of those that it defines, and a backend does not enforce:
+
+| | strict | lenient |
+|---|---|---|
+| `propertyNames` that every string satisfies, `uniqueItems: false` | left out: they assert nothing | as strict |
+| `uniqueItems`, a `format` that is not known (an annotation by the standard) | left out, and named | as strict |
+| all others | refused, with the path in the schema | left out, and named |
+
+A schema without an assertion admits more texts, never fewer: what comes out keeps to all the rest. Only what can be reached is
+read: a definition that nothing refers to is not.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.errors import InvalidRequestError
+from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # the compilers recurse
 MAX_NODES = 50_000
@@ -48,18 +57,28 @@ class SchemaSupport:
     exclusive: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-def check_schema(schema: object, support: SchemaSupport, where: str = "json") -> None:
-    """Refuse what `support` does not cover, and what is no schema at all.
+def relax_schema(
+    schema: object, support: SchemaSupport, parts: Sequence[SchemaPart] = (), where: str = "json"
+) -> list[str]:
+    """Leave out, in `schema` itself, what `support` does not cover, as the module's table says.
+
+    Args:
+        schema: JSON data that belongs to the caller.
+        parts: whose schemas they are, and which of them are strict. Every place of `schema` outside of them is strict.
+        where: the name of these places, for messages.
+
+    Returns:
+        what is left out and asserted something: "tools[0] ('f'): #/properties/a/uniqueItems".
 
     Raises:
-        InvalidRequestError: naming the path as a JSON pointer behind `where`: "json: #/properties/a/not is not supported".
+        InvalidRequestError: what is refused, or is no schema at all; named in the same way.
     """
-    _Walk(schema, support, where).run()
+    return _Walk(schema, support, parts, where).run()
 
 
-def subschemas(schema: object) -> Iterator[tuple[str, Mapping[str, Any]]]:  # Any: JSON
-    """Every subschema that `check_schema` reads and has not refused, but true and false: (JSON pointer, subschema)."""
-    return _Walk(schema, SchemaSupport(frozenset()), "").nodes()
+def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
+    """Every subschema that `relax_schema` reads and has not refused, but true and false: (JSON pointer, subschema)."""
+    return _Walk(schema, SchemaSupport(frozenset()), (), "").nodes()
 
 
 def keyword_paths(schema: object, keyword: str) -> list[str]:
@@ -76,18 +95,34 @@ def keyword_paths(schema: object, keyword: str) -> list[str]:
     return sorted(found)
 
 
+def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
+    """A place in a schema as its author knows it: the schema's name, and the path in it."""
+    part = _find_part(path, parts)
+    return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
+
+
+def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
+    """Whose schema it is."""
+    return next((part for part in parts if f"{path}/".startswith(f"{part.pointer}/")), None)
+
+
 class _Walk:
-    def __init__(self, schema: object, support: SchemaSupport, where: str) -> None:
+    def __init__(self, schema: object, support: SchemaSupport, parts: Sequence[SchemaPart], where: str) -> None:
         self._root = schema
         self._support = support
+        self._parts = parts
         self._where = where
         self._seen: set[str] = set()  # targets of $ref that were, or will be, walked
+        self._left_out: list[str] = []
 
-    def run(self) -> None:
-        for path, node in self.nodes():
+    def run(self) -> list[str]:
+        for path, node in self.nodes():  # a node's children are looked up after it was relaxed
+            part = self._part(path)
+            self._relax(node, path, is_strict=part is None or part.is_strict)
             self._check_keywords(node, path)
+        return self._left_out
 
-    def nodes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:  # Any: JSON
+    def nodes(self) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
         stack: list[tuple[object, str, int]] = [(self._root, "#", 0)]
         num_nodes = 0
         while stack:
@@ -99,10 +134,42 @@ class _Walk:
                 raise self._refusal(path, f"is nested more than {MAX_DEPTH} deep")
             if isinstance(node, bool):
                 continue
-            if not isinstance(node, Mapping):
+            if not isinstance(node, dict):
                 raise self._refusal(path, f"is {_name(node)}, not a schema (an object, true or false)")
             yield path, node
             stack += [(child, child_path, depth + 1) for child, child_path in self._children(node, path)]
+
+    def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
+        if (
+            not is_strict and "oneOf" in node and "anyOf" not in node
+        ):  # a backend may not prove that branches do not overlap
+            node["anyOf"] = node.pop("oneOf")
+        for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
+            if keyword not in node:
+                continue
+            if _asserts_nothing(keyword, node[keyword]):
+                del node[keyword]
+            elif self._is_unknown_format(keyword, node[keyword]) or (
+                keyword not in self._support.keywords and (keyword == "uniqueItems" or not is_strict)
+            ):
+                self._leave_out(node, keyword, path)
+                if keyword == "patternProperties" and "additionalProperties" in node:  # it would forbid what they admit
+                    self._leave_out(node, "additionalProperties", path)
+        if is_strict:
+            return
+        if _is_foreign(node.get("$ref")):
+            self._leave_out(node, "$ref", path)
+        for keyword in self._support.exclusive:
+            for clash in sorted(self._support.exclusive[keyword].intersection(node)) if keyword in node else ():
+                self._leave_out(node, clash, path)
+
+    def _leave_out(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
+        if keyword in node:
+            del node[keyword]
+            self._left_out.append(self._name_place(f"{path}/{keyword}"))
+
+    def _is_unknown_format(self, keyword: str, value: object) -> bool:
+        return keyword == "format" and isinstance(value, str) and value not in self._support.formats
 
     def _check_keywords(self, node: Mapping[str, Any], path: str) -> None:  # Any: JSON
         asserted = ASSERTIONS.intersection(node)
@@ -111,7 +178,9 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", "is not supported: use whitespace_pattern or leave it out")
             if keyword in asserted:
                 if keyword not in self._support.keywords:
-                    raise self._refusal(f"{path}/{keyword}", "is not supported")
+                    part = self._part(path)
+                    hint = "" if part is None else "; leave it out, or set strict to false: then it is not enforced"
+                    raise self._refusal(f"{path}/{keyword}", f"is not supported{hint}")
                 self._check_value(keyword, node[keyword], f"{path}/{keyword}")
                 if clash := self._support.exclusive.get(keyword, frozenset()) & asserted:
                     raise self._refusal(f"{path}/{keyword}", f"is not supported beside {', '.join(sorted(clash))}")
@@ -123,12 +192,9 @@ class _Walk:
         elif keyword in _NUMBERS:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise self._refusal(path, f"is {_name(value)}, not a number")
-        elif keyword in ("pattern", "format", "$ref"):
+        elif keyword in ("pattern", "$ref"):
             if not isinstance(value, str):
                 raise self._refusal(path, f"is {_name(value)}, not a string")
-            if keyword == "format" and value not in self._support.formats:
-                allowed = ", ".join(sorted(self._support.formats))
-                raise self._refusal(path, f"{value!r} is not supported; these are: {allowed}")
         elif keyword == "type":
             for name in value if isinstance(value, list) and value else [value]:
                 if not isinstance(name, str) or name not in TYPES:
@@ -182,8 +248,26 @@ class _Walk:
                 raise self._refusal(path, f"{reference!r} does not exist")
         return target
 
+    def _part(self, path: str) -> SchemaPart | None:
+        return _find_part(path, self._parts)
+
+    def _name_place(self, path: str) -> str:
+        return name_place(path, self._parts, self._where)
+
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
-        return InvalidRequestError(f"{self._where}: {path} {problem}")
+        return InvalidRequestError(f"{self._name_place(path)} {problem}")
+
+
+def _asserts_nothing(keyword: str, value: object) -> bool:
+    """Names of properties are strings anyway."""
+    if keyword == "propertyNames":
+        return value is True or value in ({}, {"type": "string"})
+    return keyword == "uniqueItems" and value is False
+
+
+def _is_foreign(reference: object) -> bool:
+    """A reference to another document, or to an anchor."""
+    return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 
 def _escape(key: str) -> str:

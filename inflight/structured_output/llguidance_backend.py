@@ -10,6 +10,7 @@ them; past it, or past the number of lexer states or parser items, a matcher fai
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from inflight.structured_output.backend import (
     MaskRow,
     MaskRows,
 )
-from inflight.structured_output.json_schema import SchemaSupport, keyword_paths
+from inflight.structured_output.json_schema import SchemaSupport, keyword_paths, name_place
 from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -46,6 +47,7 @@ _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
 _FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
 _ASCII_CLASSES = "dws"  # as in JSON Schema's patterns; Unicode's digits would surprise, and differ between its versions
 _MAX_ERROR_LENGTH = 500  # characters; an error may quote the grammar
+_LIMITS = re.compile(r"current row has|too many (items|expressions|states|rows)|fuel|too (large|big)", re.IGNORECASE)
 
 
 def _limits() -> LLParserLimits:
@@ -129,7 +131,7 @@ class LLGuidanceBackend(GrammarBackend):
         if not inner.is_error():
             inner.compute_bitmask()  # what the lexer learns here is copied to every request's matcher
         if inner.is_error():
-            raise InvalidRequestError(f"{spec.kind}: {self._explain(spec, inner.get_error())}")
+            raise InvalidRequestError(f"{spec.subject}: {self._explain(spec, inner.get_error())}")
         # Per lexer state about 2 kB; the library does not tell how many there are. A multiple of the text is the best we have.
         return LLGuidanceGrammar(inner, self.vocab_size, self.eos_token_ids, 64 * len(grammar))
 
@@ -159,7 +161,7 @@ class LLGuidanceBackend(GrammarBackend):
 
     def _explain(self, spec: GrammarSpec, error: str) -> str:
         if "coerce_one_of" in error and spec.kind in ("json", "structural_tag"):
-            places = ", ".join(keyword_paths(json.loads(spec.text), "oneOf"))
+            places = ", ".join(_one_ofs(spec))
             return f"a value could match two branches of a oneOf ({places}): tell them apart, or use anyOf"
         return _shorten(error)
 
@@ -255,12 +257,15 @@ def _free_text_lark(
 def _tags_only_lark(
     structural_tag: StructuralTag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]
 ) -> str:
-    """Tags and nothing else, or free text that does not begin with a trigger."""
+    """Tags and nothing else, or what the tag says else: one JSON text, or free text that does not begin with a trigger."""
     tags = " | ".join(_tag_lark(tag, 0, spec, special_tokens) for tag in structural_tag.tags)
     separator = _lark_text(structural_tag.separator or "", special_tokens)
     start = "tag" if structural_tag.stop_after_first else f"tag ({separator} tag)*"
     lines = [f"tag: {tags}"]
-    if not structural_tag.at_least_one:
+    if structural_tag.otherwise is not None:
+        lines.append(f"otherwise: {_tag_lark(structural_tag.otherwise, 0, spec, special_tokens)}")
+        start = f"({start}) | otherwise"
+    elif not structural_tag.at_least_one:
         start += " | OTHER_TEXT"
         triggers = " | ".join(map(json.dumps, structural_tag.triggers))
         lines += [_FREE_TEXT, "OTHER_TEXT: FREE_TEXT & ~TAGGED", rf"TAGGED: /[ \t\r\n]*/ ({triggers}) FREE_TEXT"]
@@ -291,6 +296,21 @@ def _lark_text(text: str, special_tokens: Mapping[str, _SpecialToken]) -> str:
     return " ".join(parts)
 
 
+def _one_ofs(spec: GrammarSpec) -> list[str]:
+    """Where they stand."""
+    if spec.kind == "json":
+        return keyword_paths(json.loads(spec.text), "oneOf")
+    places = (
+        (tag.parts, path)
+        for tag in parse_structural_tag(spec.text).all_tags
+        for path in keyword_paths(tag.schema, "oneOf")
+    )
+    return [name_place(path, parts, "structural_tag") for parts, path in places]
+
+
 def _shorten(error: str) -> str:
+    """What the library says, in one line; of its limits it speaks in terms of its own."""
+    if _LIMITS.search(error):
+        return "it is too complex: give it fewer alternatives and properties, or shorter repetitions and lengths"
     text = " ".join(error.replace("<non-verbose/>", "").split())
     return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."

@@ -14,10 +14,11 @@ MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bo
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
 
 _COMPACT = (",", ":")
-_OPTIONS = ("separator", "at_least_one", "stop_after_first")
+_OPTIONS = ("separator", "at_least_one", "stop_after_first", "otherwise")
 _DOCUMENT_FIELDS = frozenset({"type", "structures", "triggers", *_OPTIONS})
 _KNOWN_FIELDS = ", ".join(sorted(_DOCUMENT_FIELDS))
 _TAG_FIELDS = ("begin", "schema", "end")
+RESPONSE_FORMAT = "response_format"  # how messages call the schema of a constraint that is `lenient`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class GrammarSpec:
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
         whitespace: a regex of what may stand between JSON tokens; "" is nothing. Of no meaning for other kinds.
         separators: what stands between the items of JSON, and behind a key. More than "," and ":" without `whitespace` only.
+        is_lenient: of a JSON schema what cannot be enforced is left out. A structural tag says it of each of its schemas.
     """
 
     kind: str
     text: str
     whitespace: str = DEFAULT_WHITESPACE
     separators: tuple[str, str] = _COMPACT
+    is_lenient: bool = False
 
     @classmethod
     def from_params(cls, params: StructuredOutputsParams) -> GrammarSpec:
@@ -46,8 +49,15 @@ class GrammarSpec:
         else:
             text = getattr(params, kind)
         if params.disable_any_whitespace or params.separators is not None:
-            return cls(kind, text, "", params.separators or _COMPACT)
-        return cls(kind, text, params.whitespace_pattern or DEFAULT_WHITESPACE)
+            return cls(kind, text, "", params.separators or _COMPACT, params.lenient)
+        return cls(kind, text, params.whitespace_pattern or DEFAULT_WHITESPACE, is_lenient=params.lenient)
+
+    @property
+    def subject(self) -> str:
+        """How its author calls it: nobody wrote the structural tag that is made of a request's tools."""
+        if self.kind == "structural_tag" and any(tag.parts for tag in parse_structural_tag(self.text).all_tags):
+            return "tools"
+        return self.kind
 
     def choices(self) -> list[str]:
         assert self.kind == "choice"
@@ -56,13 +66,35 @@ class GrammarSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaPart:
+    """A place in a schema that somebody else has written than the rest of it.
+
+    Attributes:
+        pointer: of the place, "#" for the whole schema, or "#/items/anyOf/0".
+        name: for messages, like "tools[0] ('f')".
+        is_strict: its author relies on all of it. What cannot be enforced of another one is left out.
+    """
+
+    pointer: str
+    name: str
+    is_strict: bool
+
+    def as_json(self) -> list[object]:
+        return [self.pointer, self.name, self.is_strict]
+
+
+@dataclass(frozen=True, slots=True)
 class Tag:
-    """One structure of a structural tag: `begin`, JSON by `schema`, `end`. `trigger` is the one that `begin` starts with."""
+    """One structure of a structural tag: `begin`, JSON by `schema`, `end`. `trigger` is the one that `begin` starts with.
+
+    `parts` say whose schemas `schema` holds; empty: its author wrote the tag.
+    """
 
     trigger: str
     begin: str
     schema: Mapping[str, Any] | bool  # Any: JSON
     end: str
+    parts: tuple[SchemaPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +105,18 @@ class StructuralTag:
             or it is free text that does not begin with a trigger, white space before it left aside.
         at_least_one: it is tags.
         stop_after_first: the text ends behind the first tag.
+        otherwise: what the text may be instead of tags; then it is no free text. Its trigger is "".
     """
 
     tags: tuple[Tag, ...]
     separator: str | None = None
     at_least_one: bool = False
     stop_after_first: bool = False
+    otherwise: Tag | None = None
+
+    @property
+    def all_tags(self) -> tuple[Tag, ...]:
+        return self.tags if self.otherwise is None else (*self.tags, self.otherwise)
 
     @property
     def triggers(self) -> list[str]:
@@ -88,7 +126,8 @@ class StructuralTag:
 def parse_structural_tag(text: str) -> StructuralTag:
     """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
 
-    It may also have the keys `separator`, `at_least_one` and `stop_after_first`, see `StructuralTag`.
+    It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure), see
+    `StructuralTag`, and a structure the key `parts`, see `SchemaPart`.
 
     Raises:
         InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
@@ -104,9 +143,12 @@ def parse_structural_tag(text: str) -> StructuralTag:
     structures, triggers = document["structures"], document["triggers"]
     if not isinstance(structures, list) or not structures:
         raise InvalidRequestError("structural_tag: structures must be a list with at least one entry")
-    if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+    has_free_text = "otherwise" not in document  # else nothing has to be kept from beginning with a trigger
+    if not isinstance(triggers, list) or not all(
+        isinstance(trigger, str) and (trigger or not has_free_text) for trigger in triggers
+    ):
         raise InvalidRequestError(f"structural_tag: triggers={triggers!r} is not a list of non-empty strings")
-    tags = [_parse_structure(i, structure, triggers) for i, structure in enumerate(structures)]
+    tags = [_parse_structure(f"structures[{i}]", structure, triggers) for i, structure in enumerate(structures)]
     for trigger in triggers:
         if not any(tag.trigger == trigger for tag in tags):
             raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
@@ -116,7 +158,11 @@ def parse_structural_tag(text: str) -> StructuralTag:
 def _parse_options(document: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
     options = {name: document[name] for name in _OPTIONS if name in document}
     for name, value in options.items():
-        if not isinstance(value, str if name == "separator" else bool):
+        if name == "otherwise":
+            if "separator" not in options or options.get("at_least_one"):
+                raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
+            options[name] = _parse_structure("otherwise", value, [""])
+        elif not isinstance(value, str if name == "separator" else bool):
             kind = "a string" if name == "separator" else "true or false"
             raise InvalidRequestError(f"structural_tag: {name}={value!r} is not {kind}")
     if options.get("at_least_one") and "separator" not in options:
@@ -124,9 +170,9 @@ def _parse_options(document: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
     return options
 
 
-def _parse_structure(index: int, structure: object, triggers: list[str]) -> Tag:
-    where = f"structural_tag: structures[{index}]"
-    if not isinstance(structure, Mapping) or set(structure) != set(_TAG_FIELDS):
+def _parse_structure(where: str, structure: object, triggers: list[str]) -> Tag:
+    where = f"structural_tag: {where}"
+    if not isinstance(structure, Mapping) or set(structure) - {"parts"} != set(_TAG_FIELDS):
         raise InvalidRequestError(f"{where} must be an object with the keys {', '.join(_TAG_FIELDS)}")
     begin, schema, end = (structure[field] for field in _TAG_FIELDS)
     if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, Mapping | bool):
@@ -137,4 +183,17 @@ def _parse_structure(index: int, structure: object, triggers: list[str]) -> Tag:
         raise InvalidRequestError(
             f"{where}: begin={begin!r} must start with exactly one trigger, and starts with {found}"
         )
-    return Tag(matching[0], begin, schema, end)
+    return Tag(matching[0], begin, schema, end, _parse_parts(where, structure.get("parts", ())))
+
+
+def _parse_parts(where: str, parts: object) -> tuple[SchemaPart, ...]:
+    try:
+        found = [SchemaPart(pointer, name, is_strict) for pointer, name, is_strict in parts]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not all(
+        isinstance(part.pointer, str) and isinstance(part.name, str) and isinstance(part.is_strict, bool)
+        for part in found
+    ):
+        raise InvalidRequestError(f"{where}: parts must be a list of [pointer, name, whether it is strict]")
+    return tuple(found)

@@ -113,7 +113,7 @@ class XGrammarBackend(GrammarBackend):
                 "structural_tag: disable_any_whitespace and separators need the llguidance backend; xgrammar has no such option"
             )
         structural_tag = parse_structural_tag(spec.text)
-        for tag in structural_tag.tags:
+        for tag in structural_tag.all_tags:
             for special in self._special_tokens:
                 if special in tag.begin or special in tag.end:
                     raise InvalidRequestError(
@@ -121,19 +121,21 @@ class XGrammarBackend(GrammarBackend):
                     )
         content = {"type": "json_schema", "max_whitespace_cnt": MAX_WHITESPACE}
         tags = [
-            {"begin": tag.begin, "content": {**content, "json_schema": tag.schema}, "end": tag.end}
-            for tag in structural_tag.tags
+            {"type": "tag", "begin": tag.begin, "content": {**content, "json_schema": tag.schema}, "end": tag.end}
+            for tag in structural_tag.all_tags
         ]
+        otherwise = None if structural_tag.otherwise is None else tags.pop()
         inner = {"tags": tags, "stop_after_first": structural_tag.stop_after_first}
         if structural_tag.separator is None:
             inner |= {"type": "triggered_tags", "triggers": structural_tag.triggers}
-        elif structural_tag.at_least_one:
+        elif structural_tag.at_least_one or otherwise is not None:
             inner |= {"type": "tags_with_separator", "separator": structural_tag.separator, "at_least_one": True}
         else:
             raise InvalidRequestError(
                 "structural_tag: a separator without at_least_one needs the llguidance backend; xgrammar has no such option"
             )
-        return json.dumps({"type": "structural_tag", "format": inner})
+        either = inner if otherwise is None else {"type": "or", "elements": [inner, otherwise]}
+        return json.dumps({"type": "structural_tag", "format": either})
 
     def new_matcher(self, compiled: xgrammar.CompiledGrammar) -> XGrammarMatcher:
         return XGrammarMatcher(self._make_matcher(compiled), self.vocab_size, self.eos_token_ids)

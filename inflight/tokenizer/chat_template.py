@@ -30,7 +30,11 @@ _LOOPS_OVER_CONTENT = re.compile(r"\{%-?\s*for\s+[\w\s,]+\s+in\s+[^%]*\bcontent\
 
 
 class ChatTemplate:
-    """The templates of one tokenizer, by name; "default" and "tool_use" are the names that count."""
+    """The templates of one tokenizer, by name; "default" and "tool_use" are the names that count.
+
+    Attributes:
+        default_source: the Jinja text of the template that is named so.
+    """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
         """Compile the templates.
@@ -38,6 +42,7 @@ class ChatTemplate:
         Raises:
             TokenizerError: one of them is no valid Jinja.
         """
+        self.default_source = sources.get("default")
         environment = _environment()
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens or {})
@@ -105,8 +110,8 @@ class ChatTemplate:
     def _select(self, *, has_tools: bool) -> str:
         if not self._compiled:
             raise TokenizerError(
-                "the model has no chat template (neither chat_template.jinja nor one in tokenizer_config.json); give one "
-                "with chat_template=..., or use generate() with a plain prompt"
+                "the model has no chat template (neither chat_template.jinja nor one in tokenizer_config.json): give the "
+                "engine one with chat_template, or send a plain prompt instead of messages"
             )
         if has_tools and "tool_use" in self._compiled:
             return "tool_use"

@@ -229,8 +229,9 @@ def test_errors_are_the_clients_own(client: OpenAI) -> None:
         client.chat.completions.create(model=MODEL, messages=SUM, temperature=-1)
     assert raised.value.param == "temperature"
     assert raised.value.type == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError, match="frobnicate"):
-        client.chat.completions.create(model=MODEL, messages=SUM, extra_body={"frobnicate": 1})
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as raised:
+        client.completions.create(model=MODEL, prompt=[5] * 3000)
+    assert raised.value.code == "context_length_exceeded"
 
 
 def test_async_streams_side_by_side(server: RunningServer) -> None:

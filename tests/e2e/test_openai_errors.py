@@ -51,11 +51,16 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {}, "messages", "required"),
     (CHAT, {"messages": []}, "messages", "at least 1"),
-    (CHAT, {"messages": HELLO, "frobnicate": 1}, "frobnicate", "not known"),
-    (CHAT, {"messages": [{"role": "user", "content": "x", "extra": 1}]}, "messages[0].extra", "not known"),
+    (CHAT, {"messages": HELLO, "use_beam_search": True}, "use_beam_search", "False"),
+    (CHAT, {"messages": HELLO, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "no prompt"),
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "system"),
     (CHAT, {"messages": [{"role": "user"}]}, None, "content"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "text"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type",
+        "no images",
+    ),
     (CHAT, {"messages": HELLO, "temperature": "1"}, "temperature", "number"),
     (CHAT, {"messages": HELLO, "temperature": True}, "temperature", "number"),
     (CHAT, {"messages": HELLO, "n": True}, "n", "integer"),
@@ -68,7 +73,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
     (CHAT, {"messages": HELLO, "logit_bias": {"cat": 1}}, "logit_bias", "cat"),
     (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, None, "99999"),
-    (CHAT, {"messages": HELLO, "store": True}, "store", "False"),
+    (CHAT, {"messages": HELLO, "store": "yes"}, "store", "boolean"),
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities[0]", "text"),
     (CHAT, {"messages": HELLO, "functions": []}, "functions", "None"),
     (CHAT, {"messages": HELLO, "priority": 1}, None, "priority"),
@@ -90,9 +95,9 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": {"a": 1}}, "prompt", "string"),
     (TEXT, {"prompt": ""}, None, "empty"),
     (TEXT, {"prompt": [99999]}, None, "99999"),
-    (TEXT, {"prompt": [5] * 3000}, None, "3000 tokens"),
-    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, None, "maximum context length is 2048 tokens"),
-    (CHAT, {"messages": [{"role": "user", "content": "far too long " * 40_000}]}, None, "has at least"),
+    (TEXT, {"prompt": [5] * 3000}, "prompt", "3000 tokens"),
+    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, "prompt", "maximum context length is 2048 tokens. However"),
+    (CHAT, {"messages": [{"role": "user", "content": "far too long " * 40_000}]}, "messages", "has at least"),
     (TEXT, {"prompt": "x", "n": 128, "logprobs": 20, "max_tokens": 1000}, None, "2688000 log-probabilities"),
     (TEXT, {"prompt": [[5] * 2000] * 10, "prompt_logprobs": 100}, None, "2020000 log-probabilities"),
     (CHAT, {"messages": HELLO, "n": 3, "logprobs": True, "top_logprobs": 100}, None, "log-probabilities"),
@@ -103,7 +108,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": "x", "stop": [""]}, "stop[0]", "at least 1"),
     ("/tokenize", {}, "prompt", "either"),
     ("/tokenize", {"prompt": "x", "tools": [TOOL]}, "tools", "messages"),
-    ("/tokenize", {"prompt": "far too long " * 40_000}, None, "has at least"),
+    ("/tokenize", {"prompt": "far too long " * 40_000}, "prompt", "has at least"),
     ("/detokenize", {"tokens": [1, 99999]}, "tokens[1]", "vocabulary"),
     ("/detokenize", {"tokens": [1] * 2049}, "tokens", "max_model_len=2048"),
 ]
@@ -168,10 +173,9 @@ def test_bytes_that_no_client_sends(server: RunningServer, request_bytes: bytes,
 
 def test_a_text_with_many_commas_is_one_value(client: httpx.Client) -> None:
     text = "a,[{" * 100_000  # too long for the model, whose message says so
-    assert (
-        "maximum context length is 2048 tokens"
-        in error_of(client.post("/tokenize", json={"prompt": text}), 400)["message"]
-    )
+    error = error_of(client.post("/tokenize", json={"prompt": text}), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    assert error["message"].startswith("This model's maximum context length is 2048 tokens. However, ")
 
 
 def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
@@ -217,7 +221,7 @@ def test_endpoints_beside_generation(client: httpx.Client) -> None:
     assert (
         client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
     )
-    for path in ("/health", "/live", "/ready", "/version", "/v1/models", "/openapi.json"):
+    for path in ("/health", "/ready", "/tokenizer_info", "/version", "/v1/models", "/openapi.json"):
         assert client.get(path).status_code == 200
     assert client.post("/reset_prefix_cache").json() == {"status": "reset"}
     assert client.get("/v1/models/" + MODEL).json()["max_model_len"] == 2048

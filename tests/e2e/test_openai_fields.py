@@ -25,6 +25,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
     "{% endif %}<|im_end|>\n{% endfor %}{{ tools | tojson if tools else '' }}{{ reasoning_effort or '' }}{{ mood or '' }}"
+    "{{ documents | tojson if documents else '' }}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ASKED: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
@@ -65,6 +66,7 @@ COMMON: dict[str, tuple[dict[str, Any], Any]] = {
     "guided_grammar": ({}, 'start: "cat"'),
     "return_token_ids": ({"return_token_ids": False}, True),
     "prompt_logprobs": ({}, 1),
+    "truncate_prompt_tokens": ({}, 3),
     "stream": ({}, True),
     "stream_options": ({"stream": True}, {"include_usage": True}),
     "model": ({}, "another-name"),
@@ -77,6 +79,7 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "continue_final_message": ({"messages": OPENED}, True),
         "chat_template": ({}, "{{ messages[0].content }}"),
         "chat_template_kwargs": ({}, {"mood": "sad"}),
+        "documents": ({}, [{"title": "T", "text": "x"}]),
         "add_special_tokens": ({}, True),
         "max_completion_tokens": ({"max_tokens": None}, 2),
         "max_tokens": ({"max_tokens": None}, 2),
@@ -109,8 +112,9 @@ def effect(model: type[StrictModel], name: str) -> str | None:
 
 CASES = [(path, name, *case) for path in MODELS for name, case in {**COMMON, **OWN[path]}.items()]
 NONE = {  # of those that are documented as having none: a value that is accepted
-    "user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "prompt_cache_key": "k", "service_tier": "auto",
-    "modalities": ["text"], "store": False, "verbosity": "medium", "best_of": 1,
+    "user": "u", "safety_identifier": "s", "metadata": {"a": 1}, "prompt_cache_key": "k", "service_tier": "priority",
+    "modalities": ["text"], "store": True, "verbosity": "high", "best_of": 1, "prediction": {"type": "content"},
+    "prompt_cache_retention": "24h", "use_beam_search": False, "logits_processors": [], "function_call": "auto",
 }  # fmt: skip
 
 

@@ -142,6 +142,32 @@ def test_what_is_refused(llm: LLM) -> None:
         llm.chat(list(sample.messages), own, tools=tools, use_tqdm=False)
     tools[0]["function"]["parameters"] = {"type": "object", "properties": {"a": {"not": {}}}}
     with pytest.raises(
-        InvalidRequestError, match=rf'"{tools[0]["function"]["name"]}".*#/properties/a/not is not supported'
+        InvalidRequestError, match=rf"\('{tools[0]['function']['name']}'\): #/properties/a/not is not supported"
     ):
         llm.chat(list(sample.messages), tools=tools, use_tqdm=False)
+
+
+def test_a_call_or_the_json_comes_and_what_is_not_enforced_is_told_once(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a temperature where the model is a die, the grammar alone decides."""
+    tools = tools_of(SAMPLES[0], strict=True)
+    for tool in tools:
+        tool["function"]["parameters"] = OWN
+    answer = {**OWN, "properties": {**OWN["properties"], "tags": {"type": "array", "uniqueItems": True, "maxItems": 0}}}
+    kinds = set()
+    for seed in range(8):
+        params = SamplingParams(
+            temperature=50.0, seed=seed, max_tokens=400, structured_outputs=StructuredOutputsParams(json=answer)
+        )
+        text, _ = chat(llm, SAMPLES[0], tools, params)
+        if text.startswith("{"):
+            jsonschema.validate(json.loads(text), answer)
+        else:
+            called_tools(text, tools)
+        kinds.add(text[0])
+    assert kinds == {"{", "<"}
+    told = [record.getMessage() for record in caplog.records if "cannot enforce" in record.getMessage()]
+    assert told == [
+        "response_format: #/properties/tags/uniqueItems: the grammar library cannot enforce it, and it is ignored"
+    ]

@@ -133,6 +133,14 @@ class ServerOptions:
             show_default=False,
         ),
     ] = False
+    strict_fields: Annotated[
+        bool,
+        _answer(
+            "Refuse requests with fields that are not known here. Default: ignore them, and name them in the answer's header.",
+            "--strict-fields/--no-strict-fields",
+            show_default=False,
+        ),
+    ] = False
 
     def to_values(self) -> dict[str, Any]:  # Any: ServerSettings checks every value
         """By the names of `ServerSettings`, without keys."""

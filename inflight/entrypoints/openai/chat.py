@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,30 +31,23 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     model = server.check_model(body.model)
     body.check_stream()
     tool_choice = _tool_choice(body)
-    tools = None if tool_choice == "none" else body.tools
-    params = _sampling_params(server, body)
-    if tools:
-        params = constrain_tools(
-            params,
-            plain_tools(tools) or [],
-            tool_choice,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            markup=server.parsers.markup,
-        )
+    params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
     token_ids = await render_messages(
         server,
         body.messages,
         tools,
+        documents=body.documents,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
         chat_template_kwargs=_template_kwargs(body),
         add_special_tokens=body.add_special_tokens,
     )
+    token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:  # as in vLLM; without it the answer may fill the context
         params = replace(params, max_tokens=default)
-    make_parser = await _parser_factory(server, body, plain_tools(tools), token_ids)
+    make_parser = await _parser_factory(server, body, tools, token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
     return ValidatedRequest(
@@ -65,11 +59,28 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     )
 
 
+def _constrain(
+    server: ApiServer, body: ChatCompletionRequest, tool_choice: ToolChoice
+) -> tuple[SamplingParams, list[dict[str, Any]] | None]:
+    """The parameters, and the tools as JSON, or None for no tools. On a thread: tools and schemas may be megabytes."""
+    tools = None if tool_choice == "none" else plain_tools(body.tools)
+    params = _sampling_params(server, body)
+    if tools:
+        params = constrain_tools(
+            params,
+            tools,
+            tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            markup=server.parsers.markup,
+        )
+    return params, tools
+
+
 def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> SamplingParams:
     most, older = body.max_completion_tokens, body.max_tokens
     if most is not None and older is not None and most != older:
         raise FieldError("max_tokens", f"max_tokens={older} and max_completion_tokens={most} differ; give one of them")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs needs logprobs: set it to true")
     return body.sampling_params(
         server.engine.default_params,

@@ -57,7 +57,8 @@ class ChatPresenter(Presenter):
         """One chunk per event of the parser. The first carries log-probabilities and ids, the last how the choice ended."""
         finished = choice.finish_reason is not None
         if parser is None:
-            deltas = ['{"content":' + encode_json(choice.text) + "}"] if choice.text else []
+            shows = bool(choice.text or (choice.token_ids and not finished))  # a token without text is a chunk, too
+            deltas = ['{"content":' + encode_json(choice.text) + "}"] if shows else []
         else:
             parsed = parser.push(choice.text) if choice.text else []
             parsed += parser.finish() if finished else []

@@ -35,11 +35,8 @@ class CompletionPresenter(Presenter):
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[str]:
         self._take_out_hidden(output)
         self._usage.add(prompt_index, output)
-        return [
-            self._chunk(encode_json(choice))
-            for choice in self._choices(prompt_index, output)
-            if _says_something(choice)
-        ]
+        choices = zip(output.outputs, self._choices(prompt_index, output), strict=True)
+        return [self._chunk(encode_json(shown)) for choice, shown in choices if _is_new(choice, shown)]
 
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         choices: list[dict[str, Any]] = []
@@ -91,5 +88,6 @@ class CompletionPresenter(Presenter):
         return "" if self._tokenizer is None else self._tokenizer.decode_token(prompt.token_ids[0])
 
 
-def _says_something(choice: dict[str, Any]) -> bool:
-    return bool(choice["text"] or choice["finish_reason"] or choice["logprobs"] or choice.get("token_ids"))
+def _is_new(choice: CompletionOutput, shown: dict[str, Any]) -> bool:
+    """A token is, also one without text: clients measure the times between tokens by their chunks."""
+    return bool(choice.token_ids or shown["text"] or shown["logprobs"] or choice.finish_reason)

@@ -53,7 +53,11 @@ async def _prompt(server: ApiServer, body: CompletionRequest, given: str | list[
         token_ids = await engine.encode(given, add_special_tokens=body.add_special_tokens is not False)
     else:
         token_ids = given
-        text = await engine.decode(given) if body.echo else None
+        text = None
+    kept = body.truncate_prompt(token_ids, engine.model.max_model_len)
+    if body.echo and (text is None or len(kept) < len(token_ids)):
+        text = await engine.decode(kept)
+    token_ids = kept
     return TokenPrompt(token_ids=token_ids, text=text, params=_sampling_params(server, body))
 
 

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from inflight.errors import (
+    ContextLengthExceededError,
     EngineClosedError,
     EngineDeadError,
     InflightError,
@@ -94,10 +95,16 @@ class FieldError(InvalidRequestError):
         self.param = param
 
 
-def to_api_error(error: Exception) -> ApiError:
-    """What the client is told. What it cannot have caused is logged, and told in general terms."""
+def to_api_error(error: Exception, prompt_field: str | None = None) -> ApiError:
+    """What the client is told. What it cannot have caused is logged, and told in general terms.
+
+    Args:
+        prompt_field: of the request, that a prompt which is too long came from.
+    """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ContextLengthExceededError):
+        return ApiError(400, str(error), param=prompt_field, code="context_length_exceeded")
     if isinstance(error, InvalidRequestError):
         return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else None)
     if isinstance(error, TokenizerError):  # no chat template; one in the request that is no Jinja
@@ -124,7 +131,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_validation(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _validation_error(error.errors()).response()
+        return _validation_error(error.errors(), error.body).response()
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -147,11 +154,11 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
     return ApiError(error.status_code, phrase, headers=error.headers)
 
 
-def _validation_error(errors: Sequence[Any]) -> ApiError:  # Any: pydantic's error dicts
+def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
     """One message of pydantic's several; `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
     for error in errors[:_MAX_COMPARED]:
-        told.setdefault(_where(error["loc"]), {})[_what(error)] = None
+        told.setdefault(_where(error, body), {})[_what(error)] = None
     # of a union's branches the ones count that got furthest; where all stop at one place, the value may be any of them
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
     whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
@@ -160,23 +167,24 @@ def _validation_error(errors: Sequence[Any]) -> ApiError:  # Any: pydantic's err
 
 
 def _what(error: Mapping[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "this field is not known here"
     if error["type"] == "missing":
         return "this field is required" if len(error["loc"]) > 1 else "the body is missing; send a JSON object"
     text = str(error["msg"])
     return text[:1].lower() + text[1:]
 
 
-def _where(loc: Sequence[str | int]) -> str:
-    """("body", "messages", 0, "role") -> "messages[0].role". Names of a union's branches are left out."""
-    path = ""
-    for part in loc[1:] if loc and loc[0] in ("body", "path", "query") else loc:
+def _where(error: Mapping[str, Any], body: object) -> str:
+    """("body", "messages", 0, "role") -> "messages[0].role". pydantic puts the names of a union's branches between the fields:
+    what is no key of the object that stands there is one of them."""
+    loc: Sequence[str | int] = error["loc"]
+    path, value = "", body
+    for i, part in enumerate(loc[1:] if loc and loc[0] in ("body", "path", "query") else loc, 1):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif (
-            not re.search(r"[^\w-]|^(constrained-str|str|int|float|bool|[A-Z]\w+|text|json_object|json_schema)$", part)
-            or not path
-        ):
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif (isinstance(value, Mapping) and part in value) or (error["type"] == "missing" and i == len(loc) - 1):
             path += f".{part}" if path else part
+            value = value.get(part) if isinstance(value, Mapping) else None
+        elif loc[0] != "body":
+            path = str(part)
     return path

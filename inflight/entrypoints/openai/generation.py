@@ -22,6 +22,7 @@ from inflight.entrypoints.openai.sse import EventStream, send_json
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import EngineError, InvalidRequestError
 from inflight.outputs import RequestOutput
+from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
 
 MAX_LOGPROBS_OF_ANSWER = 2**19  # those that are in memory at once: 100 MB
 
@@ -166,10 +167,10 @@ async def _last(stream: OutputStream) -> RequestOutput:
 def _check(output: RequestOutput) -> None:
     """
     Raises:
-        InvalidRequestError: the request is the cause: a grammar that cannot be compiled, nothing left to draw.
-        EngineError: a step failed.
+        InvalidRequestError: the request is the cause: a grammar that cannot be compiled.
+        EngineError: a step failed, or its logits are not finite.
     """
     if any(choice.finish_reason == "error" for choice in output.outputs):
-        if output.engine_failed:
+        if output.engine_failed or output.error == NOTHING_TO_DRAW:  # no field of a request forbids every token
             raise EngineError(output.error)
         raise InvalidRequestError(output.error or "the request could not be completed")

@@ -42,16 +42,14 @@ Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
 class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="A last chunk without choices carries the usage.")
     continuous_usage_stats: bool | None = Field(None, description="Every chunk carries the usage so far.")
-    include_obfuscation: Annotated[Literal[False] | None, neutral("Padding against eavesdroppers is not written.")] = (
-        None
-    )
+    include_obfuscation: Annotated[bool | None, no_effect("Padding against eavesdroppers is not written.")] = None
 
 
 class JsonSchemaFormat(StrictModel):
     name: Annotated[str, no_effect("A name for the schema.", min_length=1, max_length=64)]
     description: Annotated[str | None, no_effect("What the schema is for. The model does not see it.")] = None
     schema_: Schema | None = Field(None, alias="schema", description="The JSON schema that the text satisfies.")
-    strict: Annotated[bool | None, no_effect("The schema is always followed, strict or not.")] = None
+    strict: bool | None = Field(None, description="Refuse a schema of which something cannot be enforced.")
 
 
 class TextFormat(StrictModel):
@@ -60,6 +58,7 @@ class TextFormat(StrictModel):
 
 class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
+    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, not strict.")
 
 
 class JsonSchemaResponseFormat(StrictModel):
@@ -134,15 +133,24 @@ class GenerationFields(StrictModel):
     stream: bool | None = Field(None, description="Server-sent events, ended by [DONE].")
     stream_options: StreamOptions | None = Field(None, description="Of a stream only.")
     return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=MAX_INT, description="Only so many tokens of a prompt's end are kept; -1: as many as fit."
+    )
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="So many log-probabilities of each prompt token; not in a stream."
     )
     # what changes nothing
     user: Annotated[str | None, no_effect("A mark of the caller's own; nothing is stored.")] = None
     safety_identifier: Annotated[str | None, no_effect("As user.")] = None
-    metadata: Annotated[dict[str, str] | None, no_effect("Marks of the caller's own.", max_length=16)] = None
+    metadata: Annotated[dict[str, Any] | None, no_effect("Marks of the caller's own.")] = None
     prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without it.")] = None
-    service_tier: Annotated[Literal["auto", "default"] | None, neutral("There is one tier.")] = None
+    prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks go first.")] = None
+    service_tier: Annotated[str | None, no_effect("There is one tier.")] = None
+    # what would change the answer, and cannot be done
+    use_beam_search: Annotated[
+        Literal[False] | None, neutral("Answers are drawn: use n, and logprobs to rank them.")
+    ] = None
+    logits_processors: Annotated[list[Any] | None, neutral("No code runs for a request.", max_length=0)] = None
 
     def sampling_params(
         self,
@@ -192,6 +200,17 @@ class GenerationFields(StrictModel):
             make_parser=make_parser,
         )
 
+    def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
+        """What `truncate_prompt_tokens` leaves of a prompt: its end."""
+        wanted = self.truncate_prompt_tokens
+        if wanted is None:
+            return token_ids
+        if wanted == 0:
+            raise FieldError(
+                "truncate_prompt_tokens", "truncate_prompt_tokens=0 leaves no prompt; give at least 1, or -1"
+            )
+        return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
+
     def check_stream(self) -> None:
         """Options that a stream has, or has not."""
         if self.stream_options is not None and not self.stream:
@@ -211,12 +230,12 @@ class GenerationFields(StrictModel):
         """Whatever of the several ways to say it is used; only one may be."""
         found: dict[str, StructuredOutputsParams] = {}
         if isinstance(self.response_format, JsonObjectFormat):
-            found["response_format"] = StructuredOutputsParams(json_object=True)
+            found["response_format"] = _json_constraint(self.response_format.schema_, is_strict=False)
         elif isinstance(self.response_format, JsonSchemaResponseFormat):
-            schema = self.response_format.json_schema.schema_
-            if schema is None:
+            wanted = self.response_format.json_schema
+            if wanted.schema_ is None:
                 raise FieldError("response_format.json_schema.schema", "response_format.json_schema has no schema")
-            found["response_format"] = StructuredOutputsParams(json=schema)
+            found["response_format"] = _json_constraint(wanted.schema_, is_strict=bool(wanted.strict))
         if self.structured_outputs is not None:
             given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
             found["structured_outputs"] = StructuredOutputsParams(**given)
@@ -227,6 +246,12 @@ class GenerationFields(StrictModel):
             names = list(found)
             raise FieldError(names[1], f"{' and '.join(names)} each constrain the text; give one of them")
         return next(iter(found.values()), None)
+
+
+def _json_constraint(schema: Schema | None, *, is_strict: bool) -> StructuredOutputsParams:
+    if schema is None:
+        return StructuredOutputsParams(json_object=True)
+    return StructuredOutputsParams(json=schema, lenient=not is_strict)
 
 
 _SAME_NAMES = (

@@ -14,15 +14,15 @@ from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
-from inflight.entrypoints.openai.errors import ErrorBody
+from inflight.entrypoints.openai.errors import ErrorBody, to_api_error
 from inflight.entrypoints.openai.generation import answer, submit
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
 from inflight.entrypoints.openai.server import ApiServer, answer_id, arrival_time, trace_headers
-from inflight.entrypoints.openai.sse import WorkResponse
+from inflight.entrypoints.openai.sse import WorkResponse, with_headers
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import OverloadedError, RequestTimeoutError
+from inflight.errors import ContextLengthExceededError, OverloadedError, RequestTimeoutError
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is wrong."},
@@ -38,14 +38,16 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
             name = answer_id(request, "chatcmpl")
             return ChatPresenter(name, validated.presentation, server.fingerprint, engine.tokenizer)
 
-        return _respond(server, request, lambda: validate_chat(server, body), present)
+        ignored = server.ignored_fields.take_out(body)
+        return _respond(server, request, lambda: validate_chat(server, body), present, "messages", ignored)
 
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         def present(validated: ValidatedRequest) -> Presenter:
             name, prompts = answer_id(request, "cmpl"), validated.prompts
             return CompletionPresenter(name, validated.presentation, server.fingerprint, engine.tokenizer, prompts)
 
-        return _respond(server, request, lambda: validate_completion(server, body), present)
+        ignored = server.ignored_fields.take_out(body)
+        return _respond(server, request, lambda: validate_completion(server, body), present, "prompt", ignored)
 
     app.add_api_route(
         "/v1/chat/completions",
@@ -68,8 +70,15 @@ def _respond(
     request: Request,
     validate: Callable[[], Awaitable[ValidatedRequest]],
     present: Callable[[ValidatedRequest], Presenter],
+    prompt_field: str,
+    ignored: list[str],
 ) -> Response:
-    """All of it happens in the response, where the client is listened to: rendering and tokenising too."""
+    """All of it happens in the response, where the client is listened to: rendering and tokenising too.
+
+    Args:
+        prompt_field: what a prompt that is too long is made of.
+        ignored: fields that the answer's header names, with those parts of schemas that cannot be enforced.
+    """
 
     async def work(send: Send) -> None:
         arrival, timeout = arrival_time(request), server.settings.request_timeout
@@ -93,10 +102,14 @@ def _respond(
             raise RequestTimeoutError(
                 f"the request did not begin to run within the {timeout:g} s that it has"
             ) from None
+        except ContextLengthExceededError as error:
+            raise to_api_error(error, prompt_field) from error
         except OverloadedError:
             if server.metrics is not None:
                 server.metrics.request_refused("queue_full")
             raise
+        unenforced = [place for stream in streams for place in stream.request.unenforced]
+        send = with_headers(send, server.ignored_fields.header([*ignored, *unenforced]))
         await answer(streams, presenter, send, as_events=validated.presentation.stream)
 
     return WorkResponse(work)

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError, from_json
 
-from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_ARGUMENTS = 2**18  # characters of one call
+_NOT_SHOWN = {"refusal", "audio", "annotations"}  # to templates
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def _check_part_type(kind: object) -> object:
+    if isinstance(kind, str) and kind != "text":
+        found = next((media for media in ("image", "audio", "video", "file") if media in kind), None)
+        what = f"{kind!r} is of type {found}" if found else f"the type {kind!r} is not known"
+        raise PydanticCustomError(
+            "part_type", f"{what}, and this model takes text only: no images, audio, video or files"
+        )
+    return kind
+
+
 class TextPart(StrictModel):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
     text: str
 
 
 class CalledFunction(StrictModel):
     name: ToolName
-    arguments: str = Field(max_length=MAX_ARGUMENTS, description="A JSON object, as text.")
+    arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = Field(
+        None, description="A JSON object, mostly as text. One that is cut or malformed is taken as it is."
+    )
 
 
 class ToolCall(StrictModel):
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
     index: Annotated[int | None, no_effect("As it came from a stream.")] = None
 
@@ -49,10 +62,10 @@ class ChatMessage(StrictModel):
     tool_call_id: str | None = Field(None, description="Which call this is the result of.")
     reasoning_content: str | None = Field(None, description="For templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
-    refusal: Annotated[None, neutral("This server makes none.")] = None
-    audio: Annotated[None, neutral("Text only.")] = None
     function_call: Annotated[None, neutral("Use tool_calls.")] = None
-    annotations: Annotated[list[Any] | None, neutral("This server makes none.", max_length=0)] = None
+    refusal: Annotated[str | None, no_effect("Another model's: templates know none.")] = None
+    audio: Annotated[dict[str, Any] | None, no_effect("Another model's: its text is in content.")] = None
+    annotations: Annotated[list[Any] | None, no_effect("Another model's: templates know none.")] = None
 
 
 class FunctionDefinition(StrictModel):
@@ -80,26 +93,50 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """What the template sees: the fields that are given; the arguments of calls as objects, which templates write as JSON."""
-    return [_template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    """What the template sees: the fields that are given; the arguments of calls as objects, which templates write as JSON.
+    Arguments that are no JSON object stay text: a model wrote them, and `max_tokens` may have cut them."""
+    return [_template_message(message) for message in messages]
 
 
-def _template_message(where: str, message: ChatMessage) -> dict[str, Any]:
-    plain = message.model_dump(exclude_none=True)
+def malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those that `template_messages` left as text."""
+    return [text for _, text in _malformed(messages)]
+
+
+def read_malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Make objects of them, of what can be read: {"city": ""} of '{"city": "', and {} of no JSON at all."""
+    for function, text in _malformed(messages):
+        try:
+            value = from_json(text, allow_partial="trailing-strings")
+        except ValueError:
+            value = {}
+        function["arguments"] = value if isinstance(value, dict) else {}
+
+
+def _malformed(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            if isinstance(call["function"]["arguments"], str):
+                yield call["function"], call["function"]["arguments"]
+
+
+def _template_message(message: ChatMessage) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True, exclude=_NOT_SHOWN)
     if message.role == "developer":
         plain["role"] = "system"
-    for i, call in enumerate(plain.get("tool_calls", ())):
+    for call in plain.get("tool_calls", ()):
         call.pop("index", None)
-        path = f"{where}.tool_calls[{i}].function.arguments"
-        call["function"]["arguments"] = _arguments(path, call["function"]["arguments"])
+        call.setdefault("type", "function")
+        arguments = call["function"].get("arguments") or {}
+        call["function"]["arguments"] = _arguments(arguments) if isinstance(arguments, str) else arguments
     return plain
 
 
-def _arguments(where: str, text: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, Any] | str:
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise FieldError(where, f"{where} is not valid JSON") from error
-    if not isinstance(value, dict):
-        raise FieldError(where, f"{where} is not a JSON object")
-    return value
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # half of a surrogate pair is no text: no tokenizer takes it
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,6 +1,8 @@
-"""`StrictModel`: a JSON object of a request that has exactly the fields it names, of exactly their types.
+"""`StrictModel`: a JSON object of a request, whose fields have exactly the types that it names.
 
-A field says in its description what it does. One that does nothing carries `no_effect`; one that is known, but of which only
+Fields that it does not name are kept aside, for `ignored_fields` to take out.
+
+A field says in its description what it does. One that does nothing carries `no_effect`. One that is known, but of which only
 the value that changes nothing is served, carries `neutral`. docs/server-api.md and the field test are made of these.
 """
 
@@ -16,7 +18,7 @@ EFFECT = "x-effect"  # in the OpenAPI document: "none" or "neutral"; absent: it 
 class StrictModel(BaseModel):
     """A bool is no integer, "5" is no number, and neither NaN nor infinity is one. None is a field that was left out."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`

@@ -8,11 +8,12 @@ from pydantic import Field
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
-from inflight.entrypoints.openai.model import StrictModel, neutral
+from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
 from inflight.sampling_params import MAX_LOGPROBS, MAX_N
 
 MAX_PROMPTS = 256  # of one completion request
 MAX_TEMPLATE_LENGTH = 2**18
+MAX_DOCUMENTS = 1024
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -33,6 +34,9 @@ class ChatTemplateFields(StrictModel):
         None, max_length=MAX_TEMPLATE_LENGTH, description="Jinja; only with --enable-request-chat-template."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
+    documents: list[dict[str, Any]] | None = Field(
+        None, max_length=MAX_DOCUMENTS, description="For templates that show them, mostly title and text."
+    )
     add_special_tokens: bool | None = Field(
         None, description="Tokens around the prompt that the tokenizer adds; false if left out: the template has them."
     )
@@ -54,12 +58,12 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     )
     modalities: Annotated[list[Literal["text"]] | None, neutral("Text only.", max_length=1, min_length=1)] = None
     audio: Annotated[None, neutral("Text only.")] = None
-    store: Annotated[Literal[False] | None, neutral("Nothing is stored.")] = None
-    prediction: Annotated[None, neutral("Drafts are the engine's own (speculative_config).")] = None
+    store: Annotated[bool | None, no_effect("Nothing is stored.")] = None
+    prediction: Annotated[dict[str, Any] | None, no_effect("Drafts are the engine's own (speculative_config).")] = None
     functions: Annotated[None, neutral("Use tools.")] = None
-    function_call: Annotated[None, neutral("Use tool_choice.")] = None
+    function_call: Annotated[Literal["none", "auto"] | None, neutral("Use tool_choice.")] = None
     web_search_options: Annotated[None, neutral("The server fetches nothing.")] = None
-    verbosity: Annotated[Literal["medium"] | None, neutral("Ask for it in the messages.")] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, no_effect("Ask for it in the messages.")] = None
 
 
 class CompletionRequest(GenerationFields):
@@ -92,6 +96,7 @@ class TokenizeRequest(StrictModel):
         None, min_length=1, max_length=MAX_MESSAGES
     )
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
+    documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, if left out.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

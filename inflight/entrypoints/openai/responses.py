@@ -174,6 +174,18 @@ class DetokenizedText(Body):
     prompt: str
 
 
+class TokenizerInfo(Body):
+    """By the names of tokenizer_config.json."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: str | None = None
+    model_max_length: int
+
+
 class Version(Body):
     version: str
 

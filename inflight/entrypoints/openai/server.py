@@ -11,6 +11,7 @@ from starlette.requests import Request
 import inflight
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.ignored_fields import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
@@ -19,12 +20,13 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class ApiServer:
-    """Immutable.
+    """Immutable, but for the names that `ignored_fields` has logged.
 
     Attributes:
         metrics: None counts nothing.
         model_names: under which the one model is served; the first is its name in answers that name none.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
+        ignored_fields: tells of those that are not known here.
         fingerprint: changes when the same request may give another answer.
     """
 
@@ -37,6 +39,7 @@ class ApiServer:
         model = engine.model
         known = f"{inflight.__version__} {model.name} {model.dtype}"
         self.fingerprint = "fp_" + hashlib.sha256(known.encode("utf-8")).hexdigest()[:12]
+        self.ignored_fields = IgnoredFields(is_strict=settings.strict_fields)
         self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
 
     def check_model(self, name: str | None) -> str:

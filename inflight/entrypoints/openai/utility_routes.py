@@ -8,23 +8,24 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Send
 
 import inflight
-from inflight.entrypoints.openai.errors import ApiError, FieldError
+from inflight.entrypoints.openai.errors import ApiError, FieldError, to_api_error
 from inflight.entrypoints.openai.generation_routes import ERRORS
 from inflight.entrypoints.openai.presenter import encode_json
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
-from inflight.entrypoints.openai.rendering import render_messages
+from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.responses import (
     Body,
     DetokenizedText,
     ModelCard,
     ModelList,
     Status,
+    TokenizerInfo,
     Tokens,
     Version,
 )
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.sse import WorkResponse, send_json
-from inflight.errors import EngineError
+from inflight.entrypoints.openai.sse import WorkResponse, send_json, with_headers
+from inflight.errors import ContextLengthExceededError, EngineError
 
 
 def add_model_routes(app: FastAPI, server: ApiServer) -> None:
@@ -53,14 +54,15 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             return await render_messages(
                 server,
                 body.messages,
-                body.tools,
+                plain_tools(body.tools),
+                documents=body.documents,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 chat_template=body.chat_template,
                 chat_template_kwargs=body.chat_template_kwargs,
                 add_special_tokens=body.add_special_tokens,
             )
-        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template"):
+        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
             if getattr(body, name) is not None:
                 raise FieldError(name, f"{name} is of messages, not of a prompt")
         assert body.prompt is not None
@@ -75,15 +77,21 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
 
     async def tokenize(body: TokenizeRequest) -> Response:
         server.check_model(body.model)
+        header = server.ignored_fields.header(server.ignored_fields.take_out(body))
 
         async def work(send: Send) -> None:
-            tokens = await tokens_of(body)
+            try:
+                tokens = await tokens_of(body)
+            except ContextLengthExceededError as error:
+                raise to_api_error(error, "messages" if body.prompt is None else "prompt") from error
+            send = with_headers(send, header)
             await send_json(send, await asyncio.to_thread(present, tokens, bool(body.return_token_strs)))
 
         return WorkResponse(work)
 
     async def detokenize(body: DetokenizeRequest) -> Response:
         server.check_model(body.model)
+        header = server.ignored_fields.header(server.ignored_fields.take_out(body))
         if len(body.tokens) > engine.model.max_model_len:
             limit = f"max_model_len={engine.model.max_model_len}"
             raise FieldError(
@@ -95,10 +103,21 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
 
         async def work(send: Send) -> None:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-            await send_json(send, _encode(DetokenizedText(prompt=text)))
+            await send_json(with_headers(send, header), _encode(DetokenizedText(prompt=text)))
 
         return WorkResponse(work)
 
+    async def tokenizer_info() -> TokenizerInfo:
+        """What clients need that render chats and tokenise prompts by themselves."""
+        if engine.tokenizer is None:
+            raise ApiError(404, "this server has no tokenizer", code="not_found")
+        template = None if engine.chat_template is None else engine.chat_template.default_source
+        tokens = {
+            name: text for name, text in engine.tokenizer.special_tokens.items() if name in TokenizerInfo.model_fields
+        }
+        return TokenizerInfo(chat_template=template, model_max_length=engine.model.max_model_len, **tokens)
+
+    app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"], responses=ERRORS)
     app.add_api_route("/tokenize", tokenize, methods=["POST"], responses={200: {"model": Tokens}, **ERRORS})
     app.add_api_route(
         "/detokenize", detokenize, methods=["POST"], responses={200: {"model": DetokenizedText}, **ERRORS}
@@ -110,10 +129,6 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
 
     async def version() -> Version:
         return Version(version=inflight.__version__)
-
-    async def live() -> Status:
-        """The process answers; nothing is said of the engine."""
-        return Status(status="live")
 
     async def health() -> Status:
         """The engine's process lives."""
@@ -135,7 +150,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         await engine.reset_prefix_cache()
         return Status(status="reset")
 
-    for path, endpoint in (("/version", version), ("/live", live), ("/health", health), ("/ready", ready)):
+    for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
     if metrics is None:

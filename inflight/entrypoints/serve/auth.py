@@ -31,7 +31,7 @@ class Authentication:
         await send_error(
             send,
             401,
-            "the API key is wrong" if shown else "no API key was given: send it as `Authorization: Bearer KEY`",
+            "Incorrect API key provided." if shown else "No API key was given: send it as `Authorization: Bearer KEY`.",
             kind="invalid_request_error",
             code="invalid_api_key",
             headers=[(b"www-authenticate", b"Bearer")],

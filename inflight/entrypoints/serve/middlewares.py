@@ -45,6 +45,6 @@ def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
         allow_methods=settings.allowed_methods,
         allow_headers=settings.allowed_headers,
         allow_credentials=settings.allow_credentials,
-        expose_headers=["X-Request-Id", "Retry-After"],
+        expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
     )
     return cast("ASGIApp", middleware)

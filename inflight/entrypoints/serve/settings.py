@@ -23,7 +23,7 @@ _BOUNDS = {  # inclusive
 _MAX_SECONDS = 7 * 24 * 3600.0
 _SECONDS = ("shutdown_timeout", "request_timeout", "keep_alive_timeout", "header_timeout", "body_timeout")
 _BOUNDLESS = ("max_queued_requests", "max_queued_tokens", "request_timeout")  # None: no bound
-_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template")
+_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields")
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
 _OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
 _TUPLES = ("served_model_names", "api_keys", "allowed_origins", "allowed_methods", "allowed_headers")
@@ -64,6 +64,7 @@ class ServerSettings:
         tool_call_parser: its name, "auto" for the one that fits the chat template, or "none".
         reasoning_parser: the same for a model's thinking.
         enable_request_chat_template: let a request bring a chat template of its own (it runs in the sandbox).
+        strict_fields: refuse requests with fields that are not known here; by default they are ignored, and told.
         otlp_traces_endpoint: URL that OpenTelemetry traces are sent to.
 
     Raises:
@@ -99,6 +100,7 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     enable_request_chat_template: bool = False
+    strict_fields: bool = False
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:

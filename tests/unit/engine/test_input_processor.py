@@ -85,6 +85,9 @@ def test_what_structured_outputs_need() -> None:
     assert "give one" in refusal(processor, choice, allowed_token_ids=[7])
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     assert "#/properties/a/not" in refusal(processor, StructuredOutputsParams(json=schema))
+    lenient = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema, lenient=True))
+    told = processor.process("r", [5], lenient, arrival_time=0.0).unenforced
+    assert told == ("response_format: #/properties/a/not",)
 
 
 def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() -> None:

@@ -104,6 +104,12 @@ HERMES = [
     Case("hermes", '<tool_call>{"name": "f", "arguments": {}} oops', [*calls(("f", "{}")), *content("} oops")]),
     Case("hermes", '<tool_call>{"name": "f", "arguments": {"s": "a', calls(("f", '{"s": "a'))),
     Case("hermes", '<tool_call>{"name": "f", "arguments": {"s": "a\\', calls(("f", '{"s": "a\\'))),
+    *(
+        Case("hermes", f'a <tool_call>\n{{"name": "f", "arguments": {{}}{end}', [*content("a"), *calls(("f", "{}"))])
+        for end in ("", " ", "}", "}\n", "}\n</", "}\n</tool_call", ", ", ', "id": "')
+    ),
+    Case("hermes", f'{hermes("f", "{}")}\n<tool_call>\n{{"na', [*calls(("f", "{}")), *content('\n<tool_call>\n{"na')]),
+    Case("hermes", '<tool_call>{"name": "f", "arguments": {}}<tool', [*calls(("f", "{}")), *content("}<tool")]),
     Case("hermes", "</tool_call> <tool_call", content("</tool_call> <tool_call")),
     *(
         Case("hermes", f"x\n<tool_call>{body}</tool_call>\n", content(f"x\n<tool_call>{body}</tool_call>\n"))
@@ -172,6 +178,10 @@ MISTRAL = [
         '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS] g[CALL_ID]abcdefghi[ARGS] {}',
         calls(("f", '{"a": 1}'), ("g", "{}")),
     ),
+    *(
+        Case("mistral", f'[TOOL_CALLS] [{{"name": "f", "arguments": {{}}{end}', calls(("f", "{}")))
+        for end in ("", "}", "} ", "},", '}, {"name')
+    ),
     Case("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}}, 3]', [*calls(("f", "{}")), *content("}, 3]")]),
     *(
         Case("mistral", text, content(text))
@@ -217,7 +227,18 @@ CODER = [
     Case(
         "qwen3_coder",
         "<tool_call>\n<function=f>\n<parameter=n>\n12",
-        [ToolCallStart(0, "id0", "f"), ToolArgumentsDelta(0, '{"n": '), ContentDelta("\n12")],
+        calls(("f", '{"n": 12')),
+    ),
+    *(
+        Case(
+            "qwen3_coder", f"<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n{end}", calls(("f", arguments))
+        )
+        for end, arguments in (
+            ("</func", '{"n": 1'),
+            ("<param", '{"n": 1'),
+            ("</function>", '{"n": 1}'),
+            ("</function>\n</tool", '{"n": 1}'),
+        )
     ),
     Case("qwen3_coder", "<tool_call>\n<function=>", content("<tool_call>\n<function=>")),
     Case("qwen3_coder", "<tool_call>\n<func", content("<tool_call>\n<func")),

@@ -20,7 +20,7 @@ from inflight.parsers.events import (
     ToolCallStart,
     join_deltas,
 )
-from inflight.parsers.selector import create_output_parser, reasoning_parser_names, tool_parser_names
+from inflight.parsers.selector import _REASONING, _TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse
 
 IDS = [f"{case.tool}-{case.reasoning}-{case.text[:24]!r}" for case in CASES]
@@ -83,13 +83,13 @@ _MARKUP = [
     "🙂",
     '"parameters": {"a": 1}}',
 ]
-NAMES = [None, *tool_parser_names()]
+NAMES = [None, *_TOOL_PARSERS]
 
 
 @given(
     st.lists(st.sampled_from(_MARKUP), max_size=24),
     st.sampled_from(NAMES),
-    st.sampled_from([None, *reasoning_parser_names()]),
+    st.sampled_from([None, *_REASONING]),
     st.booleans(),
     st.integers(1, 7),
 )

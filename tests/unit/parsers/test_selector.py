@@ -11,14 +11,14 @@ from inflight.errors import ConfigError, InvalidRequestError
 from inflight.parsers.events import ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.markup import MARKUPS
 from inflight.parsers.selector import (
+    _REASONING,
+    _TOOL_PARSERS,
     DetectedParsers,
     create_output_parser,
     detect_parsers,
     prompt_ends_in_reasoning,
     reasoning_end,
-    reasoning_parser_names,
     resolve_parsers,
-    tool_parser_names,
 )
 from inflight.tokenizer.chat_template import ChatTemplate
 from tests.unit.parsers.parser_cases import TOOLS, counted_ids, parse
@@ -158,9 +158,9 @@ def test_settings_are_resolved() -> None:
     assert resolve_parsers("hermes", "none", template) == DetectedParsers("hermes", None, MARKUPS[0])
     assert resolve_parsers("qwen3_coder", "none", None) == DetectedParsers("qwen3_coder", None, None)
     assert resolve_parsers("none", "auto", template) == DetectedParsers(None, None, None)
-    for name in tool_parser_names():
+    for name in _TOOL_PARSERS:
         assert resolve_parsers(name, "none", None).tool == name
-    for name in reasoning_parser_names():
+    for name in _REASONING:
         assert resolve_parsers("none", name, None).reasoning == name
     with pytest.raises(ConfigError, match="tool_call_parser='x' is none of auto, none, hermes"):
         resolve_parsers("x", "auto", template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -118,17 +119,54 @@ def test_malformed_tools_are_refused_by_their_index(second: Any, message: str) -
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_keyword_that_is_not_supported_is_named_with_its_tool(name: str) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
-    with pytest.raises(InvalidRequestError, match=r'structures\[2\].*"bad".*: #/properties/a/not is not supported'):
-        backend(name, "embedded").check(spec_of([*TOOLS, tool("bad", schema)], "required"))
-    with pytest.raises(
-        InvalidRequestError, match=r"behind .\[TOOL_CALLS\] .: #/items/anyOf/1/properties/arguments/.*/not"
-    ):
-        backend(name, "embedded").check(spec_of([tool(), tool("bad", schema)], "required", markup=MARKUPS[2]))
+    for markup in (HERMES, MARKUPS[2]):  # a tag for each tool, and one list for all
+        for choice in ("auto", "required"):
+            spec = spec_of([tool(), tool("bad", schema, strict=True)], choice, markup=markup)
+            message = (
+                r"^tools\[1\] \('bad'\): #/properties/a/not is not supported; leave it out, or set strict to false"
+            )
+            with pytest.raises(InvalidRequestError, match=message):
+                backend(name, "embedded").relax(spec)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_of_a_tool_that_is_not_strict_it_is_left_out_and_told(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"not": {}, "type": "integer"}, "b": {"$ref": "#/properties/a"}}}
+    for markup in (HERMES, MARKUPS[2]):
+        relaxed, told = backend(name, "embedded").relax(
+            spec_of([tool(), tool("odd", schema)], "required", markup=markup)
+        )
+        assert told == ["tools[1] ('odd'): #/properties/a/not"]
+        if markup is HERMES:
+            backend(name, "embedded").compile(relaxed)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_zod_and_pydantic_write_is_taken(name: str, strict: bool) -> None:
+    properties = {
+        "record": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "number"}},
+        "set": {"type": "array", "items": {"type": "integer", "format": "int32"}, "uniqueItems": True},
+        "file": {"type": "string", "format": "binary"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["file"], "additionalProperties": False}
+    for choice in ("auto", "required") if strict else ("required",):
+        spec = spec_of([tool("f", schema, strict=strict)], choice)
+        told = backend(name, "embedded").relax(spec)[1]
+        assert sorted(told) == [
+            "tools[0] ('f'): #/properties/file/format",
+            "tools[0] ('f'): #/properties/set/items/format",
+            "tools[0] ('f'): #/properties/set/uniqueItems",
+        ]
+        assert admits(name, "embedded", spec, call("f", {"file": "a"}))
+        assert not admits(name, "embedded", spec, call("f", {"file": 1}))
 
 
 def test_a_one_of_that_may_overlap_is_named() -> None:
     schema = {"type": "object", "properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
-    with pytest.raises(InvalidRequestError, match=r"oneOf \(#/structures/0/schema/properties/a/oneOf\)"):
+    with pytest.raises(
+        InvalidRequestError, match=r"^tools: .* a oneOf \(tools\[0\] \('plot'\): #/properties/a/oneOf\)"
+    ):
         backend("llguidance", "embedded").compile(spec_of([tool(parameters=schema, strict=True)]))
 
 
@@ -280,10 +318,83 @@ def test_parameters_are_constrained_once_and_only_where_they_must_be() -> None:
     assert constrained == SamplingParams(temperature=0.5, structured_outputs=constraint(TOOLS))
     own = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     assert constrain_tools(own, [tool()], parallel_tool_calls=False, markup=HERMES) is own
-    with pytest.raises(InvalidRequestError, match="structured_outputs and a strict tool both constrain the text"):
+    with pytest.raises(InvalidRequestError, match="regex and a strict tool both constrain the text"):
         constrain_tools(own, TOOLS, markup=HERMES)
-    with pytest.raises(InvalidRequestError, match="structured_outputs and tool_choice='required' both constrain"):
+    with pytest.raises(InvalidRequestError, match="regex and tool_choice='required' both constrain"):
         constrain_tools(own, [tool()], "required", markup=HERMES)
+
+
+ANSWER = StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+ANY_ANSWER = StructuredOutputsParams(json_object=True)
+
+
+def with_answer(answer: StructuredOutputsParams, tools: Any, choice: ToolChoice = "auto", **more: Any) -> GrammarSpec:
+    params = SamplingParams(structured_outputs=answer)
+    constrained = constrain_tools(params, tools, choice, **{"markup": HERMES, **more}).structured_outputs
+    assert constrained is not None
+    return GrammarSpec.from_params(constrained)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("answer", [ANSWER, ANY_ANSWER])
+def test_a_call_or_the_json_may_come(name: str, strict: bool, answer: StructuredOutputsParams) -> None:
+    """The same texts with both libraries."""
+    tools = [tool(strict=strict), tool("note", NOTE)]
+    spec = with_answer(answer, tools)
+    plot, note = call("plot", {"x": 1}), call("note", {"any": "b"})
+    for text in ('{"a": 12}', '{"a":  12}', plot, note, f"{plot}\n{note}"):
+        assert admits(name, "embedded", spec, text), text
+    for text in (
+        "",
+        "text",
+        '{"a": 1}{"a": 1}',
+        f'{{"a": 1}}\n{plot}',
+        f'{plot}\n{{"a": 1}}',
+        call("other", {}),
+        "<tool_call>",
+    ):
+        assert not admits(name, "embedded", spec, text), text
+    assert admits(name, "embedded", spec, '{"b": 1}') == (answer is ANY_ANSWER)
+    assert admits(name, "embedded", spec, call("plot", {"x": 10})) == (not strict)
+    assert not admits(name, "embedded", with_answer(answer, tools, parallel_tool_calls=False), f"{plot}\n{note}")
+
+
+def test_a_call_that_must_come_comes_whatever_else_is_wanted() -> None:
+    for choice in ("required", {"name": "plot"}):
+        assert with_answer(ANSWER, TOOLS, choice) == spec_of(TOOLS, choice)
+        assert with_answer(ANY_ANSWER, TOOLS, choice) == spec_of(TOOLS, choice)
+
+
+def test_json_stands_alone_where_calls_are_not_known_to_the_character() -> None:
+    params = SamplingParams(structured_outputs=ANSWER)
+    assert constrain_tools(params, [tool()], markup=None) is params
+    assert constrain_tools(params, TOOLS, "none", markup=HERMES) is params
+    assert constrain_tools(params, [], markup=HERMES) is params
+
+
+@pytest.mark.parametrize("markup", MARKUPS, ids=[f"{markup.parser}-{i}" for i, markup in enumerate(MARKUPS)])
+def test_a_call_or_the_json_in_every_markup(markup: ToolMarkup) -> None:
+    spec = with_answer(ANSWER, TOOLS, markup=markup)
+    assert admits("llguidance", "embedded", spec, '{"a": 12}')
+    assert not admits("llguidance", "embedded", spec, "text")
+    one = markup.begin("plot") + '{"x": 1}' + markup.end + ("}]" if markup.is_list else "")
+    assert admits("llguidance", "embedded", spec, one), one
+    assert not admits("llguidance", "embedded", spec, one.replace('"x": 1', '"x": 10'))
+    if not markup.is_list:
+        assert admits("llguidance", "embedded", spec, one + markup.separator + one)
+    single = with_answer(ANSWER, TOOLS, markup=markup, parallel_tool_calls=False)
+    assert admits("llguidance", "embedded", single, one)
+    assert not admits("llguidance", "embedded", single, one + markup.separator + one)
+
+
+def test_white_space_and_leniency_of_the_json_are_kept() -> None:
+    answer = StructuredOutputsParams(json={"type": "object", "not": {}}, separators=(", ", ": "), lenient=True)
+    spec = with_answer(answer, TOOLS)
+    assert spec.separators == (", ", ": ")
+    assert backend("llguidance", "embedded").relax(spec)[1] == ["response_format: #/not"]
+    with pytest.raises(InvalidRequestError, match=r"^response_format: #/not is not supported"):
+        backend("llguidance", "embedded").relax(with_answer(replace(answer, lenient=False), TOOLS))
 
 
 @pytest.mark.parametrize(
@@ -294,6 +405,11 @@ def test_parameters_are_constrained_once_and_only_where_they_must_be() -> None:
         ([], "required", "tool_choice='required' needs tools, and the request has none"),
         (None, {"name": "plot"}, "tool_choice='plot' needs tools"),
         ([tool()], {"name": "plod"}, "tool_choice names 'plod', which is none of the tools: plot"),
+        (
+            [tool(parameters={"type": "object", "title": "x" * 2**20})],
+            "required",
+            "the schemas of the tools, .* can be enforced",
+        ),
         ([tool(parameters={"type": "array"})], "required", r"tools\[0\] \('plot'\) is one that must be called"),
     ],
 )

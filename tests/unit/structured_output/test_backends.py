@@ -229,7 +229,7 @@ def test_single_token_ids() -> None:
             StructuredOutputsParams(json={"properties": {"a": {"not": {}}}}),
             r"json: #/properties/a/not is not supported",
         ),
-        (StructuredOutputsParams(json={"type": "array", "uniqueItems": True}), r"json: #/uniqueItems is not supported"),
+        (StructuredOutputsParams(json={"type": "array", "contains": {}}), r"json: #/contains is not supported"),
         (StructuredOutputsParams(regex="(?=a)b"), "regex: .*(look-around|Lookahead)"),
         (StructuredOutputsParams(regex="(a"), "regex: "),
         (StructuredOutputsParams(grammar="root ::= ("), "grammar: "),

@@ -1,7 +1,8 @@
-"""The walk: what is refused, with which path; what is not."""
+"""The walk: what is refused, with which path; what is left out; what is neither."""
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, check_schema, keyword_paths
+from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, keyword_paths, relax_schema
+from inflight.structured_output.spec import SchemaPart
 from tests.schema_generator import FORMATS, generate_schemas
 
 SUPPORT = SchemaSupport(
@@ -29,7 +31,7 @@ REFUSED: list[tuple[object, str]] = [
     ({"not": {}}, "#/not is not supported"),
     ({"properties": {"a": {"items": {"not": {}}}}}, "#/properties/a/items/not is not supported"),
     ({"properties": {"a/b~c": {"not": {}}}}, "#/properties/a~1b~0c/not is not supported"),
-    ({"items": [{}, {"uniqueItems": True}]}, "#/items/1/uniqueItems is not supported"),
+    ({"items": [{}, {"not": True}]}, "#/items/1/not is not supported"),
     ({"anyOf": [{}, {"if": {"not": {}}}]}, "#/anyOf/1/if/not is not supported"),
     ({"additionalProperties": {"not": {}}}, "#/additionalProperties/not is not supported"),
     ({"$defs": {"a": {"not": {}}}, "items": {"$ref": "#/$defs/a"}}, "#/$defs/a/not is not supported"),
@@ -37,7 +39,6 @@ REFUSED: list[tuple[object, str]] = [
     ({"$ref": "#/$defs/a"}, "#/$ref '#/$defs/a' does not exist"),
     ({"$ref": "http://example.com/schema"}, "#/$ref 'http://example.com/schema' is not supported"),
     ({"$ref": "other.json#/a"}, "must be a path in the schema"),
-    ({"format": "zip"}, "#/format 'zip' is not supported; these are: date"),
     ({"pattern": "a", "maxLength": 3}, "#/pattern is not supported beside maxLength"),
     ({"x-guidance": {"lenient": True}}, "#/x-guidance is not supported"),
     ({"type": "strin"}, "#/type 'strin' is none of array"),
@@ -65,7 +66,7 @@ REFUSED: list[tuple[object, str]] = [
 @pytest.mark.parametrize(("schema", "message"), REFUSED)
 def test_what_is_refused(schema: object, message: str) -> None:
     with pytest.raises(InvalidRequestError) as refusal:
-        check_schema(schema, SUPPORT)
+        relax_schema(schema, SUPPORT)
     assert str(refusal.value).startswith("json: #")
     assert message in str(refusal.value)
 
@@ -86,8 +87,69 @@ def test_what_is_refused(schema: object, message: str) -> None:
         nested(MAX_DEPTH - 1),
     ],
 )
-def test_what_is_not(schema: object) -> None:
-    check_schema(schema, SUPPORT)
+def test_what_is_neither_refused_nor_left_out(schema: object) -> None:
+    relaxed = copy.deepcopy(schema)
+    assert relax_schema(relaxed, SUPPORT) == []
+    assert relaxed == schema
+
+
+LENIENT = (SchemaPart("#", "tools[0] ('f')", is_strict=False),)
+STRICT = (SchemaPart("#", "tools[0] ('f')", is_strict=True),)
+# the schema, what is left of it, what is told
+SOFT: list[tuple[Any, Any, list[str]]] = [
+    ({"propertyNames": {"type": "string"}}, {}, []),
+    ({"uniqueItems": False, "propertyNames": {}}, {}, []),
+    ({"uniqueItems": True, "items": {}}, {"items": {}}, ["#/uniqueItems"]),
+    ({"properties": {"a": {"format": "int32"}}}, {"properties": {"a": {}}}, ["#/properties/a/format"]),
+    ({"format": "date"}, {"format": "date"}, []),
+]
+HARD: list[tuple[Any, Any, list[str]]] = [
+    ({"not": {"uniqueItems": True}, "type": "string"}, {"type": "string"}, ["#/not"]),
+    ({"oneOf": [{"not": {}}, {"type": "null"}]}, {"anyOf": [{}, {"type": "null"}]}, ["#/anyOf/0/not"]),
+    ({"$ref": "http://a/b", "type": "null"}, {"type": "null"}, ["#/$ref"]),
+    ({"pattern": "a", "maxLength": 3, "minLength": 1}, {"pattern": "a"}, ["#/maxLength", "#/minLength"]),
+    ({"$defs": {"a": {"not": {}}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, ["#/$defs/a/not"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "left", "told"), SOFT)
+@pytest.mark.parametrize("parts", [LENIENT, STRICT])
+def test_what_is_left_out_of_every_schema(schema: Any, left: Any, told: list[str], parts: tuple[SchemaPart]) -> None:
+    relaxed = copy.deepcopy(schema)
+    assert relax_schema(relaxed, SUPPORT, parts) == [f"tools[0] ('f'): {path}" for path in told]
+    assert relaxed == left
+
+
+@pytest.mark.parametrize(("schema", "left", "told"), HARD)
+def test_what_is_left_out_of_a_lenient_schema_and_refused_in_a_strict_one(
+    schema: Any, left: Any, told: list[str]
+) -> None:
+    relaxed = copy.deepcopy(schema)
+    assert relax_schema(relaxed, SUPPORT, LENIENT) == [f"tools[0] ('f'): {path}" for path in told]
+    assert relaxed == left
+    if "oneOf" not in schema:
+        with pytest.raises(InvalidRequestError, match=r"^tools\[0\] \('f'\): #/.* is not supported"):
+            relax_schema(copy.deepcopy(schema), SUPPORT, STRICT)
+
+
+def test_an_object_does_not_forbid_what_a_pattern_that_is_left_out_admits() -> None:
+    schema = {"patternProperties": {"^a": {}}, "additionalProperties": False, "properties": {"b": {}}}
+    support = SchemaSupport(ASSERTIONS - {"patternProperties"})
+    assert relax_schema(schema, support, LENIENT) == [
+        "tools[0] ('f'): #/patternProperties",
+        "tools[0] ('f'): #/additionalProperties",
+    ]
+    assert schema == {"properties": {"b": {}}}
+
+
+def test_each_part_is_as_strict_as_its_author_wants_and_named_after_it() -> None:
+    schema = {"anyOf": [{"not": {}}, {"items": {"not": {}}}]}
+    parts = (SchemaPart("#/anyOf/0", "a", is_strict=False), SchemaPart("#/anyOf/1", "b", is_strict=True))
+    with pytest.raises(
+        InvalidRequestError, match=r"^b: #/items/not is not supported; leave it out, or set strict to false"
+    ):
+        relax_schema(copy.deepcopy(schema), SUPPORT, parts)
+    assert relax_schema({"anyOf": schema["anyOf"][:1]}, SUPPORT, parts) == ["a: #/not"]
 
 
 @given(st.integers(0, 10**6))
@@ -95,7 +157,7 @@ def test_an_unsupported_keyword_is_found_wherever_it_is_put(seed: int) -> None:
     rng = random.Random(seed)
     schema = generate_schemas(2, seed, max_depth=3)[1]
     support = SchemaSupport(ASSERTIONS - {"not"}, frozenset(FORMATS))
-    check_schema(schema, support)
+    relax_schema(schema, support)
     places: list[tuple[dict[str, Any], str]] = []
 
     def collect(node: dict[str, Any], path: str) -> None:
@@ -112,7 +174,7 @@ def test_an_unsupported_keyword_is_found_wherever_it_is_put(seed: int) -> None:
     node, path = rng.choice(places)
     node["not"] = {}
     with pytest.raises(InvalidRequestError) as refusal:
-        check_schema(schema, support)
+        relax_schema(schema, support)
     assert str(refusal.value) == f"json: {path}/not is not supported"
 
 

@@ -82,7 +82,12 @@ def test_a_structural_tag() -> None:
         ({"separator": None}, "separator=None is not a string"),
         ({"stop_after_first": 1}, "stop_after_first=1 is not true or false"),
         ({"at_least_one": True}, "at_least_one needs a separator"),
-        ({"excludes": []}, "unknown key 'excludes'; known are at_least_one, separator"),
+        ({"excludes": []}, "unknown key 'excludes'; known are at_least_one, otherwise, separator"),
+        ({"otherwise": {**STRUCTURE, "begin": ""}}, "otherwise needs a separator"),
+        ({"otherwise": {}, "separator": "", "at_least_one": True}, "excludes at_least_one"),
+        ({"otherwise": {}, "separator": ""}, "otherwise must be an object with the keys begin, schema, end"),
+        ({"structures": [{**STRUCTURE, "parts": [["#", "a"]]}]}, r"structures\[0\]: parts must be a list of"),
+        ({"structures": [{**STRUCTURE, "parts": 3}]}, r"structures\[0\]: parts must be a list of"),
         ({"triggers": ["<f=", "["]}, r"no structure begins with the trigger '\['"),
     ],
 )

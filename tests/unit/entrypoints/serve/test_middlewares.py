@@ -69,6 +69,8 @@ def test_everything_but_health_asks_for_a_key(path: str, method: str, shown: str
     assert status == 401
     assert headers["www-authenticate"] == "Bearer"
     assert body["error"]["code"] == "invalid_api_key"
+    message = body["error"]["message"]  # clients look for these words
+    assert message.startswith("No API key was given" if shown is None else "Incorrect API key provided")
     assert "first-key" not in json.dumps(body)
 
 

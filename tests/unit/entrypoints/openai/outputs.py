@@ -1,0 +1,31 @@
+"""What the engine says, for the tests of presenters; and chunks taken apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inflight.outputs import CompletionOutput, Logprob, RequestOutput
+
+
+def completion(text: str, num_tokens: int | None = None, **more: Any) -> CompletionOutput:
+    """A token for each character, if `num_tokens` does not say how many."""
+    count = len(text) if num_tokens is None else num_tokens
+    return CompletionOutput(**{"index": 0, "text": text, "token_ids": [7] * count, **more})
+
+
+def output(*completions: CompletionOutput, prompt: int = 3, **more: Any) -> RequestOutput:
+    """`prompt`: its number of tokens."""
+    return RequestOutput(
+        request_id="r", prompt=None, prompt_token_ids=list(range(prompt)), outputs=list(completions), **more
+    )
+
+
+def row(text: str, logprob: float = -1.0) -> dict[int, Logprob]:
+    return {7: Logprob(logprob, 1, text)}
+
+
+def opened(chunks: list[str]) -> list[dict[str, Any]]:
+    """The JSON of events."""
+    assert all(chunk.startswith("data: ") and chunk.endswith("\n\n") for chunk in chunks)
+    return [json.loads(chunk[6:]) for chunk in chunks]

@@ -1,0 +1,113 @@
+"""Answers of chats: choices, deltas, tool calls, and how a choice ended."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+
+from inflight.entrypoints.openai.chat_presenter import ChatPresenter
+from inflight.entrypoints.openai.validated import Presentation
+from inflight.parsers.selector import create_output_parser
+from tests.unit.entrypoints.openai.outputs import completion, opened, output, row
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TOOLS = partial(create_output_parser, "hermes", "qwen3", tools=[{"function": {"name": "f"}}])
+
+
+def presenter(**more: Any) -> ChatPresenter:
+    return ChatPresenter("id", Presentation(model="m", **more), "fp", None)
+
+
+def choice_of(text: str, reason: str, **more: Any) -> dict[str, Any]:
+    body = json.loads(presenter(make_parser=TOOLS, **more).body([output(completion(text, finish_reason=reason))]))
+    (choice,) = body["choices"]
+    return dict(choice)
+
+
+def streamed(pieces: list[str], reason: str, **more: Any) -> list[dict[str, Any]]:
+    shown = presenter(stream=True, **more)
+    outputs = [output(completion(piece)) for piece in pieces[:-1]]
+    outputs.append(output(completion(pieces[-1], finish_reason=reason)))
+    return [chunk["choices"][0] for each in outputs for chunk in opened(shown.chunks(0, each))]
+
+
+def test_an_answer() -> None:
+    body = json.loads(presenter().body([output(completion("Hi", finish_reason="stop"))]))
+    assert body["object"] == "chat.completion" and body["model"] == "m" and body["id"] == "id"
+    message = {"role": "assistant", "content": "Hi", "refusal": None}
+    assert body["choices"] == [
+        {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("stop", "tool_calls"), ("length", "length"), ("abort", "abort")])
+def test_calls_end_a_choice_only_if_it_ended_by_itself(reason: str, shown: str) -> None:
+    choice = choice_of(CALL, reason)
+    assert choice["finish_reason"] == shown
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert choice_of("text", reason)["finish_reason"] == reason
+    assert streamed([CALL[:20], CALL[20:]], reason, make_parser=TOOLS)[-1]["finish_reason"] == shown
+
+
+def test_a_call_that_was_cut_shows_what_there_is_of_it() -> None:
+    choice = choice_of(CALL[: CALL.index("</")], "length")
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_a_stream_brings_what_the_parser_held() -> None:
+    """Text that could have become a call, at the end of the stream."""
+    deltas = [choice["delta"] for choice in streamed(["x <tool", "_c", ""], "stop", make_parser=TOOLS)]
+    assert "".join(delta.get("content", "") for delta in deltas) == "x <tool_c"
+
+
+def test_a_stream_says_role_deltas_and_end() -> None:
+    role, *parts = streamed(["<think>a", "b</think>", "c", CALL, ""], "stop", make_parser=TOOLS)
+    assert role["delta"] == {"role": "assistant", "content": ""}
+    assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["tool_calls"]
+    deltas = [part["delta"] for part in parts]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "ab"
+    assert "".join(delta.get("content", "") for delta in deltas) == "c"
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert calls[0]["function"]["name"] == "f" and calls[0]["id"]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+
+
+def test_a_token_without_text_is_a_chunk() -> None:
+    """A client measures its tokens' times by them. With a parser a chunk says what is certain."""
+    shown = presenter(stream=True)
+    shown.chunks(0, output(completion("a")))
+    (chunk,) = opened(shown.chunks(0, output(completion("", 1))))
+    assert chunk["choices"][0]["delta"] == {"content": ""}
+    assert shown.chunks(0, output(completion("", 0))) == []
+    (last,) = opened(shown.chunks(0, output(completion("", 1, finish_reason="stop"))))
+    assert last["choices"][0] == {
+        "index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop", "stop_reason": None
+    }  # fmt: skip
+
+
+def test_choices_have_parsers_of_their_own() -> None:
+    shown = presenter(stream=True, make_parser=TOOLS)
+    both = [completion(CALL[:30], index=0), completion("text", index=1)]
+    chunks = opened(shown.chunks(0, output(*both)))
+    both = [completion(CALL[30:], index=0, finish_reason="stop"), completion("!", index=1, finish_reason="stop")]
+    chunks += opened(shown.chunks(0, output(*both)))
+    found = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["index"] for choice in found if "role" in choice["delta"]] == [0, 1]
+    assert "".join(choice["delta"].get("content", "") for choice in found if choice["index"] == 1) == "text!"
+    assert {choice["finish_reason"] for choice in found if choice["index"] == 0} == {None, "tool_calls"}
+
+
+def test_logprobs_and_ids_go_with_the_first_chunk_of_a_step() -> None:
+    shown = presenter(stream=True, make_parser=TOOLS, top_logprobs=1, return_token_ids=True)
+    text = f"say {CALL}"
+    chunks = opened(shown.chunks(0, output(completion(text, 2, logprobs=[row("a"), row("b")]))))
+    _, first, *others = [chunk["choices"][0] for chunk in chunks]
+    assert [entry["token"] for entry in first["logprobs"]["content"]] == ["a", "b"]
+    assert first["token_ids"] == [7, 7]
+    assert others and all(choice["logprobs"] is None and "token_ids" not in choice for choice in others)
+    assert chunks[0]["prompt_token_ids"] == [0, 1, 2]

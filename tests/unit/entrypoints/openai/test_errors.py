@@ -1,0 +1,109 @@
+"""From exception to answer, and the path of the field that is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from inflight.entrypoints.openai.errors import _validation_error, to_api_error
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.errors import (
+    ContextLengthExceededError,
+    EngineClosedError,
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestTimeoutError,
+    TokenizerError,
+)
+
+ERRORS: list[tuple[Exception, int, str | None, dict[str, str]]] = [
+    (InvalidRequestError("x"), 400, None, {}),
+    (TokenizerError("x"), 400, None, {}),
+    (ContextLengthExceededError("x"), 400, "context_length_exceeded", {}),
+    (OverloadedError("x", retry_after_seconds=7), 503, "overloaded", {"Retry-After": "7"}),
+    (RequestTimeoutError("x"), 504, "request_timeout", {}),
+    (EngineClosedError("x"), 503, "shutting_down", {"Retry-After": "1"}),
+    (EngineDeadError("x"), 503, "engine_dead", {}),
+    (EngineError("x"), 500, "engine_error", {}),
+    (RuntimeError("x"), 500, "internal_error", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "headers"), ERRORS, ids=[type(case[0]).__name__ for case in ERRORS]
+)
+def test_every_error_has_its_answer(error: Exception, status: int, code: str | None, headers: dict[str, str]) -> None:
+    found = to_api_error(error, "messages")
+    assert (found.status_code, found.code, dict(found.headers or {})) == (status, code, headers)
+    assert found.param == ("messages" if code == "context_length_exceeded" else None)
+    response = found.response()
+    assert all(response.headers[name] == value for name, value in headers.items())
+    assert json.loads(bytes(response.body))["error"]["code"] == code
+
+
+class Inner(BaseModel):
+    text: int
+    str: int = 0  # type: ignore[valid-type]
+    Other: int = 0
+
+
+class Branch(BaseModel):
+    int: Inner | None = None
+    json_schema: Inner | list[Inner] | None = None
+
+
+def told(model: type[BaseModel], body: Any) -> tuple[str | None, str]:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
+    error = _validation_error(errors, body)
+    return error.param, str(error.detail)
+
+
+HELLO = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        # fields that are named like what pydantic calls the branches of a union
+        (Branch, {"int": {"text": "a"}}, "int.text"),
+        (Branch, {"int": {"text": 1, "str": "a"}}, "int.str"),
+        (Branch, {"int": {"text": 1, "Other": "a"}}, "int.Other"),
+        (Branch, {"int": {}}, "int.text"),
+        (Branch, {"json_schema": [{"text": 1}, {"text": "a"}]}, "json_schema[1].text"),
+        (ChatCompletionRequest, {}, "messages"),
+        (
+            ChatCompletionRequest,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        (
+            ChatCompletionRequest,
+            {"messages": HELLO, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+        ),
+        (
+            ChatCompletionRequest,
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": 3}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            ChatCompletionRequest,
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": 3}}},
+            "response_format.json_schema.schema",
+        ),
+        (ChatCompletionRequest, {"messages": HELLO, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        (ChatCompletionRequest, {"messages": HELLO, "logit_bias": {"text": "a"}}, "logit_bias.text"),
+    ],
+)
+def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body: Any, param: str) -> None:
+    found, message = told(model, body)
+    assert found == param
+    assert message.startswith(f"{param}: ")

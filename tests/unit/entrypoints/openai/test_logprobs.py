@@ -1,0 +1,39 @@
+"""Log-probabilities in both shapes: bytes, ranks, offsets, and what JSON cannot say."""
+
+from __future__ import annotations
+
+from inflight.entrypoints.openai.logprobs import LOWEST, CompletionLogprobs, chat_logprobs, prompt_logprobs
+from inflight.outputs import Logprob
+from tests.unit.entrypoints.openai.outputs import row
+
+ROW = {7: Logprob(-3.0, 3, "é"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(float("-inf"), 2, "b")}  # the drawn token first
+
+
+def test_chat_shows_the_token_and_the_best_by_rank() -> None:
+    (entry,) = chat_logprobs([ROW], 2, None)
+    assert (entry["token"], entry["logprob"], entry["bytes"]) == ("é", -3.0, [0xC3, 0xA9])
+    assert [top["token"] for top in entry["top_logprobs"]] == ["a", "b"]
+    assert entry["top_logprobs"][1]["logprob"] == LOWEST  # JSON has no infinity
+    assert chat_logprobs([ROW], 0, None)[0]["top_logprobs"] == []
+
+
+def test_offsets_are_characters_and_go_on_over_chunks() -> None:
+    columns = CompletionLogprobs()
+    assert columns.columns([row("é"), row("東京")])["text_offset"] == [0, 1]
+    assert columns.columns([row("b"), row("")])["text_offset"] == [3, 4]
+    assert columns.columns([row("c")])["text_offset"] == [4]
+
+
+def test_the_prompts_first_token_has_a_text_and_no_logprob() -> None:
+    found = CompletionLogprobs().columns([None, row("b")], "a")
+    assert found["tokens"] == ["a", "b"]
+    assert found["token_logprobs"] == [None, -1.0]
+    assert found["top_logprobs"][0] is None
+    assert found["text_offset"] == [0, 1]
+
+
+def test_a_prompts_logprobs_are_by_token_id() -> None:
+    first, second = prompt_logprobs([None, ROW])
+    assert first is None and second is not None
+    assert second["6"] == {"logprob": LOWEST, "rank": 2, "decoded_token": "b"}
+    assert list(second) == ["7", "5", "6"]

@@ -1,0 +1,110 @@
+"""What the chat template sees of a request's messages; what of them is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from inflight.entrypoints.openai.messages import (
+    ChatMessage,
+    malformed_arguments,
+    read_malformed_arguments,
+    template_messages,
+)
+from inflight.entrypoints.openai.rendering import _render_calls
+from inflight.tokenizer.chat_template import ChatTemplate
+
+
+def called(arguments: object) -> list[dict[str, Any]]:
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}, "type": None, "index": 0}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call],
+        "refusal": "no",
+        "annotations": [1],
+        "audio": {},
+    }
+    return template_messages([ChatMessage.model_validate(message)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "\\ud83d\\ude42"}', {"a": "🙂"}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ("{}", {}),
+    ],
+)
+def test_arguments_are_objects(arguments: object, seen: object) -> None:
+    (message,) = called(arguments)
+    function = {"name": "f", "arguments": seen}
+    assert message == {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+MALFORMED = [
+    ('{"city": "', {"city": ""}),
+    ('{"city": "Par', {"city": "Par"}),
+    ('{"a": 1, "b": [1, {"c"', {"a": 1, "b": [1, {}]}),
+    ('{"oops', {}),
+    ("oops", {}),
+    ('{"a": 1}}', {"a": 1}),
+    ("[1]", {}),
+    ('{"a": "\\ud800"}', {}),
+    ("[" * 100_000, {}),
+]
+
+
+@pytest.mark.parametrize(("text", "read"), MALFORMED, ids=[text[:12] for text, _ in MALFORMED])
+def test_malformed_arguments_are_text_or_what_can_be_read_of_them(text: str, read: object) -> None:
+    messages = called(text)
+    assert malformed_arguments(messages) == [text]
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == text
+    read_malformed_arguments(messages)
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == read
+    assert malformed_arguments(messages) == []
+
+
+LOOP = "{% for m in messages %}{% for c in m.tool_calls %}"
+ENDS = "{% endfor %}{% endfor %}"
+TEMPLATES = {
+    "text": (
+        "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+        '{"city": "',
+    ),
+    "json": ("{{ c.function.arguments | tojson }}", '{"city": ""}'),
+    "members": ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "city=;"),
+}
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_template_gets_text_where_it_writes_it_as_it_is(kind: str) -> None:
+    body, expected = TEMPLATES[kind]
+    template = ChatTemplate({"default": f"{LOOP}{body}{ENDS}"})
+    assert _render_calls(lambda plain: template.render(plain), called('{"city": "')) == expected
+
+
+def test_a_template_that_refuses_the_messages_refuses_them() -> None:
+    template = ChatTemplate({"default": "{{ raise_exception('no') }}"})
+    with pytest.raises(ValueError, match="no"):
+        _render_calls(lambda plain: template.render(plain), called('{"city": "'))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("image_url", "'image_url' is of type image, and this model takes text only: no images"),
+        ("input_audio", "is of type audio"),
+        ("video_url", "is of type video"),
+        ("file", "is of type file"),
+        ("thinking", "the type 'thinking' is not known"),
+    ],
+)
+def test_a_part_that_is_no_text_says_so(kind: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ChatMessage.model_validate({"role": "user", "content": [{"type": kind, kind: {"url": "data:"}, "text": "x"}]})
