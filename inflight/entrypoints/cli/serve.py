@@ -62,7 +62,7 @@ def serve(
         raise ConfigError("; ".join(problems))
     from inflight.entrypoints.serve.command import run_server  # uvicorn: not for `--help`, not for a mistyped option
 
-    raise typer.Exit(run_server(settings, args))
+    run_server(settings, args)
 
 
 def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.messages import ChatMessage, Tool, template_messages
 from inflight.entrypoints.openai.server import ApiServer
-from inflight.tokenizer.chat_template import ChatTemplate
 
 
 async def render_messages(
@@ -26,23 +25,30 @@ async def render_messages(
 
     Raises:
         InvalidRequestError: the template refuses them, or a template of the request's own is not allowed.
+        TokenizerError: the request's own template is no valid Jinja, or needs too much time or memory.
     """
     engine = server.engine
-    template = engine.chat_template if chat_template is None else _own_template(server, chat_template)
-    if template is None:
-        raise FieldError("messages", "chat needs a tokenizer, and the engine has none")
     continues = bool(continue_final_message)
 
-    def render() -> str:
-        return template.render(
-            template_messages(messages),
-            tools=plain_tools(tools),
-            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
-            continue_final_message=continues,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+    def arguments() -> dict[str, Any]:  # Any: JSON
+        return {
+            "messages": template_messages(messages),
+            "tools": plain_tools(tools),
+            "add_generation_prompt": not continues if add_generation_prompt is None else add_generation_prompt,
+            "continue_final_message": continues,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
 
-    text = await asyncio.to_thread(render)
+    template = engine.chat_template
+    if chat_template is not None:
+        if server.templates is None:
+            raise FieldError("chat_template", "this server takes no chat_template in requests: leave it out")
+        special_tokens = {} if engine.tokenizer is None else engine.tokenizer.special_tokens
+        text = await server.templates.render(chat_template, special_tokens, **await asyncio.to_thread(arguments))
+    elif template is None:
+        raise FieldError("messages", "chat needs a tokenizer, and the engine has none")
+    else:
+        text = await asyncio.to_thread(lambda: template.render(**arguments()))
     return await engine.encode(text, add_special_tokens=bool(add_special_tokens))
 
 
@@ -50,9 +56,3 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     """As they were given: a template writes what is there. An empty list is none."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
 
-
-def _own_template(server: ApiServer, source: str) -> ChatTemplate:
-    if not server.settings.enable_request_chat_template:
-        raise FieldError("chat_template", "this server takes no chat_template in requests: leave it out")
-    tokenizer = server.engine.tokenizer
-    return ChatTemplate({"default": source}, None if tokenizer is None else tokenizer.special_tokens)

@@ -26,7 +26,7 @@ from inflight.engine.front_end import resolve_config
 from inflight.entrypoints.serve.control import CUT, DRAIN, ENGINE, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.errors import EngineError, InflightError
 from inflight.executor.process import ChildProcess, stop_processes
@@ -35,7 +35,7 @@ from inflight.interface.messages import WorkerFailure
 logger = logging.getLogger(__name__)
 
 CUT_GRACE_SECONDS = 2.0  # that a front end has beyond what it leaves the engine
-END_SECONDS = 2.0  # between the last word of a front end and its end
+LAST_SECONDS = 2.0  # between the last word of a front end and its end
 
 
 class FrontEndProcess:
@@ -98,7 +98,7 @@ class FrontEndProcess:
         if not received:
             asyncio.get_running_loop().remove_reader(self._socket)
             if self.failure is None and not self._is_asked_to_end:
-                stop_processes([self.process], END_SECONDS)
+                stop_processes([self.process], LAST_SECONDS)
                 self.failure = EngineError(f"a front end has died ({self.process.state}); the others were drained")
             self.ended.set_result(None)
 
@@ -109,7 +109,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     Raises:
         ConfigError, EngineError: the engine or a front end could not start, or has died.
     """
-    shutdown = Shutdown()
+    shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)  # the front ends have END_SECONDS, and then the engine
     front_ends: list[FrontEndProcess] = []
     engine: EngineProcess | None = None
 
@@ -129,7 +129,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
         logger.info(text, settings.url, descriptions[0], len(front_ends), clock.summary())
 
     with (
-        shutdown.on_signals(settings.shutdown_timeout),
+        shutdown.on_signals(),
         tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
     ):
         try:
@@ -179,7 +179,7 @@ async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | No
                 front_end.send(CUT)
         await asyncio.wait([ended], timeout=CUT_SECONDS + CUT_GRACE_SECONDS)
     grace = CUT_SECONDS if shutdown.cut.is_set() else MAX_END_SECONDS
-    stop_processes([front_end.process for front_end in front_ends], END_SECONDS)
+    stop_processes([front_end.process for front_end in front_ends], LAST_SECONDS)
     for front_end in front_ends:
         front_end.close()
     if engine is not None:

@@ -276,3 +276,15 @@ def test_a_head_may_be_neither_large_nor_slow() -> None:
             assert silent.recv(1) == b""
         server.signal(signal.SIGTERM)
         assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_thread_that_hangs_does_not_keep_the_process(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("END_SECONDS", "0.5")
+    with serving(shutdown_timeout=0.1) as server:
+        server.wait_until("/v1/models", 200)
+        server.request("POST", "/hang")
+        server.signal(number)
+        code, out, error = server.end()
+        assert (code, out) == (1, "closed\n")
+        assert "most recent call first" in error, "it says where the thread is"
