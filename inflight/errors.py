@@ -126,3 +126,15 @@ class EngineClosedError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine's process is gone: nothing more will come of its requests."""
+
+
+def error_by_name(name: str, message: str) -> InflightError | None:
+    """What another process raised; None where the class has another name than one of these, or needs more than a message."""
+    kind = globals().get(name)
+    if (
+        isinstance(kind, type)
+        and issubclass(kind, InflightError)
+        and not issubclass(kind, (RankError, OverloadedError))
+    ):
+        return kind(message)
+    return None

@@ -31,6 +31,7 @@ def build_app(
     """
     app = FastAPI(title="Inflight", version=inflight.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = JsonRoute
+    app.state.request_timeout = settings.request_timeout
     server = ApiServer(engine, settings, metrics, templates)
     add_error_handlers(app)
     add_generation_routes(app, server)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
+from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ErrorBody
 from inflight.entrypoints.openai.generation import answer, submit
 from inflight.entrypoints.openai.presenter import Presenter
@@ -22,7 +21,7 @@ from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletion
 from inflight.entrypoints.openai.server import ApiServer, answer_id, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import WorkResponse
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import OverloadedError, RequestTimeoutError
+from inflight.errors import OverloadedError
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is wrong."},
@@ -73,11 +72,10 @@ def _respond(
 
     async def work(send: Send) -> None:
         arrival, timeout = arrival_time(request), server.settings.request_timeout
-        left = None if timeout is None else arrival + timeout - time.monotonic()
         try:
             # a full queue refuses at once, before anything is tokenised
             with server.engine.accepted():
-                async with asyncio.timeout(left):
+                async with within_deadline(arrival, timeout):
                     validated = await validate()
                     presenter = present(validated)
                     streams = await submit(
@@ -88,16 +86,17 @@ def _respond(
                         timeout=timeout,
                         trace_headers=trace_headers(request),
                     )
-        except TimeoutError:
-            assert timeout is not None
-            raise RequestTimeoutError(
-                f"the request did not begin to run within the {timeout:g} s that it has"
-            ) from None
         except OverloadedError:
             if server.metrics is not None:
                 server.metrics.request_refused("queue_full")
             raise
-        await answer(streams, presenter, send, as_events=validated.presentation.stream)
+        await answer(
+            streams,
+            presenter,
+            send,
+            as_events=validated.presentation.stream,
+            keep_alive=server.settings.stream_keep_alive_interval,
+        )
 
     return WorkResponse(work)
 

@@ -55,4 +55,3 @@ async def render_messages(
 def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     """As they were given: a template writes what is there. An empty list is none."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
-

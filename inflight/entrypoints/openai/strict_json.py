@@ -12,7 +12,9 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.server import arrival_time
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
 # Parsing a body, and checking it with pydantic, holds the interpreter's lock: these limits bound for how long.
@@ -23,15 +25,19 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # one witho
 
 
 class JsonRoute(APIRoute):
+    """The app's state has the `request_timeout`."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         has_body = self.body_field is not None
 
         async def handle_strictly(request: Request) -> Response:
-            if has_body:
-                _check_content_type(request)
-                request = _StrictRequest(request.scope, request.receive)
-            return await handle(request)
+            if not has_body:
+                return await handle(request)
+            _check_content_type(request)
+            # the body's arrival, its parsing and its checks: what follows is the response's
+            async with within_deadline(arrival_time(request), request.app.state.request_timeout):
+                return await handle(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Send
 
 import inflight
+from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError, FieldError
 from inflight.entrypoints.openai.generation_routes import ERRORS
 from inflight.entrypoints.openai.presenter import encode_json
@@ -22,7 +24,7 @@ from inflight.entrypoints.openai.responses import (
     Tokens,
     Version,
 )
-from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.server import ApiServer, arrival_time
 from inflight.entrypoints.openai.sse import WorkResponse, send_json
 from inflight.errors import EngineError
 
@@ -73,16 +75,26 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         length = engine.model.max_model_len
         return _encode(Tokens(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
-    async def tokenize(body: TokenizeRequest) -> Response:
-        server.check_model(body.model)
+    def in_time(request: Request, make: Callable[[], Awaitable[bytes]]) -> Response:
+        """The answer that `make` makes within the request's deadline."""
 
         async def work(send: Send) -> None:
-            tokens = await tokens_of(body)
-            await send_json(send, await asyncio.to_thread(present, tokens, bool(body.return_token_strs)))
+            async with within_deadline(arrival_time(request), server.settings.request_timeout):
+                answer = await make()
+            await send_json(send, answer)
 
         return WorkResponse(work)
 
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        server.check_model(body.model)
+
+        async def make() -> bytes:
+            tokens = await tokens_of(body)
+            return await asyncio.to_thread(present, tokens, bool(body.return_token_strs))
+
+        return in_time(request, make)
+
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         server.check_model(body.model)
         if len(body.tokens) > engine.model.max_model_len:
             limit = f"max_model_len={engine.model.max_model_len}"
@@ -93,11 +105,11 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             if token >= engine.model.vocab_size:
                 raise FieldError(f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary")
 
-        async def work(send: Send) -> None:
+        async def make() -> bytes:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-            await send_json(send, _encode(DetokenizedText(prompt=text)))
+            return _encode(DetokenizedText(prompt=text))
 
-        return WorkResponse(work)
+        return in_time(request, make)
 
     app.add_api_route("/tokenize", tokenize, methods=["POST"], responses={200: {"model": Tokens}, **ERRORS})
     app.add_api_route(

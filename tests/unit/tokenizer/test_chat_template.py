@@ -301,7 +301,9 @@ def test_the_callers_messages_are_not_touched() -> None:
     ],
 )
 def test_content_stays_a_list_for_a_template_that_loops_over_it(loop: str, keeps: bool) -> None:
-    source = "{%" + loop.replace("for", " for", 1).replace("+ ", "+") + " %}{% endfor %}{{ messages[0].content is string }}"
+    source = (
+        "{%" + loop.replace("for", " for", 1).replace("+ ", "+") + " %}{% endfor %}{{ messages[0].content is string }}"
+    )
     source = "{% set message = messages[0] %}{% set content = {} %}" + source
     rendered = ChatTemplate({"default": source}).render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
     assert rendered == str(not keeps)
@@ -313,7 +315,9 @@ def test_looking_for_such_loops_takes_linear_time() -> None:
     assert time.perf_counter() - start < 1, "a regular expression took 10 s for 2,000 blanks"
 
 
-@pytest.mark.parametrize("source", ["{% for a in b %}" * 30 + "{% endfor %}" * 30, "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}"])
+@pytest.mark.parametrize(
+    "source", ["{% for a in b %}" * 30 + "{% endfor %}" * 30, "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}"]
+)
 def test_what_is_nested_too_deep_is_one_clear_error(source: str) -> None:
     with pytest.raises(TokenizerError, match="not valid"):
         ChatTemplate({"default": source})
