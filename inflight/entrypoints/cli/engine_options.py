@@ -183,7 +183,7 @@ class EngineOptions:
         int | None, _parallel("A request draws in every N-th step. Default: the number of stages.", metavar="N")
     ] = None
     pipeline_depth: Annotated[
-        int | None, _parallel("Steps in flight over all stages. Default: one more.", metavar="N")
+        int | None, _parallel("Steps in flight over all stages. Default: pipeline_stagger + 1.", metavar="N")
     ] = None
     async_scheduling: Annotated[
         bool | None,

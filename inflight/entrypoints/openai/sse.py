@@ -52,8 +52,8 @@ class EventStream:
     """The status line goes with the first event: until then the answer can still be an error with a status of its own.
 
     Args:
-        keep_alive: seconds without an event after which a comment is sent, so that no proxy takes a stream that waits in a queue for
-            dead. Clients pass over comments (HTML, section 9.2.6). The first one begins the answer. None: none is sent.
+        keep_alive: seconds without an event after which a comment is sent: a proxy would close a stream that waits in a queue.
+            Clients pass over comments (HTML, section 9.2.6). The first one begins the answer. None: none is sent.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None) -> None:

@@ -1,7 +1,7 @@
 """`Shutdown`: asked for once, the server lets its requests end; asked for again, it cuts its connections.
 
-Whatever hangs then, the process ends: a thread of faulthandler, which needs neither the event loop nor Python's lock, prints where all
-threads are and exits with code 1.
+Whatever hangs then, the process ends: a thread of faulthandler, which needs neither the event loop nor Python's lock, prints
+where all threads are, and exits with code 1.
 """
 
 from __future__ import annotations

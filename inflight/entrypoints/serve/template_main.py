@@ -1,8 +1,8 @@
 """The program that renders chat templates of requests: `python -m inflight.entrypoints.serve.template_main TITLE FD`.
 
 The descriptor is a stream socket. A job comes as JSON behind its length, and its answer goes back in the same form; see
-`template_process`. Before each job a timer is set to the processor time that the job has. When the time is over the kernel ends the
-process (SIGPROF): nothing less ends a loop of a template. Memory is bounded in the same way, by the kernel.
+`template_process`. Before each job a timer is set to the processor time that the job has. When the time is over the kernel ends
+the process (SIGPROF): nothing less ends a loop of a template. The kernel bounds the memory, too.
 """
 
 from __future__ import annotations

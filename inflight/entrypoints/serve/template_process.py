@@ -1,7 +1,7 @@
-"""`TemplateProcesses`: renders chat templates that requests bring, each in a process that the kernel ends when its time is over.
+"""`TemplateProcesses`: renders chat templates of requests, in processes that the kernel ends when their time is over.
 
-Jinja's sandbox bounds what a template can reach, not for how long it runs: eight nested loops of a thousand rounds are a line of text,
-and no thread that runs them can be stopped. Here such a template costs its own request, and one process.
+Jinja's sandbox bounds what a template can reach, not for how long it runs: eight nested loops of a thousand rounds are a line
+of text, and no thread that runs them can be stopped. Here such a template costs its own request, and one process.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 POST /stream streams `?tokens=N` words, 20 ms apart, then "[DONE]"; drained, it ends with "aborted"; of a dead engine, with
 "dead". POST /kill kills the engine. POST /hang starts a thread that never ends. POST /read reads its body. With CLOSE_SECONDS
-in the environment its end takes that long; END_SECONDS is what the process has for its end. At the end "closed" is printed: the engine was closed.
+in the environment the engine's end takes that long; END_SECONDS is what the process has for its own. At the end "closed" is
+printed: the engine was closed.
 """
 
 from __future__ import annotations
