@@ -134,8 +134,8 @@ class ServerOptions:
         float, _limit("When a client that reads nothing of its response is let go.", metavar="SECONDS")
     ] = 60.0
     template_timeout: Annotated[
-        float, _limit("What a chat template of a request's own has to render.", metavar="SECONDS")
-    ] = 2.0
+        float, _limit("Processor time that a chat template of a request's own has.", metavar="SECONDS")
+    ] = 1.0
     max_connections: Annotated[int, _limit("Open connections of each front end; one more is a 503.", metavar="N")] = (
         4096
     )

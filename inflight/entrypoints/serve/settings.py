@@ -77,7 +77,7 @@ class ServerSettings:
         body_timeout: seconds that it has to send the body then.
         write_timeout: seconds after which a connection is closed whose client reads nothing of what is written.
         stream_keep_alive_interval: seconds without an event after which a stream sends a comment; None sends none.
-        template_timeout: seconds that a chat template of a request's own has to render.
+        template_timeout: seconds of processor time that a chat template of a request's own has to compile and render.
         max_connections: that each front end holds open; one more is a 503, and closed.
         backlog: connections that the kernel holds until they are accepted.
         allowed_origins: of browsers (CORS), "*" for all; empty: no CORS headers are sent.
@@ -117,7 +117,7 @@ class ServerSettings:
     body_timeout: float = 120.0
     write_timeout: float = 60.0
     stream_keep_alive_interval: float | None = 10.0
-    template_timeout: float = 2.0
+    template_timeout: float = 1.0
     max_connections: int = 4096
     backlog: int = 2048
     allowed_origins: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from inflight.tokenizer.chat_template import ChatTemplate
 
 LENGTH = struct.Struct("<Q")
 MAX_MEMORY_BYTES = 2**30  # beside what the process has as it begins
-_NICENESS = 10  # the engine goes before
+_NICENESS = 5  # the engine goes before
 
 
 def main() -> None:

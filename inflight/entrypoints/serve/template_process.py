@@ -22,7 +22,7 @@ from inflight.executor.process import ChildProcess, stop_processes
 MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that wait for a process
 START_SECONDS = 30.0  # of a process, on a machine that is busy
-WALL_FACTOR = 10  # wall-clock time that a job has for each second of processor time
+WALL_FACTOR = 5  # wall-clock time that a job has for each second of processor time
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
 
@@ -71,15 +71,16 @@ class TemplateProcesses:
         return text
 
     async def _ask(self, content: bytes) -> dict[str, Any]:
+        seconds = WALL_FACTOR * self._seconds + (0.0 if self._idle else START_SECONDS)
         helper = self._idle.pop() if self._idle else _Helper()
         try:
-            async with asyncio.timeout(START_SECONDS + WALL_FACTOR * self._seconds):
+            async with asyncio.timeout(seconds):
                 answer = await helper.ask(content)
         except (TimeoutError, EOFError, ConnectionError) as error:
             ended_by = helper.close()
             too_slow = isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF
-            why = f"takes longer than the {self._seconds:g} s that it has" if too_slow else "cannot be rendered"
-            raise TokenizerError(f"chat_template: the template {why} (--template-timeout)") from None
+            why = f"takes longer than the {self._seconds:g} s that it has here" if too_slow else "cannot be rendered"
+            raise TokenizerError(f"chat_template: the template {why}") from None
         except BaseException:  # the client has gone
             helper.close()
             raise
