@@ -58,8 +58,6 @@ def serve(
         if engine.model != given_model and is_given_on_command_line(context, "model"):
             problems.append(f"the model is {given_model!r}, and with --model {engine.model!r}: give one")
         engine_values["model"] = given_model
-    if server.seed is not None:
-        engine_values["seed"] = server.seed
     settings = collect(problems, lambda: ServerSettings(**server_values))
     args = collect(problems, lambda: EngineArgs(**engine_values))
     problems[:] = [with_sources(context, problem) for problem in problems]

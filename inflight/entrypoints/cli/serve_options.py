@@ -149,9 +149,6 @@ class ServerOptions:
     max_header_bytes: Annotated[
         int, _limit("Request line and headers together; more is a 431.", parser=parse_bytes, metavar="BYTES")
     ] = 64 * 2**10
-    seed: Annotated[
-        int | None, _answer("Of the draws of requests that bring no seed, and of dummy weights.", metavar="N")
-    ] = None
     stream_keep_alive_interval: Annotated[
         float | None,
         _answer(

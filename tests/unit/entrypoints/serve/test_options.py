@@ -182,10 +182,3 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         in done.output
     )
     assert "did you mean INFLIGHT_LOG_LEVEL?" in done.output
-
-
-def test_the_seed_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr("inflight.entrypoints.serve.command.run_server", lambda settings, args: seen.append(args))
-    assert CliRunner().invoke(app, ["serve", "--seed", "7"]).exit_code == 0
-    assert seen[0].seed == 7
