@@ -2,13 +2,55 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
 # Keys that clients bring: the front end reads them, and no process that it starts is given them.
 API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
+
+# All there are, but for INFLIGHT_SERVE_ and the name of an option of `inflight serve`.
+NAMES = frozenset(
+    {
+        "INFLIGHT_API_KEY",
+        "INFLIGHT_CLUSTER_TOKEN",
+        "INFLIGHT_CPU_KERNELS",
+        "INFLIGHT_CPU_THREADS_BIND",
+        "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS",
+        "INFLIGHT_LOG_LEVEL",
+        "INFLIGHT_REQUIRE_KERNELS",
+    }
+)
+_PREFIX = "INFLIGHT_"
+_OF_TESTS = "INFLIGHT_TEST_"
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables, for a Service of that name
+_KUBERNETES = re.compile(r"PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|SERVICE_(HOST|PORT(_\w+)?)")
+_KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://\S+")
+
+
+def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) -> list[str]:
+    """The variables with that prefix which Kubernetes sets in every pod for a Service of the same name."""
+    return [
+        name
+        for name, value in environment.items()
+        if name.startswith(prefix)
+        and _KUBERNETES.fullmatch(name.removeprefix(prefix))
+        and (name != f"{prefix}PORT" or _KUBERNETES_PORT.fullmatch(value))
+    ]
+
+
+def unknown_variables(environment: Mapping[str, str], known: Collection[str], prefix: str = _PREFIX) -> Iterator[str]:
+    """A sentence for each variable with that prefix which nothing reads: else nobody would see that it is misspelt."""
+    rests = {name.removeprefix(prefix): name for name in known}  # the prefix makes all of them look alike
+    for name in sorted(environment.keys() - set(known) - set(kubernetes_variables(environment, prefix))):
+        if name.startswith(prefix) and not name.startswith(_OF_TESTS):
+            near = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1)
+            hint = f"; did you mean {rests[near[0]]}?" if near else ""
+            yield f"{name} is no variable of Inflight, and is not read{hint}"
 
 
 def execute_model_timeout_seconds() -> float:

@@ -165,3 +165,15 @@ class EngineDeadError(EngineError):
     def __init__(self, message: str, *, summary: str = "") -> None:
         super().__init__(message)
         self.summary = summary
+
+
+def error_by_name(name: str, message: str) -> InflightError | None:
+    """What another process raised; None where the class has another name than one of these, or needs more than a message."""
+    kind = globals().get(name)
+    if (
+        isinstance(kind, type)
+        and issubclass(kind, InflightError)
+        and not issubclass(kind, (RankError, OverloadedError))
+    ):
+        return kind(message)
+    return None

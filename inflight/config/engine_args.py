@@ -23,6 +23,9 @@ _CHOICES = {
     "generation_config": ("auto", "none"),
     "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
+# Names by which other engines are told of a quantized checkpoint.
+_CHECKPOINT_FORMATS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf")
+_CHECKPOINT_HINT = ": a checkpoint that is quantized already needs no quantization, its format is read from its files"
 _SWITCHES = (
     "enable_prefix_caching",
     "enable_chunked_prefill",
@@ -181,7 +184,8 @@ class EngineArgs:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices or type(value) not in {type(choice) for choice in choices}:
-                yield f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}"
+                hint = _CHECKPOINT_HINT if name == "quantization" and value in _CHECKPOINT_FORMATS else ""
+                yield f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}{hint}"
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is None:

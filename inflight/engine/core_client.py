@@ -8,10 +8,9 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from inflight import errors
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
+from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, error_by_name
 from inflight.executor.process import ChildProcess, stop_processes
 from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Decoder, Message, encode
@@ -185,7 +184,6 @@ _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, Eng
 
 def start_error(failure: WorkerFailure) -> InflightError:
     """What the engine's process raised as it started, of the same class where that needs no more than a message."""
-    kind = getattr(errors, failure.type_name, None)
-    if isinstance(kind, type) and issubclass(kind, InflightError) and not issubclass(kind, RankError):
-        return kind(failure.message)
-    return EngineError(f"the engine could not start: {failure.type_name}: {failure.message}")
+    return error_by_name(failure.type_name, failure.message) or EngineError(
+        f"the engine could not start: {failure.type_name}: {failure.message}"
+    )

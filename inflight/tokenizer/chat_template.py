@@ -7,7 +7,6 @@ repetitions and its output are bounded. See https://huggingface.co/docs/transfor
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -25,8 +24,6 @@ from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_con
 
 MAX_RENDERED_CHARS = 2**25
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-# {% for part in message.content %}, message['content'], content
-_LOOPS_OVER_CONTENT = re.compile(r"\{%-?\s*for\s+[\w\s,]+\s+in\s+[^%]*\bcontent\b")
 
 
 class ChatTemplate:
@@ -44,13 +41,15 @@ class ChatTemplate:
         """
         self.default_source = sources.get("default")
         environment = _environment()
-        self._sources = dict(sources)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
+        self._keeps_parts: dict[str, bool] = {}
         for name, source in sources.items():
             try:
-                self._compiled[name] = environment.from_string(source)
-            except (jinja2.TemplateSyntaxError, RecursionError) as error:
+                parsed = environment.parse(source)
+                self._keeps_parts[name] = _loops_over_content(parsed)
+                self._compiled[name] = environment.from_string(parsed)
+            except Exception as error:  # what is nested too deep is a SyntaxError, a RecursionError or a MemoryError
                 line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
 
@@ -93,8 +92,7 @@ class ChatTemplate:
                 "message, the second opens a new one; set one of them to False"
             )
         name = self._select(has_tools=tools is not None)
-        keeps_parts = _LOOPS_OVER_CONTENT.search(self._sources[name]) is not None
-        conversation = check_messages(messages, keeps_parts=keeps_parts)
+        conversation = check_messages(messages, keeps_parts=self._keeps_parts[name])
         final_text = _tag_final_message(conversation) if continue_final_message else ""
         variables: dict[str, Any] = {
             **self._special_tokens,
@@ -154,6 +152,15 @@ def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             f"chat_template in {folder / 'tokenizer_config.json'} is neither text nor a list of name and template"
         ) from error
     return sources
+
+
+def _loops_over_content(template: nodes.Template) -> bool:
+    """Whether it has a loop like {% for part in message.content %}, message['content'] or content."""
+    return any(
+        "content" in (getattr(node, "attr", None), getattr(node, "name", None), getattr(node, "value", None))
+        for loop in template.find_all(nodes.For)
+        for node in (loop.iter, *loop.iter.find_all((nodes.Getattr, nodes.Name, nodes.Const)))
+    )
 
 
 # -- the environment, as transformers sets it up -------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from inflight.entrypoints.serve.error_response import ASGIApp
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.serving import ServingMetrics
 
 MODEL = "inflight-demo"
@@ -49,11 +50,11 @@ def running_server(
     async def serve() -> None:
         metrics = ServingMetrics(MODEL)
         engine = await AsyncLLM.from_args(args or demo_args(), limits=limits, observers=[metrics])
+        chosen = settings or ServerSettings(served_model_names=(MODEL, "another-name"), access_log="off")
+        templates = TemplateProcesses(chosen.template_timeout) if chosen.enable_request_chat_template else None
         try:
-            chosen = settings or ServerSettings(served_model_names=(MODEL, "another-name"), access_log="off")
-            app = cast(
-                "Any", wrap(cast("ASGIApp", build_app(engine, chosen, metrics=metrics)), chosen, metrics.http_request)
-            )
+            built = cast("ASGIApp", build_app(engine, chosen, metrics=metrics, templates=templates))
+            app = cast("Any", wrap(built, chosen, metrics.http_request))
             http = bounded_protocol(chosen)
             config = uvicorn.Config(
                 app, log_level="warning", lifespan="off", timeout_keep_alive=5, http=http, ws="none"
@@ -68,6 +69,8 @@ def running_server(
             await server.serve(sockets=[listener])
             listener.close()
         finally:
+            if templates is not None:
+                templates.close()
             await engine.close()
 
     def run() -> None:

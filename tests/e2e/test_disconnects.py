@@ -51,9 +51,7 @@ def go_away(address: tuple[str, int], choose: random.Random) -> str:
     """Send a request or a part of it, wait a little or for the first events, and cut the connection. Returns how far it got."""
     path, body = make_body(choose)
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     request = head.encode() + content
     with socket.create_connection(address, 30) as connection:
         # closed with a reset, or in order

@@ -15,6 +15,7 @@ import pydantic
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, RunningServer, running_server
 
 SUM: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
@@ -23,7 +24,10 @@ STORY: list[Any] = [{"role": "user", "content": "Tell me a long story about a fo
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server() as running:
+    names = (MODEL, "another-name")
+    # every stream has comments between its events: clients pass over them
+    settings = ServerSettings(served_model_names=names, access_log="off", stream_keep_alive_interval=0.002)
+    with running_server(settings=settings) as running:
         yield running
 
 

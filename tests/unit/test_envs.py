@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from inflight import envs
@@ -65,3 +68,33 @@ def test_the_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_LOG_LEVEL", "loud")
     with pytest.raises(ConfigError, match="LOUD"):
         envs.log_level()
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    source = Path(envs.__file__).read_text(encoding="utf-8")
+    read = set(re.findall(r"environ(?:\.get)?[\[(]\"(INFLIGHT_\w+)", source)) | {
+        "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS"
+    }
+    assert {"INFLIGHT_LOG_LEVEL", "INFLIGHT_CPU_KERNELS"} <= read
+    assert read <= envs.NAMES
+
+
+def test_variables_that_nothing_reads_are_told_with_the_nearest_name() -> None:
+    given = {
+        "INFLIGHT_LOG_LEVL": "",
+        "INFLIGHT_ZZZ": "",
+        "INFLIGHT_LOG_LEVEL": "",
+        "INFLIGHT_TEST_FULL": "",
+        "PATH": "",
+    }
+    kubernetes = {
+        "INFLIGHT_PORT": "tcp://10.0.0.1:80",
+        "INFLIGHT_SERVICE_HOST": "x",
+        "INFLIGHT_PORT_80_TCP_PROTO": "tcp",
+    }
+    near, far = envs.unknown_variables({**given, **kubernetes}, envs.NAMES)
+    assert near.startswith("INFLIGHT_LOG_LEVL is no variable")
+    assert near.endswith("did you mean INFLIGHT_LOG_LEVEL?")
+    assert far == "INFLIGHT_ZZZ is no variable of Inflight, and is not read"
+    assert envs.kubernetes_variables({**given, **kubernetes}) == list(kubernetes)
+    assert envs.kubernetes_variables({"INFLIGHT_PORT": "80"}) == [], "this is a user's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -74,7 +75,7 @@ class BenchClient:
                     raise ConnectionError(f"{self._base_url}{path} answers {answer.status}: {text}")
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise ConnectionError(f"{self._base_url}{path} cannot be asked: {error!r}") from error
+            raise ConnectionError(f"{self._base_url}{path} cannot be asked: {_reason(error)}") from error
 
     def request_body(self, model: str, request: BenchRequest) -> dict[str, Any]:  # Any: JSON
         """What is posted for a request."""
@@ -103,9 +104,20 @@ class BenchClient:
         except TimeoutError:
             record.error = f"no end after {self._timeout:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            record.error = repr(error)
+            record.error = _reason(error)
         record.ended = time.perf_counter()
         return record
+
+
+def _reason(error: Exception) -> str:
+    """In words: aiohttp's own show its connection's key."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno
+        why = error.os_error.strerror if number is None else os.strerror(number) if number > 0 else str(error.os_error)
+        return f"{why}; is a server running there, and is it ready?"
+    if isinstance(error, TimeoutError):
+        return "no answer in time (--timeout)"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> None:

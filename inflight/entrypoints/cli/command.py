@@ -10,9 +10,11 @@ Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 13
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import logging
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -21,8 +23,10 @@ from typing import Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from inflight.errors import EngineError, InflightError
+from inflight.entrypoints.cli.foreign_flags import sort_out
+from inflight.errors import ConfigError, EngineError, InflightError
 
+_ALLOWED = {"a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false"}
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 GENERAL = "Options"
 
@@ -60,7 +64,57 @@ def command(function: Command) -> Command:
 
 
 class GroupedHelp(TyperCommand):
-    """Help as plain text (drawing boxes costs more time than all the rest), options under their group's title."""
+    """Help as plain text (drawing boxes costs more time than all the rest), options under their group's title. Errors say what
+    was given, and what to do.
+
+    Attributes:
+        argument_hint: for a command that takes options only: how to give it what was given as an argument.
+    """
+
+    argument_hint = "this command takes options only"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
+        arguments = self.own_arguments(ctx, args)
+        given, rest = self.read_line(ctx, arguments)
+        if rest and not any(each.param_type_name == "argument" for each in self.params):
+            ctx.fail(f"{rest[0]!r} is no option: {self.argument_hint}")
+        try:
+            left: list[str] = super().parse_args(ctx, arguments)
+        except typer.BadParameter as error:
+            parameter: Any = getattr(error, "param", None)
+            value = None if parameter is None else parameter.consume_value(ctx, given)[0]
+            if value is None:  # a required one is missing
+                raise
+            ctx.fail(wrong_value(max(parameter.opts, key=len), value, error))
+        return left
+
+    def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
+        """Without the flags of other engines, which are told."""
+        with_value = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)}
+        try:
+            sorted_out = sort_out(args, with_value)
+        except ConfigError as error:
+            ctx.fail(str(error))
+        for note in sorted_out.notes:
+            typer.echo(f"note: {note}", err=True)
+        return sorted_out.arguments
+
+    def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
+        """The texts of the options by their names, and the arguments behind them."""
+        try:
+            given, rest, _ = self.make_parser(ctx).parse_args(args=list(arguments))
+        except Exception as error:
+            name = getattr(error, "option_name", None)
+            if name is None or not hasattr(
+                error, "possibilities"
+            ):  # typer has the class that says so under different names
+                raise
+            known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            ctx.fail(
+                f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; -h lists all there are")
+            )
+        return given, rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # Any: typer keeps these two types to itself
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -72,6 +126,24 @@ class GroupedHelp(TyperCommand):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+class GenerateCommand(GroupedHelp):
+    argument_hint = "give a prompt as -p TEXT, and a model as -m MODEL"
+
+
+class ModelCommand(GroupedHelp):
+    argument_hint = "give a model as -m MODEL"
+
+
+def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
+    """One line: where the value stands, the value, and what may stand there. `error` is what a parser says."""
+    message = error.message
+    if repr(value) in message:
+        return f"{where}: {message}"
+    match = re.match(r"Input should be (.*?)(, unable .*)?$", message)
+    allowed = "" if match is None else _ALLOWED.get(match[1], match[1])
+    return f"{where}: {value!r} should be {allowed}" if allowed else f"{where}: {value!r}: {message}"
 
 
 def report(error: InflightError | OSError) -> int:

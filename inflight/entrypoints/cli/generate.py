@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
 INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+NOTHING_RUN = 2  # no row of the input could be run
 
 EPILOG = """\b
 Examples:
@@ -74,7 +75,7 @@ def generate(
 
     A row of --output has the row's line number and id and either "outputs" or, where the row could not be run, "error".
     Results are written as they are ready, not in order. Started again, the command skips the rows whose results are there
-    (by id, else by line number), so an interrupted run goes on where it stopped.
+    (by id, else by line number), so an interrupted run goes on where it stopped. The exit code is 2 if no row could be run.
     """
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
     sampling.check()
@@ -139,7 +140,7 @@ def _run_file(
 ) -> None:
     from tqdm import tqdm  # not for `--help`
 
-    num_errors = 0
+    num_errors, num_results = 0, 0
     with (
         ResultFile(target, overwrite=overwrite) as results,
         open_input(source) as lines,
@@ -155,7 +156,9 @@ def _run_file(
                     yield row
 
         def on_output(row: Row, output: RequestOutput) -> None:
+            nonlocal num_results
             if output.finished:
+                num_results += 1
                 results.write(to_json(row, output, with_token_ids=with_token_ids))
                 bar.update()
 
@@ -171,3 +174,5 @@ def _run_file(
     if interrupt.is_set:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(INTERRUPTED)
+    if num_errors and not num_results:
+        raise typer.Exit(NOTHING_RUN)

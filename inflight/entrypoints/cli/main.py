@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -9,7 +10,14 @@ import typer
 import inflight
 from inflight import envs
 from inflight.entrypoints.cli import bench, bench_serve, chat, env, generate, serve, trace, worker
-from inflight.entrypoints.cli.command import HELP_SETTINGS, GroupedHelp, command, set_log_level
+from inflight.entrypoints.cli.command import (
+    HELP_SETTINGS,
+    GenerateCommand,
+    GroupedHelp,
+    ModelCommand,
+    command,
+    set_log_level,
+)
 from inflight.entrypoints.cli.layered import LayeredCommand
 
 EPILOG = """\b
@@ -35,19 +43,19 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-app.command("generate", cls=GroupedHelp, epilog=generate.EPILOG)(generate.generate)
-app.command("chat", cls=GroupedHelp, epilog=chat.EPILOG)(chat.chat)
+app.command("generate", cls=GenerateCommand, epilog=generate.EPILOG)(generate.generate)
+app.command("chat", cls=ModelCommand, epilog=chat.EPILOG)(chat.chat)
 app.command(
     "serve",
     cls=LayeredCommand,
     epilog=serve.EPILOG,
     context_settings={**HELP_SETTINGS, "auto_envvar_prefix": serve.ENVIRONMENT_PREFIX},
 )(serve.serve)
-app.command("trace", cls=GroupedHelp, epilog=trace.EPILOG)(trace.trace)
-app.command("worker", cls=GroupedHelp, epilog=worker.EPILOG)(worker.worker)
+app.command("trace", cls=ModelCommand, epilog=trace.EPILOG)(trace.trace)
+app.command("worker", cls=ModelCommand, epilog=worker.EPILOG)(worker.worker)
 app.command("env", cls=GroupedHelp)(env.env)
 app.add_typer(bench_app, name="bench", help="Measure how fast a model runs here.")
-bench_app.command("offline", cls=GroupedHelp, epilog=bench.EPILOG)(bench.offline)
+bench_app.command("offline", cls=ModelCommand, epilog=bench.EPILOG)(bench.offline)
 bench_app.command("serve", cls=GroupedHelp, epilog=bench_serve.EPILOG)(bench_serve.serve)
 
 
@@ -74,6 +82,9 @@ def inflight_options(
     ] = False,
 ) -> None:
     set_log_level("DEBUG" if verbose else envs.log_level())
+    others = {name: value for name, value in os.environ.items() if not name.startswith(f"{serve.ENVIRONMENT_PREFIX}_")}
+    for warning in envs.unknown_variables(others, envs.NAMES):
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def main() -> None:

@@ -10,7 +10,13 @@ from inflight import envs
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.command import command, set_log_level
 from inflight.entrypoints.cli.engine_options import EngineOptions
-from inflight.entrypoints.cli.layered import collect, is_given_on_command_line, problems_of, without_wrong_values
+from inflight.entrypoints.cli.layered import (
+    collect,
+    is_given_on_command_line,
+    problems_of,
+    with_sources,
+    without_wrong_values,
+)
 from inflight.entrypoints.cli.serve_options import ServerOptions
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
@@ -61,6 +67,7 @@ def serve(
         engine_values["model"] = given_model
     settings = collect(problems, lambda: ServerSettings(**server_values))
     args = collect(problems, lambda: EngineArgs(**engine_values))
+    problems[:] = [with_sources(context, problem) for problem in problems]
     if check:
         settings = settings or without_wrong_values(ServerSettings, server_values)
         args = args or without_wrong_values(EngineArgs, engine_values)
@@ -69,7 +76,7 @@ def serve(
         raise ConfigError("; ".join(problems))
     from inflight.entrypoints.serve.command import run_server  # uvicorn: not for `--help`, not for a mistyped option
 
-    raise typer.Exit(run_server(settings, args))
+    run_server(settings, args)
 
 
 def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:

@@ -28,6 +28,16 @@ def parse_bound(text: str) -> int | None:
         raise typer.BadParameter(f"{text!r} is neither a number nor {NO_BOUND!r}") from None
 
 
+def parse_seconds(text: str) -> float | None:
+    """A number of seconds, or "none" for never."""
+    if str(text).strip().lower() == NO_BOUND:
+        return None
+    try:
+        return float(str(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of seconds nor {NO_BOUND!r}") from None
+
+
 def _server(help: str, *names: str, **more: Any) -> Any:  # Any: typer's own type of an option
     return typer.Option(*names, help=help, rich_help_panel=SERVER, **more)
 
@@ -85,6 +95,14 @@ class ServerOptions:
     ssl_ca_certs: Annotated[
         str | None, _access("Clients must show a certificate signed by one of these.", metavar="PATH")
     ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        _access(
+            "Names that requests may give this server in `Host`; *.example.com for all below, * for all. May be repeated. "
+            "Default: all, but localhost alone where it listens on loopback and asks for no key.",
+            metavar="NAME",
+        ),
+    ] = None
     allowed_origin: Annotated[
         list[str] | None,
         _access("Web pages of this origin may call (CORS); * for all. May be repeated.", metavar="ORIGIN"),
@@ -97,7 +115,9 @@ class ServerOptions:
     ] = None
     allow_credentials: Annotated[
         bool,
-        _access("And cookies.", "--allow-credentials/--no-allow-credentials", show_default=False),
+        _access(
+            "Allow browsers to send cookies (CORS).", "--allow-credentials/--no-allow-credentials", show_default=False
+        ),
     ] = False
     max_queued_requests: Annotated[
         int | None, _limit("Requests that may wait; more is a 503.", parser=parse_bound, metavar=f"N|{NO_BOUND}")
@@ -110,15 +130,33 @@ class ServerOptions:
     ] = None
     header_timeout: Annotated[float, _limit("What a client has to send its headers.", metavar="SECONDS")] = 20.0
     body_timeout: Annotated[float, _limit("What it has to send the body then.", metavar="SECONDS")] = 120.0
+    write_timeout: Annotated[
+        float, _limit("When a client that reads nothing of its response is let go.", metavar="SECONDS")
+    ] = 60.0
+    template_timeout: Annotated[
+        float, _limit("Processor time that a chat template of a request's own has.", metavar="SECONDS")
+    ] = 1.0
     max_connections: Annotated[int, _limit("Open connections of each front end; one more is a 503.", metavar="N")] = (
         4096
     )
     max_body_bytes: Annotated[
         int, _limit("Largest request body; more is a 413.", parser=parse_bytes, metavar="BYTES")
     ] = 16 * 2**20
+    max_total_body_bytes: Annotated[
+        int,
+        _limit("All request bodies of a front end together; more is a 503.", parser=parse_bytes, metavar="BYTES"),
+    ] = 512 * 2**20
     max_header_bytes: Annotated[
         int, _limit("Request line and headers together; more is a 431.", parser=parse_bytes, metavar="BYTES")
     ] = 64 * 2**10
+    stream_keep_alive_interval: Annotated[
+        float | None,
+        _answer(
+            "Send a comment on a stream that has had no event for so long.",
+            parser=parse_seconds,
+            metavar="SECONDS|none",
+        ),
+    ] = 10.0
     served_model_name: Annotated[
         list[str] | None,
         _answer("What requests call the model. May be repeated; answers say the first.", metavar="NAME"),
@@ -144,14 +182,15 @@ class ServerOptions:
 
     def to_values(self) -> dict[str, Any]:  # Any: ServerSettings checks every value
         """By the names of `ServerSettings`, without keys."""
-        names = {field.name for field in fields(ServerSettings)}
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
         several = {
             "served_model_names": self.served_model_name,
+            "allowed_hosts": self.allowed_hosts,
             "allowed_origins": self.allowed_origin,
             "allowed_methods": self.allowed_method,
             "allowed_headers": self.allowed_header,
         }
+        names = {field.name for field in fields(ServerSettings)} - several.keys()
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
         values |= {name: tuple(given) for name, given in several.items() if given is not None}
         return values
 

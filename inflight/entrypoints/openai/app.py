@@ -12,18 +12,27 @@ from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.strict_json import JsonRoute
 from inflight.entrypoints.openai.utility_routes import add_model_routes, add_operation_routes, add_token_routes
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.serving import ServingMetrics
 
 
-def build_app(engine: AsyncLLM, settings: ServerSettings, *, metrics: ServingMetrics | None = None) -> FastAPI:
-    """`engine` is started, and closed, by the caller. Without `metrics` there is no /metrics.
+def build_app(
+    engine: AsyncLLM,
+    settings: ServerSettings,
+    *,
+    metrics: ServingMetrics | None = None,
+    templates: TemplateProcesses | None = None,
+) -> FastAPI:
+    """`engine` is started, and closed, by the caller, and so are `templates`. Without `metrics` there is no /metrics, without
+    `templates` no request may bring a chat template.
 
     Raises:
         ConfigError: a parser that the settings name is not known.
     """
     app = FastAPI(title="Inflight", version=inflight.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = JsonRoute
-    server = ApiServer(engine, settings, metrics)
+    app.state.request_timeout = settings.request_timeout
+    server = ApiServer(engine, settings, metrics, templates)
     add_error_handlers(app)
     add_generation_routes(app, server)
     add_model_routes(app, server)

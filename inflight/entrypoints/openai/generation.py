@@ -67,15 +67,25 @@ async def submit(
     return engine.submit_all(processed, kind=kind, timeout=timeout)
 
 
-async def answer(streams: Sequence[OutputStream], presenter: Presenter, send: Send, *, as_events: bool) -> None:
+async def answer(
+    streams: Sequence[OutputStream],
+    presenter: Presenter,
+    send: Send,
+    *,
+    as_events: bool,
+    keep_alive: float | None = None,
+) -> None:
     """Send a whole answer, or a stream of events.
+
+    Args:
+        keep_alive: see `EventStream`.
 
     Raises:
         InflightError: nothing has been sent yet. Later ones are an event of the stream.
     """
     try:
         if as_events:
-            await _send_events(streams, presenter, EventStream(send))
+            await _send_events(streams, presenter, EventStream(send, keep_alive))
         else:
             outputs = [await _last(stream) for stream in streams]
             if any(_shows_logprobs(stream.request) for stream in streams):
@@ -114,7 +124,7 @@ def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> No
 
 async def _send_events(streams: Sequence[OutputStream], presenter: Presenter, events: EventStream) -> None:
     try:
-        async with aclosing(_merged(streams)) as outputs:
+        async with events.kept_alive(), aclosing(_merged(streams)) as outputs:
             async for prompt_index, output in outputs:
                 _check(output)
                 if chunks := presenter.chunks(prompt_index, output):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ from inflight.entrypoints.openai.chat import validate_chat
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.completions import validate_completion
+from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ErrorBody, to_api_error
 from inflight.entrypoints.openai.generation import answer, submit
 from inflight.entrypoints.openai.presenter import Presenter
@@ -22,7 +21,7 @@ from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletion
 from inflight.entrypoints.openai.server import ApiServer, answer_id, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import WorkResponse, with_headers
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import ContextLengthExceededError, OverloadedError, RequestTimeoutError
+from inflight.errors import ContextLengthExceededError, OverloadedError
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is wrong."},
@@ -82,11 +81,10 @@ def _respond(
 
     async def work(send: Send) -> None:
         arrival, timeout = arrival_time(request), server.settings.request_timeout
-        left = None if timeout is None else arrival + timeout - time.monotonic()
         try:
             # a full queue refuses at once, before anything is tokenised
             with server.engine.accepted():
-                async with asyncio.timeout(left):
+                async with within_deadline(arrival, timeout):
                     validated = await validate()
                     presenter = present(validated)
                     streams = await submit(
@@ -97,11 +95,6 @@ def _respond(
                         timeout=timeout,
                         trace_headers=trace_headers(request),
                     )
-        except TimeoutError:
-            assert timeout is not None
-            raise RequestTimeoutError(
-                f"the request did not begin to run within the {timeout:g} s that it has"
-            ) from None
         except ContextLengthExceededError as error:
             raise to_api_error(error, prompt_field) from error
         except OverloadedError:
@@ -110,7 +103,13 @@ def _respond(
             raise
         unenforced = [place for stream in streams for place in stream.request.unenforced]
         send = with_headers(send, server.ignored_fields.header([*ignored, *unenforced]))
-        await answer(streams, presenter, send, as_events=validated.presentation.stream)
+        await answer(
+            streams,
+            presenter,
+            send,
+            as_events=validated.presentation.stream,
+            keep_alive=server.settings.stream_keep_alive_interval,
+        )
 
     return WorkResponse(work)
 

@@ -13,6 +13,7 @@ from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.ignored_fields import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
 
@@ -25,14 +26,22 @@ class ApiServer:
     Attributes:
         metrics: None counts nothing.
         model_names: under which the one model is served; the first is its name in answers that name none.
+        templates: renders chat templates that requests bring; None: none may.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         ignored_fields: tells of those that are not known here.
         fingerprint: changes when the same request may give another answer.
     """
 
-    def __init__(self, engine: AsyncLLM, settings: ServerSettings, metrics: ServingMetrics | None = None) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        settings: ServerSettings,
+        metrics: ServingMetrics | None = None,
+        templates: TemplateProcesses | None = None,
+    ) -> None:
         self.engine = engine
         self.metrics = metrics
+        self.templates = templates
         self.settings = settings
         self.model_names = settings.served_model_names or (engine.model.name,)
         self.created = int(time.time())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -13,6 +15,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
+_COMMENT = b": keep-alive\n\n"
 
 
 class WorkResponse(Response):
@@ -57,22 +60,54 @@ def with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
 
 
 class EventStream:
-    """The status line goes with the first event: until then the answer can still be an error with a status of its own."""
+    """The status line goes with the first event: until then the answer can still be an error with a status of its own.
 
-    def __init__(self, send: Send) -> None:
+    Args:
+        keep_alive: seconds without an event after which a comment is sent: a proxy would close a stream that waits in a queue.
+            Clients pass over comments (HTML, section 9.2.6). The first one begins the answer. None: none is sent.
+    """
+
+    def __init__(self, send: Send, keep_alive: float | None = None) -> None:
         self.has_started = False
         self._send = send
+        self._keep_alive = keep_alive
+        self._sent_at = time.monotonic()
+        self._lock = asyncio.Lock()  # events and comments do not mix
 
     async def send(self, events: bytes) -> None:
         """Returns when the server takes more: a slow client holds its own stream up, and nothing else."""
-        if not self.has_started:
-            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            self.has_started = True
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        async with self._lock:
+            if not self.has_started:
+                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                self.has_started = True
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self._sent_at = time.monotonic()
 
     async def finish(self, events: bytes) -> None:
         await self.send(events)
         await self._send({"type": "http.response.body", "body": b""})
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """Send comments while the body of the `with` waits for events. `finish` comes after it."""
+        if self._keep_alive is None:
+            yield
+            return
+        ticking = asyncio.ensure_future(self._tick(self._keep_alive))
+        try:
+            yield
+        finally:
+            await _end(ticking)
+
+    async def _tick(self, interval: float) -> None:
+        while True:
+            silent = time.monotonic() - self._sent_at
+            if silent < interval:
+                await asyncio.sleep(interval - silent)
+            elif self._lock.locked():  # the client takes nothing: it has enough to read
+                await asyncio.sleep(interval)
+            else:
+                await self.send(_COMMENT)
 
 
 async def _client_gone(receive: Receive) -> None:

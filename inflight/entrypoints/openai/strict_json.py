@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError
+from inflight.entrypoints.openai.server import arrival_time
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
-# What one call of the parser, or of pydantic, makes of a body holds the interpreter: this bounds how long.
+# Parsing a body, and checking it with pydantic, holds the interpreter's lock: these limits bound for how long.
 MAX_VALUES = 2**18  # of one body
 MAX_KEYS = 4096  # of one object
 _SLICE = 2**18  # bytes that are looked through in one go
@@ -22,15 +25,19 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # one witho
 
 
 class JsonRoute(APIRoute):
+    """The app's state has the `request_timeout`."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         has_body = self.body_field is not None
 
         async def handle_strictly(request: Request) -> Response:
-            if has_body:
-                _check_content_type(request)
-                request = _StrictRequest(request.scope, request.receive)
-            return await handle(request)
+            if not has_body:
+                return await handle(request)
+            _check_content_type(request)
+            # the body's arrival, its parsing and its checks: what follows is the response's
+            async with within_deadline(arrival_time(request), request.app.state.request_timeout):
+                return await handle(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly
 
@@ -50,14 +57,16 @@ def _check_content_type(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict JSON.
+    """Strict JSON. A byte-order mark before it is left out, as RFC 8259, section 8.1 allows.
 
     Raises:
         ApiError: 400, with what is wrong.
     """
     _check_size(body)
     try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        value = json.loads(
+            body.removeprefix(BOM_UTF8).decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
+        )
         if b"\\ud" in body or b"\\uD" in body:  # half of a pair is no text: nothing behind this could encode it
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value

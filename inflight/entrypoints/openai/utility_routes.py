@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Send
 
 import inflight
+from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError, FieldError, to_api_error
 from inflight.entrypoints.openai.generation_routes import ERRORS
 from inflight.entrypoints.openai.presenter import encode_json
@@ -23,7 +25,7 @@ from inflight.entrypoints.openai.responses import (
     Tokens,
     Version,
 )
-from inflight.entrypoints.openai.server import ApiServer
+from inflight.entrypoints.openai.server import ApiServer, arrival_time
 from inflight.entrypoints.openai.sse import WorkResponse, send_json, with_headers
 from inflight.errors import ContextLengthExceededError, EngineError
 
@@ -39,9 +41,22 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
     async def retrieve_model(model: str) -> ModelCard:
         return card(server.check_model(model))
 
+    async def tokenizer_info() -> TokenizerInfo:
+        """What clients need that render chats and tokenise prompts by themselves."""
+        if server.engine.tokenizer is None:
+            raise ApiError(404, "this server has no tokenizer", code="not_found")
+        template = None if server.engine.chat_template is None else server.engine.chat_template.default_source
+        tokens = {
+            name: text
+            for name, text in server.engine.tokenizer.special_tokens.items()
+            if name in TokenizerInfo.model_fields
+        }
+        return TokenizerInfo(chat_template=template, model_max_length=server.engine.model.max_model_len, **tokens)
+
     app.add_api_route("/v1/models", list_models, methods=["GET"], responses=ERRORS)
     # a hub id has a slash in it
     app.add_api_route("/v1/models/{model:path}", retrieve_model, methods=["GET"], responses=ERRORS)
+    app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"], responses=ERRORS)
 
 
 def add_token_routes(app: FastAPI, server: ApiServer) -> None:
@@ -75,23 +90,33 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         length = engine.model.max_model_len
         return _encode(Tokens(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
-    async def tokenize(body: TokenizeRequest) -> Response:
-        server.check_model(body.model)
+    def in_time(
+        request: Request, body: TokenizeRequest | DetokenizeRequest, make: Callable[[], Awaitable[bytes]]
+    ) -> Response:
+        """The answer that `make` makes within the request's deadline."""
         header = server.ignored_fields.header(server.ignored_fields.take_out(body))
 
         async def work(send: Send) -> None:
+            async with within_deadline(arrival_time(request), server.settings.request_timeout):
+                answer = await make()
+            await send_json(with_headers(send, header), answer)
+
+        return WorkResponse(work)
+
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        server.check_model(body.model)
+
+        async def make() -> bytes:
             try:
                 tokens = await tokens_of(body)
             except ContextLengthExceededError as error:
                 raise to_api_error(error, "messages" if body.prompt is None else "prompt") from error
-            send = with_headers(send, header)
-            await send_json(send, await asyncio.to_thread(present, tokens, bool(body.return_token_strs)))
+            return await asyncio.to_thread(present, tokens, bool(body.return_token_strs))
 
-        return WorkResponse(work)
+        return in_time(request, body, make)
 
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         server.check_model(body.model)
-        header = server.ignored_fields.header(server.ignored_fields.take_out(body))
         if len(body.tokens) > engine.model.max_model_len:
             limit = f"max_model_len={engine.model.max_model_len}"
             raise FieldError(
@@ -101,23 +126,12 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             if token >= engine.model.vocab_size:
                 raise FieldError(f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary")
 
-        async def work(send: Send) -> None:
+        async def make() -> bytes:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-            await send_json(with_headers(send, header), _encode(DetokenizedText(prompt=text)))
+            return _encode(DetokenizedText(prompt=text))
 
-        return WorkResponse(work)
+        return in_time(request, body, make)
 
-    async def tokenizer_info() -> TokenizerInfo:
-        """What clients need that render chats and tokenise prompts by themselves."""
-        if engine.tokenizer is None:
-            raise ApiError(404, "this server has no tokenizer", code="not_found")
-        template = None if engine.chat_template is None else engine.chat_template.default_source
-        tokens = {
-            name: text for name, text in engine.tokenizer.special_tokens.items() if name in TokenizerInfo.model_fields
-        }
-        return TokenizerInfo(chat_template=template, model_max_length=engine.model.max_model_len, **tokens)
-
-    app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"], responses=ERRORS)
     app.add_api_route("/tokenize", tokenize, methods=["POST"], responses={200: {"model": Tokens}, **ERRORS})
     app.add_api_route(
         "/detokenize", detokenize, methods=["POST"], responses={200: {"model": DetokenizedText}, **ERRORS}

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from inflight.entrypoints.serve.error_response import ASGIApp, Message, Receive, Scope, Send
+from inflight.entrypoints.serve.spellings import SENT_METHOD
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class AccessLog:
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "client": client[0] if client else "-",
-            "method": scope["method"],
+            "method": scope.get("state", {}).get(SENT_METHOD, scope["method"]),
             "path": _printable(scope["path"]),
             "status": status,
             "seconds": round(seconds, 4),

@@ -9,7 +9,7 @@ import os
 import ssl
 import sys
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 import uvloop
 
@@ -28,8 +28,8 @@ class _DescribedModel(Running, Protocol):
     description: str
 
 
-def run_server(settings: ServerSettings, args: EngineArgs) -> int:
-    """Serve until a signal; returns the exit code. Main thread only.
+def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
+    """Serve until a signal, and end the process. Main thread only.
 
     Raises:
         ConfigError: the address, a file, the model or the machine does not fit.
@@ -48,12 +48,11 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> int:
             else:
                 supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")  # for several only
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
-            if code:  # cut: nothing that still runs here is waited for, and no process of ours outlives this one
-                listener.close()
-                logging.shutdown()
-                sys.stdout.flush()
-                os._exit(code)
-            return code
+            # No thread that still runs here is waited for, and no process of ours outlives this one.
+            listener.close()
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(code)
     finally:
         listener.close()
 
@@ -81,6 +80,6 @@ async def _serve(
         logger.info("ready: %s serves %s, after %s", settings.url, model.description, clock.summary())
         return model
 
-    shutdown = Shutdown()
-    with shutdown.on_signals(settings.shutdown_timeout):
+    shutdown = Shutdown(settings.shutdown_timeout)
+    with shutdown.on_signals():
         return await Server(settings, ssl_context, start, shutdown).run(listener.socket)

@@ -16,18 +16,19 @@ _MAX_FILE_BYTES = 2**20
 OptionValue = str | list[str]
 
 
-def read_config_file(path: Path, options: Collection[str]) -> dict[str, OptionValue]:
-    """The values of the options that the file names; `options` are all there are, as `max_model_len`.
+def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, OptionValue], list[str]]:
+    """The values of the options that the file names, and what is wrong with the other entries; `options` are all there are, as
+    `max_model_len`.
 
     Numbers and booleans are the text that the option would be given, mappings are JSON,
     lists stay lists; null is an option that is not given. So whatever reads the command line reads this too.
 
     Raises:
-        ConfigError: names everything that is wrong with the file.
+        ConfigError: the file cannot be read, or is no YAML mapping.
     """
     content = _read(path)
     if content is None:  # an empty file
-        return {}
+        return {}, []
     if not isinstance(content, dict):
         raise ConfigError(f"config={str(path)!r} holds a {type(content).__name__}, not option names and values")
     problems: list[str] = []
@@ -48,9 +49,7 @@ def read_config_file(path: Path, options: Collection[str]) -> dict[str, OptionVa
                 problems.append(
                     f"config={str(path)!r}: {key!r} is a {type(value).__name__}; put it in quotes if it is a text"
                 )
-    if problems:
-        raise ConfigError("; ".join(problems))
-    return values
+    return values, problems
 
 
 def _as_text(value: object) -> str:

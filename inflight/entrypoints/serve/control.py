@@ -79,7 +79,7 @@ class Control:
         if OPEN in orders:
             self.opened.set()
         if DRAIN in orders:
-            self._shutdown.begun.set()
+            self._shutdown.begin()
         if CUT in orders or not orders:
             self._shutdown.cut_now(EXIT_COMMAND_GONE)
         if not orders:

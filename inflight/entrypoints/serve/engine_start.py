@@ -15,6 +15,7 @@ from inflight.entrypoints.serve.error_response import ASGIApp
 from inflight.entrypoints.serve.reasoning_end import with_reasoning_end
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.start_up import StartUpClock
+from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
@@ -30,10 +31,17 @@ class ServedModel:
     """
 
     def __init__(
-        self, engine: AsyncLLM, app: ASGIApp, metrics: ServingMetrics, tracing: RequestTracing | None, name: str
+        self,
+        engine: AsyncLLM,
+        app: ASGIApp,
+        metrics: ServingMetrics,
+        tracing: RequestTracing | None,
+        name: str,
+        templates: TemplateProcesses | None = None,
     ) -> None:
         self._engine = engine
         self._tracing = tracing
+        self._templates = templates
         self.app = app
         self.check_health = engine.check_health
         self.drain = engine.drain
@@ -44,6 +52,8 @@ class ServedModel:
         self.description = f"{name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
 
     async def close(self) -> None:
+        if self._templates is not None:
+            self._templates.close()
         await self._engine.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
@@ -82,12 +92,13 @@ async def start(
     else:
         engine = await AsyncLLM.attach(args, await engine_socket, limits=limits, observers=observers)
     clock.mark("engine")
+    templates = TemplateProcesses(settings.template_timeout) if settings.enable_request_chat_template else None
     try:
-        app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics)
+        app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics, templates=templates)
     except BaseException:
         await engine.close()
         raise
     gc.collect()
     gc.freeze()  # what has been made so far stays: a collection that looks through it all holds up every stream
     clock.mark("app")
-    return ServedModel(engine, app, metrics, tracing, name)
+    return ServedModel(engine, app, metrics, tracing, name, templates)

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from typing import cast
+from typing import NoReturn, cast
 
 import uvloop
 
@@ -38,17 +38,14 @@ def main() -> int:
         return EXIT_COMMAND_GONE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_serve(start, listener, control))
-            if code:  # cut: nothing that still runs here is waited for
-                _leave(code)
-            return code
+            _leave(runner.run(_serve(start, listener, control)))  # no thread that still runs here is waited for
     except InflightError as error:
         tell_failure(control, error)
         return EXIT_FAILED
 
 
 async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: socket.socket) -> int:
-    shutdown = Shutdown()
+    shutdown = Shutdown(start.settings.shutdown_timeout)
     control = Control(control_socket, shutdown)
     clock = StartUpClock()
 
@@ -76,7 +73,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         control.close()
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

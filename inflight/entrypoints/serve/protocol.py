@@ -1,7 +1,15 @@
-"""`BoundedProtocol`: uvicorn's HTTP protocol, with bounds on connections, and on how large and how slow a request may be.
+"""`BoundedProtocol`: uvicorn's HTTP protocol, with bounds on connections, on how large and how slow a request may be, and on
+how long a client may leave a response unread.
 
 httptools collects a head of any size, and uvicorn waits for it, and for the body, however long; a middleware sees a head only
 when it is whole, and no rest of a body that comes after the response.
+
+Two more differences from uvicorn:
+
+1. A connection that is lost ends the request that runs on it, also where others wait behind it (pipelining). uvicorn tells only
+   the newest one, and stops reading while others wait, so that it does not see the end of the connection.
+2. `Upgrade` is ignored, as RFC 9110, section 7.8 lets a server: the request is answered in HTTP/1.1. httptools stops behind the
+   head and takes the body for the other protocol's.
 """
 
 from __future__ import annotations
@@ -9,12 +17,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from inflight.entrypoints.serve.error_response import RETRY_AFTER_SECONDS
 from inflight.entrypoints.serve.settings import ServerSettings
+
+# What may wait behind the request that runs on a connection. More closes it: clients that pipeline have to be ready to ask
+# again (RFC 9112, section 9.3.2).
+MAX_PIPELINED_REQUESTS = 32
+MAX_PIPELINED_BYTES = 256 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -31,8 +46,11 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._num_head_bytes = 0
+        self._num_waiting_bytes = 0  # read while a request waits behind the one that runs
         self._is_in_head = False
+        self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the head or the body that is awaited
+        self._write_timer: asyncio.TimerHandle | None = None  # of a client that is to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -43,7 +61,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._cancel_write_timer()
+        self.pipeline.clear()  # they have not begun, and have nobody to answer to
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused
@@ -52,11 +77,39 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_TOO_LARGE)
             return
         self._num_head_bytes += len(data)
-        super().data_received(data)
+        self._feed(data)
         if not self._is_in_head:
             self._num_head_bytes = 0
         elif self._num_head_bytes > self.settings.max_header_bytes:
             self._refuse(_TOO_LARGE)
+        self._num_waiting_bytes = self._num_waiting_bytes + len(data) if self.pipeline else 0
+        if self._num_waiting_bytes > MAX_PIPELINED_BYTES:
+            self._close()
+
+    def _feed(self, data: bytes) -> None:
+        """uvicorn's `data_received`, but for `Upgrade`."""
+        self._unset_keepalive_if_required()
+        while data and not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                rest = data[stop.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(b"501 Not Implemented")
+                return
+            data = self._head_without_upgrade() + rest
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that has been read, with which another parser begins anew."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -65,13 +118,36 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await(self.settings.header_timeout)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` reads an upgrade's head once more
+            return
         self._is_in_head = False
         self._await(self.settings.body_timeout)
+        if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
+            self._close()
+            return
         super().on_headers_complete()
+        self._go_on_reading()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+            self._go_on_reading()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._cancel_timer()
-        super().on_message_complete()
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def _go_on_reading(self) -> None:
+        """uvicorn stops reading while requests wait. But only what is read tells that the client has gone."""
+        if self.pipeline:
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _await(self, seconds: float) -> None:
         self._cancel_timer()
@@ -81,10 +157,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self.pipeline:  # nothing is read until the response to an earlier request has ended
+        if self.pipeline:  # the response to an earlier request has not ended
             self._await(self.settings.body_timeout)
         elif self._is_in_head or self.cycle is None or self.cycle.response_started:
-            self.transport.close()
+            self._close()
         else:
             self._refuse(b"408 Request Timeout")
 
@@ -93,10 +169,54 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    # -- writing -----------------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_client()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._cancel_write_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_client()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """The transport closes when all is written. A client that reads nothing does not keep it open."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._watch_client()
+
+    def _watch_client(self) -> None:
+        """Nothing is written meanwhile: the transport is full, or closing."""
+        self._cancel_write_timer()
+        num_unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.settings.write_timeout, self._check_client, num_unsent)
+
+    def _check_client(self, num_unsent_before: int) -> None:
+        """A client that has read something in the time has as much time again."""
+        self._write_timer = None
+        if 0 < self.transport.get_write_buffer_size() < num_unsent_before:
+            self._watch_client()
+        else:
+            self.transport.abort()
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-            self.transport.close()
+            self._close()
 
 
 _TOO_LARGE = b"431 Request Header Fields Too Large"

@@ -13,6 +13,7 @@ _CHOICES = {"access_log": ("text", "json", "off")}
 _BOUNDS = {  # inclusive
     "port": (0, 65535),
     "max_body_bytes": (1024, 2**32),
+    "max_total_body_bytes": (1024, 2**40),
     "max_header_bytes": (1024, 2**20),
     "max_connections": (1, 2**20),
     "backlog": (1, 65535),
@@ -21,12 +22,34 @@ _BOUNDS = {  # inclusive
     "max_queued_tokens": (1, 2**40),
 }
 _MAX_SECONDS = 7 * 24 * 3600.0
-_SECONDS = ("shutdown_timeout", "request_timeout", "keep_alive_timeout", "header_timeout", "body_timeout")
-_BOUNDLESS = ("max_queued_requests", "max_queued_tokens", "request_timeout")  # None: no bound
+_SECONDS = (
+    "shutdown_timeout",
+    "request_timeout",
+    "keep_alive_timeout",
+    "header_timeout",
+    "body_timeout",
+    "write_timeout",
+    "stream_keep_alive_interval",
+    "template_timeout",
+)
+_BOUNDLESS = (
+    "max_queued_requests",
+    "max_queued_tokens",
+    "request_timeout",
+    "stream_keep_alive_interval",
+)  # None: no bound
 _FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields")
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
 _OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
-_TUPLES = ("served_model_names", "api_keys", "allowed_origins", "allowed_methods", "allowed_headers")
+_TUPLES = (
+    "served_model_names",
+    "api_keys",
+    "allowed_hosts",
+    "allowed_origins",
+    "allowed_methods",
+    "allowed_headers",
+)
+LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
 MIN_KEY_LENGTH = 8
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
@@ -41,13 +64,20 @@ class ServerSettings:
         served_model_names: what requests may call the model; the first is what answers say. Empty: the model's own name.
         api_keys: any one of them lets a request in. Empty: no key is asked for.
         metrics_public: serve /metrics without a key.
+        allowed_hosts: names that requests may give the server in `Host`; "*.example.com" is every name below example.com, "*"
+        is
+            every name. Empty: every name, but a server that is local and asks for no key takes local names only.
         max_body_bytes: largest request body; more is a 413.
+        max_total_body_bytes: bodies of all requests of a front end together, until they are answered; more is a 503.
         max_header_bytes: request line and headers together; more is a 431.
         shutdown_timeout: seconds that requests have to end after SIGTERM.
         request_timeout: seconds from a request's arrival to its last token; None is no deadline.
         keep_alive_timeout: seconds that an idle connection stays open: more than a load balancer keeps its own.
         header_timeout: seconds that a client has to send its request line and headers.
         body_timeout: seconds that it has to send the body then.
+        write_timeout: seconds after which a connection is closed whose client reads nothing of what is written.
+        stream_keep_alive_interval: seconds without an event after which a stream sends a comment; None sends none.
+        template_timeout: seconds of processor time that a chat template of a request's own has to compile and render.
         max_connections: that each front end holds open; one more is a 503, and closed.
         backlog: connections that the kernel holds until they are accepted.
         allowed_origins: of browsers (CORS), "*" for all; empty: no CORS headers are sent.
@@ -77,13 +107,18 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_public: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
+    max_total_body_bytes: int = 512 * 2**20
     max_header_bytes: int = 64 * 2**10
     shutdown_timeout: float = 30.0
     request_timeout: float | None = None
     keep_alive_timeout: float = 75.0
     header_timeout: float = 20.0
     body_timeout: float = 120.0
+    write_timeout: float = 60.0
+    stream_keep_alive_interval: float | None = 10.0
+    template_timeout: float = 1.0
     max_connections: int = 4096
     backlog: int = 2048
     allowed_origins: tuple[str, ...] = ()
@@ -122,10 +157,19 @@ class ServerSettings:
         """Whether only this machine can reach it."""
         if self.uds is not None or self.host == "localhost":
             return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:  # a name
-            return False
+        return is_loopback(self.host)
+
+    @property
+    def accepted_hosts(self) -> tuple[str, ...]:
+        """`allowed_hosts`, or what holds where they are empty.
+
+        A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then read what a local server answers. A
+        key, or the name in `Host`, tells its requests from those of this machine's user.
+        """
+        if self.allowed_hosts:
+            return self.allowed_hosts
+        is_unguarded = self.is_local and self.uds is None and not self.api_keys and self.ssl_ca_certs is None
+        return LOCAL_HOSTS if is_unguarded else ("*",)
 
     def _wrong_values(self) -> Iterator[str]:
         for name, choices in _CHOICES.items():
@@ -163,6 +207,8 @@ class ServerSettings:
             yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: take a longer one"
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
             yield "an API key has characters that a header cannot carry: use printable ASCII without blanks"
+        if self.max_total_body_bytes < self.max_body_bytes:
+            yield f"max_total_body_bytes={self.max_total_body_bytes} is less than max_body_bytes={self.max_body_bytes}"
         if self.uds is not None and len(self.uds.encode()) > _MAX_UDS_BYTES:
             yield f"uds={self.uds!r} is longer than the {_MAX_UDS_BYTES} bytes that a unix socket's path may have"
         if self.ssl_certfile is None:
@@ -178,3 +224,11 @@ class ServerSettings:
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             yield f"otlp_traces_endpoint={endpoint!r} is not an http:// or https:// URL"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it is an address of this machine's loopback; a name is none."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,9 +1,14 @@
-"""`Shutdown`: asked for once, the server lets its requests end; asked for again, it cuts its connections."""
+"""`Shutdown`: asked for once, the server lets its requests end; asked for again, it cuts its connections.
+
+Whatever hangs then, the process ends: a thread of faulthandler, which needs neither the event loop nor Python's lock, prints
+where all threads are, and exits with code 1.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 from collections.abc import Iterator
@@ -12,10 +17,16 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CUT_SECONDS = 5.0  # what the engine has to end once connections are cut
+END_SECONDS = 35.0  # what everything has after the last request: connections 5, the engine 25, the rest
+_STDERR = 2
 
 
 class Shutdown:
-    """Of one event loop.
+    """Of one event loop, and of a process that does nothing else.
+
+    Args:
+        shutdown_timeout: seconds that running requests have.
+        end_seconds: that the process has after those.
 
     Attributes:
         begun: new requests are refused, running ones have their time.
@@ -23,40 +34,44 @@ class Shutdown:
         exit_code: of the process, once one of them is set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shutdown_timeout: float, end_seconds: float = END_SECONDS) -> None:
+        self._timeout = shutdown_timeout
+        self._end_seconds = end_seconds
         self.begun = asyncio.Event()
         self.cut = asyncio.Event()
         self.exit_code = 0
 
+    def begin(self) -> None:
+        if not self.begun.is_set():
+            faulthandler.dump_traceback_later(self._timeout + self._end_seconds, exit=True, file=_STDERR)
+        self.begun.set()
+
     def cut_now(self, exit_code: int) -> None:
         self.exit_code = exit_code
+        faulthandler.dump_traceback_later(CUT_SECONDS + self._end_seconds, exit=True, file=_STDERR)
         self.begun.set()
         self.cut.set()
 
     @contextlib.contextmanager
-    def on_signals(self, shutdown_timeout: float) -> Iterator[None]:
-        """SIGTERM or SIGINT begins it, a second one cuts, a third one kills this process. Main thread only.
-
-        Args:
-            shutdown_timeout: seconds, for the log.
-        """
+    def on_signals(self) -> Iterator[None]:
+        """SIGTERM or SIGINT begins it, a second one cuts, a third one kills this process. Main thread only."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number, shutdown_timeout)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
-    def _on_signal(self, number: signal.Signals, shutdown_timeout: float) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if not self.begun.is_set():
             logger.info(
                 "%s: new requests are refused, running ones have %g s; once more stops at once",
                 number.name,
-                shutdown_timeout,
+                self._timeout,
             )
-            self.begun.set()
+            self.begin()
             return
         logger.warning("%s again: connections are cut", number.name)
         self.cut_now(128 + number)

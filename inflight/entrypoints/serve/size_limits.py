@@ -1,11 +1,21 @@
-"""`SizeLimits`: no header and no body is larger than the settings say, whatever the client announces."""
+"""`SizeLimits`: no body is collected that is larger than allowed, whatever length it announces, nor more of all bodies
+together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
-from inflight.entrypoints.serve.error_response import ASGIApp, Message, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.error_response import (
+    RETRY_AFTER_SECONDS,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header_of,
+    send_error,
+)
 
 LINGER_SECONDS = 2.0  # that a client has to send the rest of what is refused
 _CLOSE = [(b"connection", b"close")]  # the rest of the body is not wanted
@@ -13,12 +23,21 @@ _CLOSE = [(b"connection", b"close")]  # the rest of the body is not wanted
 
 class SizeLimits:
     """Too large headers are a 431, a too large body is a 413: at once where its length is announced, else where it gets too
-    large. Then the app sees a client that has left, and what it says is not sent."""
+    large. A body that finds no room beside the bodies of other requests is a 503. After that, `receive` reports a disconnect,
+    and what the app sends is dropped.
 
-    def __init__(self, app: ASGIApp, *, max_header_bytes: int, max_body_bytes: int) -> None:
+    A body counts from its first byte until its request is answered: the app may hold it so long.
+
+    Args:
+        max_total_body_bytes: of all requests together.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_header_bytes: int, max_body_bytes: int, max_total_body_bytes: int) -> None:
         self._app = app
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
+        self._max_total = max_total_body_bytes
+        self._total = 0  # bytes of bodies that are held now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
@@ -28,7 +47,7 @@ class SizeLimits:
             return
         announced = header_of(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced[:20]) > self._max_body_bytes:
-            await self._refuse_body(receive, send, has_more=True)
+            await self._refuse_too_large(receive, send, has_more=True)
             return
         await self._count_body(scope, receive, send)
 
@@ -40,12 +59,15 @@ class SizeLimits:
             if refused:
                 return {"type": "http.disconnect"}
             message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes <= self._max_body_bytes:
+            added = len(message.get("body", b""))
+            if num_bytes + added <= self._max_body_bytes and self._total + added <= self._max_total:
+                num_bytes += added
+                self._total += added
                 return message
             refused = True
             if not started:
-                await self._refuse_body(receive, send, message.get("more_body", False))
+                is_too_large, has_more = num_bytes + added > self._max_body_bytes, message.get("more_body", False)
+                await (self._refuse_too_large if is_too_large else self._refuse_for_now)(receive, send, has_more)
             return {"type": "http.disconnect"}
 
         async def unless_refused(message: Message) -> None:
@@ -54,21 +76,46 @@ class SizeLimits:
                 started = True
                 await send(message)
 
-        await self._app(scope, bounded_receive, unless_refused)
+        try:
+            await self._app(scope, bounded_receive, unless_refused)
+        finally:
+            self._total -= num_bytes
 
-    async def _refuse_body(self, receive: Receive, send: Send, has_more: bool) -> None:
-        """The response ends, and with it the connection, when the client has sent all: closed with bytes unread, the kernel
-        would reset it, and the client might never see why."""
-
-        async def send_last(message: Message) -> None:
-            if message["type"] == "http.response.body" and has_more:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LINGER_SECONDS):
-                        while (await receive()).get("more_body", False):
-                            pass
-            await send(message)
-
+    async def _refuse_too_large(self, receive: Receive, send: Send, has_more: bool) -> None:
         message = f"the request body is larger than the {self._max_body_bytes} bytes allowed"
         await send_error(
-            send_last, 413, message, kind="invalid_request_error", code="request_too_large", headers=_CLOSE
+            _lingering(receive, send, has_more),
+            413,
+            message,
+            kind="invalid_request_error",
+            code="request_too_large",
+            headers=_CLOSE,
         )
+
+    async def _refuse_for_now(self, receive: Receive, send: Send, has_more: bool) -> None:
+        message = (
+            f"the bodies of all requests fill the {self._max_total} bytes that they may have together; try again later"
+        )
+        await send_error(
+            _lingering(receive, send, has_more),
+            503,
+            message,
+            kind="overloaded_error",
+            code="overloaded",
+            headers=[*_CLOSE, (b"retry-after", b"%d" % RETRY_AFTER_SECONDS)],
+        )
+
+
+def _lingering(receive: Receive, send: Send, has_more: bool) -> Send:
+    """The response ends, and with it the connection, when the client has sent all: closed with bytes unread, the kernel would
+    reset it, and the client might never see why."""
+
+    async def send_last(message: Message) -> None:
+        if message["type"] == "http.response.body" and has_more:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while (await receive()).get("more_body", False):
+                        pass
+        await send(message)
+
+    return send_last

@@ -13,29 +13,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import socket
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.core_client import MAX_END_SECONDS, EngineProcess, start_error
-from inflight.engine.front_end import resolve_config
 from inflight.entrypoints.serve.control import CUT, DRAIN, ENGINE, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.entrypoints.serve.start_up import StartUpClock
-from inflight.errors import EngineError, InflightError
+from inflight.errors import EngineError, InflightError, error_by_name
 from inflight.executor.process import ChildProcess, stop_processes
-from inflight.interface.messages import WorkerFailure
+
+if TYPE_CHECKING:
+    from inflight.entrypoints.serve.engine_launch import LaunchedEngine
 
 logger = logging.getLogger(__name__)
 
 CUT_GRACE_SECONDS = 2.0  # that a front end has beyond what it leaves the engine
-END_SECONDS = 2.0  # between the last word of a front end and its end
+LAST_SECONDS = 2.0  # between the last word of a front end and its end
 
 
 class FrontEndProcess:
@@ -94,11 +95,13 @@ class FrontEndProcess:
                 case {"ready": description}:
                     self.ready.set_result(description)
                 case {"failed": [name, message]}:
-                    self.failure = start_error(WorkerFailure(type_name=name, message=message, traceback=""))
+                    self.failure = error_by_name(name, message) or EngineError(
+                        f"a front end could not start: {name}: {message}"
+                    )
         if not received:
             asyncio.get_running_loop().remove_reader(self._socket)
             if self.failure is None and not self._is_asked_to_end:
-                stop_processes([self.process], END_SECONDS)
+                stop_processes([self.process], LAST_SECONDS)
                 self.failure = EngineError(f"a front end has died ({self.process.state}); the others were drained")
             self.ended.set_result(None)
 
@@ -109,15 +112,19 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     Raises:
         ConfigError, EngineError: the engine or a front end could not start, or has died.
     """
-    shutdown = Shutdown()
+    shutdown = Shutdown(
+        settings.shutdown_timeout, 2 * END_SECONDS
+    )  # the front ends have END_SECONDS, and then the engine
     front_ends: list[FrontEndProcess] = []
-    engine: EngineProcess | None = None
+    engine: LaunchedEngine | None = None
 
     async def start() -> None:
         nonlocal engine
-        config = await asyncio.to_thread(resolve_config, args)
+        module = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_launch")
+        config = await asyncio.to_thread(module.resolve_config, args)
         clock.mark("importing")
-        engine = EngineProcess(args, config, settings.api_server_count)
+        engine = module.LaunchedEngine(args, config, settings.api_server_count)
+        assert engine is not None
         for front_end in front_ends:
             with engine.sockets.pop(0) as engine_socket:
                 front_end.send(ENGINE, [engine_socket.fileno()])
@@ -129,7 +136,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
         logger.info(text, settings.url, descriptions[0], len(front_ends), clock.summary())
 
     with (
-        shutdown.on_signals(settings.shutdown_timeout),
+        shutdown.on_signals(),
         tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
     ):
         try:
@@ -165,7 +172,7 @@ async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProce
         await asyncio.wait([start])
 
 
-async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | None, shutdown: Shutdown) -> None:
+async def _end(front_ends: Sequence[FrontEndProcess], engine: LaunchedEngine | None, shutdown: Shutdown) -> None:
     """Drain the front ends, or cut them, and end the engine."""
     for front_end in front_ends:
         front_end.send(DRAIN)
@@ -178,9 +185,8 @@ async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | No
             for front_end in front_ends:
                 front_end.send(CUT)
         await asyncio.wait([ended], timeout=CUT_SECONDS + CUT_GRACE_SECONDS)
-    grace = CUT_SECONDS if shutdown.cut.is_set() else MAX_END_SECONDS
-    stop_processes([front_end.process for front_end in front_ends], END_SECONDS)
+    stop_processes([front_end.process for front_end in front_ends], LAST_SECONDS)
     for front_end in front_ends:
         front_end.close()
     if engine is not None:
-        await asyncio.to_thread(engine.close, grace)
+        await asyncio.to_thread(engine.close, is_cut=shutdown.cut.is_set())

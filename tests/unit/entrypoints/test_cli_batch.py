@@ -306,6 +306,16 @@ def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
     assert "another run" in done.stderr
 
 
+def test_the_exit_code_says_when_no_row_could_be_run(tmp_path: Path) -> None:
+    source, target = write_rows(tmp_path / "in.jsonl", [{"id": 1}, {"prompt": 5}]), tmp_path / "out.jsonl"
+    done = run(FakeEngine(), source, target)
+    assert done.exit_code == 2
+    assert "2 rows could not be run" in done.stderr
+    assert all("error" in result for result in read_results(target).values())
+    write_rows(source, [{"id": 1}, {"prompt": "a"}])
+    assert run(FakeEngine(), source, tmp_path / "other.jsonl").exit_code == 0
+
+
 def test_standard_streams() -> None:
     done = CliRunner().invoke(app, ["generate", "-i", "-"], obj=FakeEngine(), input='{"prompt": "a"}\n{"id": 1}\n')
     assert done.exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +286,38 @@ def test_the_callers_messages_are_not_touched() -> None:
     before = json.dumps(messages)
     ChatTemplate({"default": TOOLS}).render(messages, add_generation_prompt=False, continue_final_message=True)
     assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize(
+    ("loop", "keeps"),
+    [
+        ("for part in message.content", True),
+        ("for part in message['content']", True),
+        ("for part in message['content'] | selectattr('type')", True),
+        ("+ for part in content", True),
+        ("for a, b in content.items()", True),
+        ("for part in messages", False),
+        ("for part in messages if part.content", False),
+    ],
+)
+def test_content_stays_a_list_for_a_template_that_loops_over_it(loop: str, keeps: bool) -> None:
+    source = (
+        "{%" + loop.replace("for", " for", 1).replace("+ ", "+") + " %}{% endfor %}{{ messages[0].content is string }}"
+    )
+    source = "{% set message = messages[0] %}{% set content = {} %}" + source
+    rendered = ChatTemplate({"default": source}).render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    assert rendered == str(not keeps)
+
+
+def test_looking_for_such_loops_takes_linear_time() -> None:
+    start = time.perf_counter()
+    ChatTemplate({"default": "{% for a in" + " " * 20_000 + "messages %}{% endfor %}{# for a in" + " " * 20_000 + "#}"})
+    assert time.perf_counter() - start < 1, "a regular expression took 10 s for 2,000 blanks"
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for a in b %}" * 30 + "{% endfor %}" * 30, "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}"]
+)
+def test_what_is_nested_too_deep_is_one_clear_error(source: str) -> None:
+    with pytest.raises(TokenizerError, match="not valid"):
+        ChatTemplate({"default": source})

@@ -1,8 +1,9 @@
 """A script: a server whose engine only waits. `python stand_in.py SETTINGS_JSON START_SECONDS` prints its port, then serves.
 
 POST /stream streams `?tokens=N` words, 20 ms apart, then "[DONE]"; drained, it ends with "aborted"; of a dead engine, with
-"dead". POST /kill kills the engine. POST /read reads its body. With CLOSE_SECONDS
-in the environment its end takes that long. At the end "closed" is printed: the engine was closed.
+"dead". POST /kill kills the engine. POST /hang starts a thread that never ends. POST /read reads its body. With CLOSE_SECONDS
+in the environment the engine's end takes that long; END_SECONDS is what the process has for its own. At the end "closed" is
+printed: the engine was closed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from inflight.entrypoints.serve.error_response import Receive, Scope, Send, send
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.shutdown import Shutdown
+from inflight.entrypoints.serve.shutdown import END_SECONDS, Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import EngineDeadError
 
@@ -58,6 +59,9 @@ class StandInEngine:
 
 def make_app(engine: StandInEngine) -> Any:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/hang":
+            hanging = os.pipe()
+            asyncio.get_running_loop().run_in_executor(None, os.read, hanging[0], 1)
         if scope["path"] == "/kill":
             engine.is_dead = True
         while scope["path"] == "/read" and (await receive()).get("more_body"):
@@ -93,11 +97,11 @@ async def main() -> int:
         await asyncio.sleep(float(sys.argv[2]))
         return StandInEngine()
 
-    shutdown = Shutdown()
+    shutdown = Shutdown(settings.shutdown_timeout, float(os.environ.get("END_SECONDS", END_SECONDS)))
     listener = Listener(settings)
     print(listener.port, flush=True)
     try:
-        with shutdown.on_signals(settings.shutdown_timeout):
+        with shutdown.on_signals():
             return await Server(settings, make_ssl_context(settings), start, shutdown).run(listener.socket)
     except EngineDeadError as error:
         print(f"error: {error}", file=sys.stderr)

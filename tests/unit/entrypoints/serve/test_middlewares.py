@@ -59,7 +59,9 @@ def wrapped(**settings: Any) -> Any:
     return wrap(echo, ServerSettings(access_log="off", **settings))
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/", "/openapi.json", "/health/", "/unknown", "//health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/metrics", "/", "/openapi.json", "/healthy", "/health/x", "/unknown", "//health"]
+)
 @pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer wrong", "Basic first-key-1", "Bearer first-key-1 x"])
 @pytest.mark.parametrize("method", ["GET", "OPTIONS"])
 def test_everything_but_health_asks_for_a_key(path: str, method: str, shown: str | None) -> None:
@@ -79,7 +81,7 @@ def test_any_of_the_keys_lets_in(key: str) -> None:
     assert call(wrapped(api_keys=KEYS), headers={"Authorization": f"bearer {key}"})[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/live", "/ready"])
+@pytest.mark.parametrize("path", ["/health", "/live", "/ready", "/health/"])
 def test_health_asks_for_none(path: str) -> None:
     assert call(wrapped(api_keys=KEYS), path)[0] == 200
     assert call(wrapped(api_keys=KEYS, metrics_public=True), "/metrics")[0] == 200
@@ -217,3 +219,101 @@ def test_settings_do_not_show_keys(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         logging.getLogger("x").info("%s", ServerSettings(api_keys=KEYS))
     assert "first-key" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:8000", "127.0.0.1:8000", "127.9.9.9", "[::1]:8000", "a.localhost", None]
+)
+def test_a_local_server_without_keys_answers_to_local_names(host: str | None) -> None:
+    assert call(wrapped(), headers={} if host is None else {"Host": host})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
+)
+def test_a_local_server_without_keys_refuses_foreign_names(host: str) -> None:
+    for path in ("/v1/models", "/metrics", "/openapi.json"):
+        status, _, body = call(wrapped(), path, headers={"Host": host})
+        assert (status, body["error"]["code"]) == (403, "host_not_allowed")
+        assert f"{host!r}" in body["error"]["message"]
+        assert "--allowed-hosts" in body["error"]["message"]
+    assert call(wrapped(), "/ready", headers={"Host": host})[0] == 200, "a probe"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"api_keys": KEYS},
+        {"host": "0.0.0.0"},
+        {"uds": "/x"},
+        {"allowed_hosts": ("*",)},
+        {"allowed_hosts": ("evil.example",)},
+    ],
+)
+def test_other_servers_answer_to_any_name_or_to_those_given(settings: dict[str, Any]) -> None:
+    headers = {"Host": "evil.example:8000", "Authorization": f"Bearer {KEYS[0]}"}
+    assert call(wrapped(**settings), headers=headers)[0] == 200
+
+
+def test_allowed_hosts_may_be_all_names_below_one() -> None:
+    app = wrapped(host="0.0.0.0", allowed_hosts=("*.example.com", "other"))
+    for host, status in (("a.b.example.com:1", 200), ("example.com", 403), ("badexample.com", 403), ("OTHER", 200)):
+        assert call(app, headers={"Host": host})[0] == status, host
+
+
+def test_a_slash_at_the_end_and_head_are_other_spellings() -> None:
+    app = wrap(show_scope, ServerSettings())
+    assert call(app, "/v1/models/")[2] == {"path": "/v1/models", "method": "GET"}
+    assert call(app, "/")[2]["path"] == "/"
+    assert call(app, "/health", method="HEAD")[2] == {"path": "/health", "method": "GET"}
+    assert call(app, "/v1/completions", method="DELETE")[2]["method"] == "DELETE"
+
+
+async def show_scope(scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, 200, {"path": scope["path"], "method": scope["method"]})
+
+
+def test_the_bodies_of_all_requests_are_bounded_together() -> None:
+    limits: dict[str, Any] = {"max_body_bytes": 2000, "max_total_body_bytes": 3000}
+    held: list[Any] = []
+
+    async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if scope["path"] == "/hold":
+            held.append(await asyncio.to_thread(call, app, "/v1/models", body=[b"x" * 1001]))
+            held.append(await asyncio.to_thread(call, app, "/v1/models", body=[b"x" * 1000]))
+            held.append(await asyncio.to_thread(call, app, "/v1/models", body=[b"x" * 2001]))
+        await send_json(send, 200, {})
+
+    app = wrap(hold, ServerSettings(access_log="off", **limits))
+    assert call(app, "/hold", body=[b"x" * 2000])[0] == 200
+    (status, headers, body), fits, too_large = held
+    assert (status, body["error"]["type"]) == (503, "overloaded_error")
+    assert headers["retry-after"].isdigit()
+    assert headers["connection"] == "close"
+    assert fits[0] == 200
+    assert too_large[0] == 413, "it would be refused later, too"
+    for _ in range(3):  # what was held has been given back, refused or not
+        assert call(app, body=[b"x" * 2000])[0] == 200
+
+
+def test_of_two_keys_none_counts() -> None:
+    app, right = wrapped(api_keys=KEYS), f"Bearer {KEYS[0]}".encode()
+    for shown in ([right, b"Bearer wrong"], [b"Bearer wrong", right], [right, right]):
+        assert status_of(app, [(b"authorization", value) for value in shown]) == 401
+
+
+def status_of(app: Any, headers: list[tuple[bytes, bytes]]) -> int:
+    """Of a GET with exactly these headers, any of them several times."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    status: int = sent[0]["status"]
+    return status

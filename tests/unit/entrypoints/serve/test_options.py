@@ -82,8 +82,13 @@ def test_the_usual_name_of_the_keys_variable_serves_too(monkeypatch: pytest.Monk
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_config_file(file, OPTIONS.keys())
+    try:
+        values, problems = read_config_file(file, OPTIONS.keys())
+    except ConfigError as error:
+        values, problems = {}, [str(error)]
+    assert values == {}
+    assert len(problems) == 1
+    assert message in problems[0]
 
 
 def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
@@ -123,3 +128,65 @@ def test_the_seed_reaches_the_engine(arguments: list[str], seed: int | None, mon
     monkeypatch.setattr("inflight.entrypoints.serve.command.run_server", lambda _, args: started.append(args) or 0)
     assert CliRunner().invoke(app, ["serve", *arguments]).exit_code == 0
     assert [args.seed for args in started] == [seed]
+
+
+def test_every_fault_of_a_file_is_told_with_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: abc\nprot: 3\nmax_num_seqs: x\nbacklog: -1\nhost: 2024-01-01\n")
+    done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file)])
+    assert done.exit_code == 2
+    for part in (
+        f"port in {file}: 'abc' should be an integer",
+        "unknown option 'prot'; did you mean 'port'?",
+        f"max_num_seqs in {file}: 'x' should be an integer",
+        f"backlog=-1 (backlog in {file}) is not an integer in [1, 65535]",
+        "'host' is a date",
+    ):
+        assert part in done.output, part
+    assert done.output.count("error:") == 5
+
+
+def test_a_wrong_value_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_SERVE_PORT", "abc")
+    monkeypatch.setenv("INFLIGHT_SERVE_BACKLOG", "0")
+    monkeypatch.setenv("INFLIGHT_SERVE_METRICS_PUBLIC", "perhaps")
+    done = CliRunner().invoke(
+        app, ["serve", "--check", "--max-model-len", "4k", "--max-body-bytes", "4x", "--port", "0"]
+    )
+    assert "--max-model-len: '4k' should be an integer" in done.output
+    assert "--max-body-bytes: '4x' is not a number of bytes like 1500000, 512M or 2G" in done.output
+    assert "backlog=0 (INFLIGHT_SERVE_BACKLOG) is not an integer in [1, 65535]" in done.output
+    assert "INFLIGHT_SERVE_METRICS_PUBLIC: 'perhaps' should be true or false" in done.output
+    assert "'abc'" not in done.output, "the command line goes before it"
+    assert "INFLIGHT_SERVE_PORT: 'abc' should be an integer" in CliRunner().invoke(app, ["serve", "--check"]).output
+
+
+def test_variables_of_kubernetes_are_told_and_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("port: 0\n")
+    for name, value in (
+        ("PORT", "tcp://10.0.0.1:80"),
+        ("SERVICE_HOST", "10.0.0.1"),
+        ("SERVICE_PORT_HTTP", "80"),
+        ("PORT_80_TCP_ADDR", "10.0.0.1"),
+    ):
+        monkeypatch.setenv(f"INFLIGHT_SERVE_{name}", value)
+    done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file)])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("note:") == 1
+    assert "INFLIGHT_SERVE_PORT='tcp://10.0.0.1:80' is Kubernetes'" in done.output
+    assert "warning" not in done.output
+    monkeypatch.setenv("INFLIGHT_SERVE_PORT", "tcp://10.0.0.1:80")
+    assert parsed(["--config", str(file)])["port"] == 0, "the file is asked next"
+
+
+def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_SERVE_PROT", "1")
+    monkeypatch.setenv("INFLIGHT_LOG_LEVL", "DEBUG")
+    done = CliRunner().invoke(app, ["serve", "--check", "--port", "0"])
+    assert done.exit_code == 0
+    assert (
+        "warning: INFLIGHT_SERVE_PROT is no variable of Inflight, and is not read; did you mean INFLIGHT_SERVE_PORT?"
+        in done.output
+    )
+    assert "did you mean INFLIGHT_LOG_LEVEL?" in done.output

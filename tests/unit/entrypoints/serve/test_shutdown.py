@@ -42,7 +42,7 @@ class ServerProcess:
         return socket.create_connection(("127.0.0.1", self.port), SECONDS)
 
     def send(self, stream: socket.socket, method: str, target: str) -> None:
-        stream.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+        stream.sendall(f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
 
     def start_stream(self, tokens: int) -> socket.socket:
         """A connection on which the first words have come."""
@@ -224,7 +224,7 @@ def test_a_unix_socket_is_served_and_its_file_goes(tmp_path: Path) -> None:
         assert popen.stdout.readline() == "None\n"
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(os.fspath(path))
-            client.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
         popen.send_signal(signal.SIGTERM)
         assert popen.wait(SECONDS) == 0
@@ -276,3 +276,15 @@ def test_a_head_may_be_neither_large_nor_slow() -> None:
             assert silent.recv(1) == b""
         server.signal(signal.SIGTERM)
         assert server.end()[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_thread_that_hangs_does_not_keep_the_process(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("END_SECONDS", "0.5")
+    with serving(shutdown_timeout=0.1) as server:
+        server.wait_until("/v1/models", 200)
+        server.request("POST", "/hang")
+        server.signal(number)
+        code, out, error = server.end()
+        assert (code, out) == (1, "closed\n")
+        assert "most recent call first" in error, "it says where the thread is"

@@ -12,13 +12,14 @@ import pytest
 
 from inflight.entrypoints.serve.engine_start import ServedModel
 
-HEAVY = ("torch", "fastapi", "starlette", "numpy", "tokenizers", "prometheus_client")
+HEAVY = ("torch", "fastapi", "starlette", "numpy", "tokenizers", "prometheus_client", "jinja2", "msgspec")
 
 
 @pytest.mark.parametrize(
     "modules",
     [
         "inflight.entrypoints.cli.main, inflight.entrypoints.serve.command",
+        "inflight.entrypoints.cli.main, inflight.entrypoints.serve.supervisor",
         "inflight.entrypoints.serve.front_end_main",
     ],
 )

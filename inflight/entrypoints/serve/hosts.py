@@ -1,0 +1,53 @@
+"""`AllowedHosts`: a request names the server in its `Host` header, by a name that the server goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.settings import is_loopback
+
+_PROBES = frozenset({"/health", "/live", "/ready"})  # they say nothing that a web page could use
+_MAX_SHOWN = 100  # characters of a refused name
+
+
+class AllowedHosts:
+    """
+    Args:
+        allowed: names without a port; "*.example.com" is every name below example.com, "*" is every name. Loopback addresses
+        are
+            always allowed: a web page cannot have one as its name.
+
+    A request without `Host` (HTTP/1.0) passes: no browser sends one.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allows_all = "*" in allowed
+        self._names = frozenset(_without_port(name) for name in allowed if not name.startswith("*."))
+        self._endings = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = header_of(scope, b"host")
+        if self._allows_all or given is None or scope["path"] in _PROBES or self._allows(given.decode("latin-1")):
+            await self._app(scope, receive, send)
+            return
+        shown = given.decode("ascii", "replace")[:_MAX_SHOWN]
+        message = (
+            f"the Host header says {shown!r}, which is none of this server's names: the server was started with "
+            "--allowed-hosts, or answers this machine only and asks for no key, so that it takes localhost alone. Call it by "
+            "an allowed name, let the proxy send one, or start the server with --allowed-hosts NAME (or with an API key)"
+        )
+        await send_error(send, 403, message, kind="invalid_request_error", code="host_not_allowed")
+
+    def _allows(self, given: str) -> bool:
+        name = _without_port(given)
+        return name in self._names or name.endswith(self._endings) or is_loopback(name)
+
+
+def _without_port(host: str) -> str:
+    """ "LocalHost.:80" is localhost, "[::1]:80" is ::1."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".") if host.count(":") <= 1 else host

@@ -1,0 +1,66 @@
+"""The program that renders chat templates of requests: `python -m inflight.entrypoints.serve.template_main TITLE FD`.
+
+The descriptor is a stream socket. A job comes as JSON behind its length, and its answer goes back in the same form; see
+`template_process`. Before each job a timer is set to the processor time that the job has. When the time is over the kernel ends
+the process (SIGPROF): nothing less ends a loop of a template. The kernel bounds the memory, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+from inflight.errors import InflightError, TokenizerError
+from inflight.executor.process import name_process
+from inflight.tokenizer.chat_template import ChatTemplate
+
+LENGTH = struct.Struct("<Q")
+MAX_MEMORY_BYTES = 2**30  # beside what the process has as it begins
+_NICENESS = 5  # the engine goes before
+
+
+def main() -> None:
+    name_process(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the end of the stream ends this process
+    os.nice(_NICENESS)
+    limit = _address_space_bytes() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with socket.socket(fileno=int(sys.argv[2])) as stream, stream.makefile("rwb") as file:
+        while head := file.read(LENGTH.size):
+            content = _answer(json.loads(file.read(LENGTH.unpack(head)[0])))
+            file.write(LENGTH.pack(len(content)) + content)
+            file.flush()
+
+
+def _answer(job: dict[str, Any]) -> bytes:  # Any: JSON
+    signal.setitimer(signal.ITIMER_PROF, job.pop("seconds"))
+    try:
+        template = ChatTemplate({"default": job.pop("source")}, job.pop("special_tokens"))
+        content = json.dumps({"text": template.render(**job)}).encode()
+    except InflightError as error:
+        content = _error(error)
+    except MemoryError:
+        content = _error(TokenizerError(f"the chat template needs more than {MAX_MEMORY_BYTES} bytes of memory"))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return content
+
+
+def _error(error: InflightError) -> bytes:
+    return json.dumps({"error": [type(error).__name__, str(error)]}).encode()
+
+
+def _address_space_bytes() -> int:
+    """proc(5): the first field of /proc/self/statm is the size of the address space in pages."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`TemplateProcesses`: renders chat templates of requests, in processes that the kernel ends when their time is over.
+
+Jinja's sandbox bounds what a template can reach, not for how long it runs: eight nested loops of a thousand rounds are a line
+of text, and no thread that runs them can be stopped. Here such a template costs its own request, and one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from inflight.entrypoints.serve.error_response import RETRY_AFTER_SECONDS
+from inflight.entrypoints.serve.template_main import LENGTH
+from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
+from inflight.executor.process import ChildProcess, stop_processes
+
+MAX_PROCESSES = 2
+MAX_WAITING = 64  # requests that wait for a process
+START_SECONDS = 30.0  # of a process, on a machine that is busy
+WALL_FACTOR = 5  # wall-clock time that a job has for each second of processor time
+_MODULE = "inflight.entrypoints.serve.template_main"
+_ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
+
+
+class TemplateProcesses:
+    """Of one event loop. Processes start when they are needed, and stay for the next request.
+
+    Args:
+        seconds: processor time of one template, with the time to compile it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._idle: list[_Helper] = []
+        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+        self._num_waiting = 0
+
+    async def render(self, source: str, special_tokens: Mapping[str, str], **job: Any) -> str:  # Any: JSON
+        """What `ChatTemplate(source, special_tokens).render(**job)` returns.
+
+        Raises:
+            TokenizerError: the template is no valid Jinja, or needs too much time or memory.
+            InvalidRequestError: the messages are malformed, or the template refuses them.
+            OverloadedError: too many requests wait for a process.
+        """
+        if self._num_waiting >= MAX_WAITING:
+            raise OverloadedError(
+                f"{MAX_WAITING} requests with chat templates of their own wait already; try again later",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        job |= {"source": source, "special_tokens": dict(special_tokens), "seconds": self._seconds}
+        content = await asyncio.to_thread(lambda: json.dumps(job).encode())
+        self._num_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            answer = await self._ask(content)
+        finally:
+            self._slots.release()
+        if "error" in answer:
+            name, message = answer["error"]
+            raise _ERRORS[name](message)
+        text: str = answer["text"]
+        return text
+
+    async def _ask(self, content: bytes) -> dict[str, Any]:
+        seconds = WALL_FACTOR * self._seconds + (0.0 if self._idle else START_SECONDS)
+        helper = self._idle.pop() if self._idle else _Helper()
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await helper.ask(content)
+        except (TimeoutError, EOFError, ConnectionError) as error:
+            ended_by = helper.close()
+            too_slow = isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF
+            why = f"takes longer than the {self._seconds:g} s that it has here" if too_slow else "cannot be rendered"
+            raise TokenizerError(f"chat_template: the template {why}") from None
+        except BaseException:  # the client has gone
+            helper.close()
+            raise
+        self._idle.append(helper)
+        return answer
+
+    def close(self) -> None:
+        """End the processes that wait. Those that render end with their requests, or with their time."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Helper:
+    """One process, for one job at a time."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = ChildProcess("inflight: template", _MODULE, [theirs.fileno()])
+        self._socket.setblocking(False)
+
+    async def ask(self, content: bytes) -> dict[str, Any]:
+        """
+        Raises:
+            EOFError, ConnectionError: the process has ended.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._socket, LENGTH.pack(len(content)) + content)
+        length = LENGTH.unpack(await self._read(LENGTH.size))[0]
+        received = await self._read(length)
+        answer: dict[str, Any] = await asyncio.to_thread(json.loads, received)
+        return answer
+
+    async def _read(self, count: int) -> bytearray:
+        loop, received = asyncio.get_running_loop(), bytearray()
+        while len(received) < count:
+            part = await loop.sock_recv(self._socket, min(count - len(received), 2**20))
+            if not part:
+                raise EOFError
+            received += part
+        return received
+
+    def close(self) -> int | None:
+        """Ends the process if it has not ended; how it ended, as `subprocess` says it. To be called once."""
+        self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        stop_processes([self._process], 1.0)
+        code = self._process.exit_code
+        self._process.close()
+        return code

@@ -1,0 +1,79 @@
+"""Comments keep a stream alive that has nothing to say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from inflight.entrypoints.openai.sse import EventStream
+
+
+class Client:
+    """Takes what is sent, unless it is paused."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        self.messages.append(message)
+
+    @property
+    def text(self) -> str:
+        assert [message["type"] for message in self.messages].count("http.response.start") <= 1
+        return b"".join(message.get("body", b"") for message in self.messages).decode()
+
+
+def test_a_stream_that_waits_sends_comments_and_begins_with_one() -> None:
+    async def test() -> None:
+        client = Client()
+        events = EventStream(client.send, keep_alive=0.02)
+        async with events.kept_alive():
+            assert not events.has_started, "an error can still have a status of its own"
+            await asyncio.sleep(0.1)
+            assert events.has_started
+            await events.send(b"data: 1\n\n")
+        num_messages = len(client.messages)
+        await asyncio.sleep(0.05)
+        assert len(client.messages) == num_messages, "none comes after the end"
+        await events.finish(b"data: [DONE]\n\n")
+        parts = client.text.split("\n\n")
+        assert 2 <= parts.count(": keep-alive") <= 5
+        assert [part for part in parts if part != ": keep-alive"] == ["data: 1", "data: [DONE]", ""]
+        assert client.messages[-1] == {"type": "http.response.body", "body": b""}
+
+    asyncio.run(test())
+
+
+def test_a_busy_stream_and_one_without_an_interval_have_no_comments() -> None:
+    async def test() -> None:
+        for keep_alive in (0.3, None):
+            client = Client()
+            events = EventStream(client.send, keep_alive=keep_alive)
+            async with events.kept_alive():
+                for _ in range(5):
+                    await asyncio.sleep(0.01)
+                    await events.send(b"x")
+            assert client.text == "xxxxx"
+
+    asyncio.run(test())
+
+
+def test_a_client_that_takes_nothing_gets_no_comments() -> None:
+    async def test() -> None:
+        client = Client()
+        events = EventStream(client.send, keep_alive=0.01)
+        async with events.kept_alive():
+            await events.send(b"a")
+            client.reads.clear()
+            sending = asyncio.create_task(events.send(b"b"))
+            await asyncio.sleep(0.05)
+            client.reads.set()
+            await sending
+            await events.finish(b"c")
+        assert client.text.replace(": keep-alive\n\n", "") == "abc"
+        assert client.text.count("keep-alive") <= 1
+
+    asyncio.run(test())

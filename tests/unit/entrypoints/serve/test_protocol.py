@@ -1,0 +1,249 @@
+"""The HTTP protocol on real connections, with small apps: who is told that a client has gone, and what is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.protocol import MAX_PIPELINED_BYTES, MAX_PIPELINED_REQUESTS, bounded_protocol
+from inflight.entrypoints.serve.settings import ServerSettings
+
+SECONDS = 10.0
+GET = b"GET /next HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /wait HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nhi"
+
+
+class Waiting:
+    """The app of one connection: /wait answers when it is let, or ends when its client has gone; the others answer at once."""
+
+    def __init__(self) -> None:
+        self.started, self.released, self.gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        if scope["path"] == "/wait":
+            self.started.set()
+            released, listening = asyncio.ensure_future(self.released.wait()), asyncio.ensure_future(receive())
+            await asyncio.wait([released, listening], return_when=asyncio.FIRST_COMPLETED)
+            released.cancel()
+            if listening.done():
+                assert listening.result()["type"] == "http.disconnect"
+                self.gone.set()
+                return
+            listening.cancel()
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        await send_json(send, 200, {"path": scope["path"], "body": body.decode(), "headers": headers})
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp, **settings: Any) -> AsyncIterator[int]:
+    """The port; connections that are open at the end are cut."""
+    protocol = bounded_protocol(ServerSettings(**settings))
+    config = uvicorn.Config(cast("Any", app), http=protocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+
+def on_loop(test: Callable[[], Awaitable[None]]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(cast("Any", asyncio.wait_for(test(), SECONDS)))
+
+
+@pytest.mark.parametrize("between", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "behind", [GET, GET * 3, b"POST /next HTTP/1.1\r\nContent-Length: 200000\r\n\r\n" + b"x" * 150_000]
+)
+def test_a_client_that_goes_ends_what_runs_also_with_requests_behind_it(behind: bytes, between: float) -> None:
+    async def test() -> None:
+        app = Waiting()
+        async with served(app) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(POST)
+            if between:
+                await app.started.wait()
+            writer.write(behind)
+            await writer.drain()
+            await app.started.wait()
+            await asyncio.sleep(between)
+            writer.close()
+            start = time.monotonic()
+            await app.gone.wait()
+            assert time.monotonic() - start < 1
+            assert app.paths == ["/wait"], "what waited is not begun"
+
+    on_loop(test)
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def test() -> None:
+        app = Waiting()
+        async with served(app) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            large = b"x" * 150_000
+            writer.write(POST + b"POST /large HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(large) + large + GET)
+            await app.started.wait()
+            app.released.set()
+            answers = [await read_json(reader) for _ in range(3)]
+            assert [answer["path"] for answer in answers] == ["/wait", "/large", "/next"]
+            assert len(answers[1]["body"]) == len(large)
+            writer.close()
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("behind", [GET * (MAX_PIPELINED_REQUESTS + 2), GET + b"X" * (MAX_PIPELINED_BYTES + 70_000)])
+def test_what_waits_on_a_connection_is_bounded(behind: bytes) -> None:
+    async def test() -> None:
+        app = Waiting()
+        async with served(app, max_header_bytes=2**20) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(POST)
+            await app.started.wait()
+            writer.write(behind)
+            await app.gone.wait()
+            writer.close()
+
+    on_loop(test)
+
+
+async def read_json(reader: asyncio.StreamReader) -> dict[str, Any]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    return cast("dict[str, Any]", json.loads(await reader.readexactly(length)))
+
+
+@pytest.mark.parametrize("cut", [1, 7, 60, 10_000])
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_an_upgrade_is_ignored_and_its_body_is_read(framing: str, cut: int) -> None:
+    head = b"POST /read HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMA\r\n"
+    head += b"Upgrade: h2c\r\n"
+    body = b'{"model": "m"}'
+    body = (
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+        if framing == "length"
+        else b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+    )
+    content = (head + body) * 2 + GET  # the connection goes on
+
+    async def test() -> None:
+        async with served(Waiting()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for at in range(0, len(content), cut):
+                writer.write(content[at : at + cut])
+                await asyncio.sleep(0)
+            first, second, third = [await read_json(reader) for _ in range(3)]
+            assert first["body"] == second["body"] == '{"model": "m"}'
+            assert third["path"] == "/next"
+            assert "upgrade" not in first["headers"]
+            writer.close()
+
+    on_loop(test)
+
+
+def test_a_websocket_is_not_opened_and_connect_is_refused() -> None:
+    async def test() -> None:
+        async with served(Waiting()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+            assert (await read_json(reader))["path"] == "/ws"
+            writer.write(b"CONNECT other:443 HTTP/1.1\r\nHost: other\r\n\r\nGET / HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 501")
+            writer.close()
+
+    on_loop(test)
+
+
+async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    gone = asyncio.ensure_future(receive())
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await asyncio.sleep(0)
+    scope["app_ended"].set()
+
+
+async def large(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": b"x" * 2**25})
+    scope["app_ended"].set()
+
+
+@pytest.mark.parametrize("app", [endless, large])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_reads_nothing_is_let_go_and_a_slow_one_is_not(app: ASGIApp, reads: bool) -> None:
+    async def test() -> None:
+        ended = asyncio.Event()
+
+        async def with_event(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, "app_ended": ended}, receive, send)
+
+        async with served(with_event, write_timeout=0.15) as port:
+            loop = asyncio.get_running_loop()
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", port))
+                await loop.sock_sendall(client, GET)
+                if reads:  # little, but within each of several timeouts
+                    for _ in range(20):
+                        await asyncio.sleep(0.03)
+                        assert await loop.sock_recv(client, 2**17), "the server has closed"
+                    return
+                await ended.wait()
+                await asyncio.sleep(0.5)
+                received = 0
+                with contextlib.suppress(ConnectionResetError):
+                    while part := await loop.sock_recv(client, 2**20):
+                        received += len(part)
+                assert received < 2**25, "the rest was dropped"
+
+    on_loop(test)
+
+
+def test_curl_asks_for_http2_and_gets_an_answer() -> None:
+    async def test() -> None:
+        async with served(Waiting()) as port:
+            command = ["curl", "-sS", "--http2", "-d", '{"a": 1}', f"http://127.0.0.1:{port}/read"]
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            if "the installed libcurl version does" in done.stderr:
+                pytest.skip("this curl has no HTTP/2")
+            assert json.loads(done.stdout)["body"] == '{"a": 1}', done
+
+    if subprocess.run(
+        [sys.executable, "-c", "import shutil; exit(shutil.which('curl') is None)"], check=False
+    ).returncode:
+        pytest.skip("there is no curl")
+    on_loop(test)

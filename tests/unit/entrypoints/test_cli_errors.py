@@ -1,0 +1,69 @@
+"""What a command line says of what it cannot take: the name, the value, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from inflight.entrypoints.cli.foreign_flags import sort_out
+from inflight.entrypoints.cli.main import app
+from inflight.errors import ConfigError
+
+
+def said(line: str, code: int = 2) -> str:
+    done = CliRunner().invoke(app, line.split())
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("generate hello", "'hello' is no option: give a prompt as -p TEXT"),
+        ("chat ./model", "'./model' is no option: give a model as -m MODEL"),
+        ("env x", "'x' is no option: this command takes options only"),
+        ("serve a b", "takes one MODEL, and got 'b' besides"),
+        ("generate -p x --max-tokens abc", "--max-tokens: 'abc' should be an integer"),
+        ("chat --temperature hot", "--temperature: 'hot' should be a number"),
+        ("bench serve --num-prompts 0", "--num-prompts: '0' should be greater than or equal to 1"),
+        ("serve --prot 3", "there is no option --prot; did you mean --port?"),
+        ("serve --max-modle-len 3", "there is no option --max-modle-len; did you mean --max-model-len?"),
+        ("generate --frobnicate -p x", "there is no option --frobnicate; -h lists all"),
+        ("worker", "Missing option '--nnodes'"),
+        ("serve --enable-lora", "--enable-lora is not supported: LoRA adapters are not served"),
+        ("serve --middleware=os.system", "--middleware is not supported: no code from outside"),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do(line: str, message: str) -> None:
+    assert message in said(line)
+
+
+def test_flags_of_other_engines_are_left_out_and_told() -> None:
+    output = said("serve --check --port 0 --enable-auto-tool-choice --swap-space 4 --uvicorn_log_level=info", code=0)
+    assert output.count("note:") == 3
+    assert "--enable-auto-tool-choice has no effect here: tool calls are always read" in output
+    assert "--uvicorn-log-level" in output
+    assert "no code of a model's folder is ever run" in said("serve --check --port 0 --trust-remote-code", code=0)
+
+
+def test_only_what_belongs_to_a_foreign_flag_goes_with_it() -> None:
+    line = [
+        "m",
+        "--swap-space",
+        "4",
+        "--port",
+        "1",
+        "--swap-space",
+        "--host",
+        "x",
+        "--swap-space=3",
+        "-p",
+        "--swap-space",
+        "--",
+        "--swap-space",
+    ]
+    found = sort_out(line, {"-p", "--port", "--host"})
+    assert found.arguments == ["m", "--port", "1", "--host", "x", "-p", "--swap-space", "--", "--swap-space"]
+    assert len(found.notes) == 3
+    with pytest.raises(ConfigError, match="--hf-overrides is not supported"):
+        sort_out(["--hf_overrides={}"], set())
