@@ -32,6 +32,7 @@ from inflight.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
+MAX_PARAM = 256  # characters; it may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
 _MAX_COMPARED = 100  # errors of one request: each is compared with each
@@ -79,7 +80,8 @@ class ApiError(HTTPException):
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
             message = message[: MAX_MESSAGE - 1] + "…"
-        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
+        param = None if self.param is None else self.param[:MAX_PARAM]
+        error = {"message": message, "type": self.type, "param": param, "code": self.code}
         return json.dumps({"error": error}).encode("ascii")
 
     def response(self) -> Response:

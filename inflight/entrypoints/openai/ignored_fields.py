@@ -7,6 +7,7 @@ the request is answered without it. The log names each such field once, and the 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ HEADER = b"x-ignored-fields"
 MAX_NAMES = 16  # of one header
 MAX_NAME_LENGTH = 100  # characters
 MAX_LOGGED_NAMES = 1000  # clients choose the names: neither the log nor this memory may grow with them
+_INDEX = re.compile(r"\[\d+\]")
 _PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # what stands in a header as it is; all else is percent-encoded
 
 
@@ -39,23 +41,27 @@ class IgnoredFields:
         Raises:
             FieldError: there are some, and the server is strict.
         """
-        found: list[str] = []
-        for path, name in _take_unknown(body, ""):
-            if self._is_strict:
-                raise FieldError(
-                    path, f"{path}: this field is not known here, and --strict-fields refuses it: leave it out"
-                )
-            found.append(name)
-        return found
+        found: dict[str, None] = {}
+        for path, extra in _take_unknown(body, ""):
+            for key in extra:
+                if self._is_strict:
+                    where = f"{path}{key}"
+                    message = f"{where}: this field is not known here, and --strict-fields refuses it: leave it out"
+                    raise FieldError(where, message)
+                if len(found) > MAX_NAMES:  # one more than is shown: it shows that there are more
+                    break
+                found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
+        return list(found)
 
     def header(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
         """The header that names them, or none; and the log's line for those that it has not named yet."""
-        shown = list(dict.fromkeys(quote(name, safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH] for name in names))
-        if not shown:
+        distinct = list(dict.fromkeys(names))
+        if not distinct:
             return []
+        shown = [_plain(name) for name in distinct[:MAX_NAMES]]
         self._log(shown)
-        more = [f"and {len(shown) - MAX_NAMES} more"] if len(shown) > MAX_NAMES else []
-        return [(HEADER, ", ".join([*shown[:MAX_NAMES], *more]).encode("ascii"))]
+        more = ["and more"] if len(distinct) > MAX_NAMES else []
+        return [(HEADER, ", ".join([*shown, *more]).encode("ascii"))]
 
     def _log(self, names: Iterable[str]) -> None:
         for name in names:
@@ -64,16 +70,23 @@ class IgnoredFields:
                 logger.warning("a request has %s, which is not known here, or not enforced, and is ignored", name)
 
 
-def _take_unknown(value: object, path: str, name: str = "") -> Iterator[tuple[str, str]]:
-    """(messages[0].parsed, messages[].parsed), each taken out."""
+def _plain(name: str) -> str:
+    """As a header can carry it."""
+    return quote(name[:MAX_NAME_LENGTH], safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH]
+
+
+def _take_unknown(value: object, path: str) -> Iterator[tuple[str, list[str]]]:
+    """("messages[0].", ["parsed"]) for each object that had some; they are taken out."""
     if isinstance(value, StrictModel):
-        dot = "." if path else ""
-        extra = value.__pydantic_extra__ or {}
-        yield from ((f"{path}{dot}{key}", f"{name}{dot}{key}") for key, given in extra.items() if given is not None)
-        extra.clear()
-        for key, child in value.__dict__.items():
+        dot = f"{path}." if path else ""
+        if extra := value.__pydantic_extra__:
+            names = [name for name, given in extra.items() if given is not None]
+            extra.clear()
+            if names:
+                yield dot, names
+        for name, child in value.__dict__.items():
             if isinstance(child, StrictModel | list):
-                yield from _take_unknown(child, f"{path}{dot}{key}", f"{name}{dot}{key}")
+                yield from _take_unknown(child, f"{dot}{name}")
     elif isinstance(value, list) and value and isinstance(value[0], StrictModel):
         for i, child in enumerate(value):
-            yield from _take_unknown(child, f"{path}[{i}]", f"{name}[]")
+            yield from _take_unknown(child, f"{path}[{i}]")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from inflight.entrypoints.openai.errors import _validation_error, to_api_error
+from inflight.entrypoints.openai.errors import ApiError, _validation_error, to_api_error
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.errors import (
     ContextLengthExceededError,
@@ -44,6 +44,13 @@ def test_every_error_has_its_answer(error: Exception, status: int, code: str | N
     response = found.response()
     assert all(response.headers[name] == value for name, value in headers.items())
     assert json.loads(bytes(response.body))["error"]["code"] == code
+
+
+def test_an_answer_is_short_whatever_the_client_sent() -> None:
+    param, message = told(ChatCompletionRequest, {"messages": HELLO, "logit_bias": {"é" * 10**6: "a"}})
+    assert param is not None and len(param) > 10**6
+    error = json.loads(ApiError(400, message, param=param).body())["error"]
+    assert (len(error["message"]), len(error["param"])) == (1000, 256)
 
 
 class Inner(BaseModel):
