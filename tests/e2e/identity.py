@@ -17,6 +17,7 @@ import torch
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.engine.llm_engine import LLMEngine
+from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
 from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
@@ -82,6 +83,7 @@ class Engines:
     plain_outputs: dict[str, RequestOutput] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=lambda: {"skip_tokenizer_init": True})
     max_model_len: int = 96
+    specs: dict[Features, list[dict[str, KVCacheSpec]]] = field(default_factory=dict)
     num_tokens: int = 0
     num_ties: int = 0
 
@@ -103,17 +105,29 @@ class Engines:
         return self.llms[features]
 
     def _tight_bytes(self, features: Features) -> int:
-        """Asked of ranks that are threads, whatever those of the engine are: they start sooner."""
-        threads = replace(self, arguments={**self.arguments, "distributed_executor_backend": "uni"}, llms={})
-        roomy = replace(features, caching=False, tight=False, plans_ahead=None, num_drafts=0)
-        ranks = make_groups(threads.llm(roomy).llm_engine.executor.get_kv_cache_specs())
-        threads.close()
+        ranks = make_groups(self._specs(features))
         blocks = blocks_per_sequence(
             ranks[0], num_tokens=self.max_model_len, max_step_tokens=features.chunk or self.max_model_len
         )
         return (1 + blocks) * max(
             len(group.layer_names) * group.spec.block_bytes for groups in ranks for group in groups
         )
+
+    def _specs(self, features: Features) -> list[dict[str, KVCacheSpec]]:
+        """Of each rank. They depend on the ranks alone, so one engine of each layout is asked; one of threads, which starts
+        sooner."""
+        layout = replace(
+            PLAIN,
+            tensor_parallel_size=features.tensor_parallel_size,
+            pipeline_parallel_size=features.pipeline_parallel_size,
+            plans_ahead=None,
+        )
+        if layout not in self.specs:
+            arguments = {**self.arguments, "distributed_executor_backend": "uni"}
+            threads = replace(self, arguments=arguments, llms={})
+            self.specs[layout] = threads.llm(layout).llm_engine.executor.get_kv_cache_specs()
+            threads.close()
+        return self.specs[layout]
 
     def plain(self, prompt: list[int], params: SamplingParams) -> RequestOutput:
         key = repr((prompt, params))
