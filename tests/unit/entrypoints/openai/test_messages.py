@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -82,17 +83,25 @@ TEMPLATES = {
 }
 
 
+def rendered_call(source: str) -> str:
+    """What a template makes of a call with malformed arguments."""
+    template = ChatTemplate({"default": source})
+
+    async def render(plain: list[dict[str, Any]]) -> str:
+        return template.render(plain)
+
+    return asyncio.run(_render_calls(render, called('{"city": "')))
+
+
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_template_gets_text_where_it_writes_it_as_it_is(kind: str) -> None:
     body, expected = TEMPLATES[kind]
-    template = ChatTemplate({"default": f"{LOOP}{body}{ENDS}"})
-    assert _render_calls(lambda plain: template.render(plain), called('{"city": "')) == expected
+    assert rendered_call(f"{LOOP}{body}{ENDS}") == expected
 
 
 def test_a_template_that_refuses_the_messages_refuses_them() -> None:
-    template = ChatTemplate({"default": "{{ raise_exception('no') }}"})
     with pytest.raises(ValueError, match="no"):
-        _render_calls(lambda plain: template.render(plain), called('{"city": "'))
+        rendered_call("{{ raise_exception('no') }}")
 
 
 @pytest.mark.parametrize(
