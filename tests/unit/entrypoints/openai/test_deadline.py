@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import add_error_handlers
+from inflight.entrypoints.openai.ignored_fields import IgnoredFields
 from inflight.entrypoints.openai.strict_json import JsonRoute
 from inflight.entrypoints.openai.utility_routes import add_token_routes
 from inflight.errors import RequestTimeoutError
@@ -53,7 +54,12 @@ def make_app(request_timeout: float | None, encode_seconds: float = 0.0) -> Fast
         encode=encode, decode=decode, tokenizer=None, model=SimpleNamespace(max_model_len=9, vocab_size=9)
     )
     settings = SimpleNamespace(request_timeout=request_timeout)
-    server: Any = SimpleNamespace(engine=engine, settings=settings, check_model=lambda name: name)
+    server: Any = SimpleNamespace(
+        engine=engine,
+        settings=settings,
+        check_model=lambda name: name,
+        ignored_fields=IgnoredFields(is_strict=False),
+    )
     app = FastAPI()
     app.router.route_class = JsonRoute
     app.state.request_timeout = request_timeout
