@@ -182,7 +182,10 @@ def test_all_conflicts_are_found() -> None:
     ("arguments", "message"),
     [
         ({"device": "gpu"}, "device='gpu' is not one of auto, cpu, cuda"),
-        ({"quantization": "awq"}, "quantization='awq' is not one of None, int8, int4, fp8: a checkpoint that is quantized already"),
+        (
+            {"quantization": "awq"},
+            "quantization='awq' is not one of None, int8, int4, fp8: a checkpoint that is quantized already",
+        ),
         ({"attention_backend": "flash"}, "auto, triton, flashinfer"),
         ({"enforce_eager": 1}, "enforce_eager=1 is not True or False"),
         ({"cuda_graph_max_tokens": -1}, "cuda_graph_max_tokens=-1"),
