@@ -104,8 +104,6 @@ class EventStream:
             silent = time.monotonic() - self._sent_at
             if silent < interval:
                 await asyncio.sleep(interval - silent)
-            elif self._lock.locked():  # the client takes nothing: it has enough to read
-                await asyncio.sleep(interval)
             else:
                 await self.send(_COMMENT)
 

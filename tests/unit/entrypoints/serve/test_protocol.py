@@ -213,14 +213,17 @@ def test_a_client_that_reads_nothing_is_let_go_and_a_slow_one_is_not(app: ASGIAp
         async with served(with_event, write_timeout=0.15) as port:
             loop = asyncio.get_running_loop()
             with socket.socket() as client:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                if not reads:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 client.setblocking(False)
                 await loop.sock_connect(client, ("127.0.0.1", port))
                 await loop.sock_sendall(client, GET)
-                if reads:  # little, but within each of several timeouts
-                    for _ in range(20):
-                        await asyncio.sleep(0.03)
-                        assert await loop.sock_recv(client, 2**17), "the server has closed"
+                if reads:  # slowly: it takes several timeouts
+                    received = 0
+                    while received < 2**25:
+                        await asyncio.sleep(0.002)
+                        received += (count := len(await loop.sock_recv(client, 2**16)))
+                        assert count, "the server has closed"
                     return
                 await ended.wait()
                 await asyncio.sleep(0.5)
@@ -246,4 +249,50 @@ def test_curl_asks_for_http2_and_gets_an_answer() -> None:
         [sys.executable, "-c", "import shutil; exit(shutil.which('curl') is None)"], check=False
     ).returncode:
         pytest.skip("there is no curl")
+    on_loop(test)
+
+
+class FullTransport:
+    """Of a client that leaves a little unread: less than what pauses the writer."""
+
+    def __init__(self) -> None:
+        self.is_aborted = asyncio.Event()
+        self.num_unsent = 100
+        self._is_closing = False
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._is_closing = True
+
+    def abort(self) -> None:
+        self.is_aborted.set()
+
+
+@pytest.mark.parametrize("end", ["response", "idle"])
+def test_the_last_of_a_response_is_not_waited_for_without_end(end: str) -> None:
+    async def test() -> None:
+        protocol_class = bounded_protocol(ServerSettings(write_timeout=0.1))
+        config = uvicorn.Config(cast("Any", large), http=protocol_class, ws="none", lifespan="off", log_config=None)
+        config.load()
+        protocol, transport = protocol_class(config, ServerState(), {}), FullTransport()
+        protocol.connection_made(cast("Any", transport))
+        if end == "response":
+            transport.close()  # as uvicorn does after `Connection: close`
+            protocol.on_response_complete()
+        else:
+            protocol.timeout_keep_alive_handler()
+        transport.num_unsent -= 1
+        await asyncio.sleep(0.15)
+        assert not transport.is_aborted.is_set(), "it has read something"
+        await transport.is_aborted.wait()
+        protocol.connection_lost(None)
+
     on_loop(test)
