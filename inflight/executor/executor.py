@@ -24,7 +24,7 @@ from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.nodes import ranks_of_node
-from inflight.errors import ConfigError, RankError
+from inflight.errors import ConfigError, RankError, StepTimeoutError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
@@ -81,7 +81,7 @@ class Executor(ABC):
             ask=self._ask,
             state=self._state,
         )
-        self._is_broken = False  # a step has failed, and ranks may wait for each other
+        self._has_silent_rank = False  # the others may wait for it, and do not end by themselves
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
         self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
@@ -262,8 +262,9 @@ class Executor(ABC):
         """The error behind that of a failed step, for an engine that will make no more steps: the first one of any rank that is
         no echo. A rank that leaves its groups makes the others fail, often in an older step. Waits ROOT_CAUSE_SECONDS at most.
         """
-        self._is_broken = True
-        return self._table.root_cause(error, ROOT_CAUSE_SECONDS)
+        cause = self._table.root_cause(error, ROOT_CAUSE_SECONDS)
+        self._has_silent_rank = isinstance(cause, StepTimeoutError)
+        return cause
 
     def raise_if_lost(self) -> None:
         """At once, without asking the ranks.

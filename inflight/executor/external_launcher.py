@@ -314,7 +314,7 @@ class ExternalLauncherExecutor(Executor):
     def _terminate(self) -> None:
         """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
         atexit.unregister(self.shutdown)
-        is_broken = self._is_broken or any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
+        is_broken = self._has_silent_rank or any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
         seconds = min(MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS, self._step_budget)
         end = time.monotonic() + seconds
         self._reactor.call_soon(partial(self._send_to_peers, Stop()))

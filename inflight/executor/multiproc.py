@@ -261,7 +261,7 @@ class MultiprocExecutor(Executor):
 
     def _terminate(self) -> None:
         self._terminating = True
-        is_broken = self._is_broken or any(state.is_gone for state in self._ranks)
+        is_broken = self._has_silent_rank or any(state.is_gone for state in self._ranks)
         grace_seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS
         end = time.monotonic() + min(grace_seconds, self._step_budget)
         stop = encode(Stop()).buffers()
