@@ -181,11 +181,11 @@ def test_all_conflicts_are_found() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "gpu"}, "device='gpu' is not one of auto, cpu, cuda"),
-        ({"attention_backend": "flash"}, "auto, triton, flashinfer"),
+        ({"device": "gpu"}, "device='gpu' is not one of 'auto', 'cpu', 'cuda'; give one of them, or leave it out"),
+        ({"attention_backend": "flash"}, "'auto', 'triton', 'flashinfer'"),
         ({"enforce_eager": 1}, "enforce_eager=1 is not True or False"),
         ({"cuda_graph_max_tokens": -1}, "cuda_graph_max_tokens=-1"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "auto, int8, fp8"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "'auto', 'int8', 'fp8'"),
         ({"enforce_eager": True, "cuda_graph_max_tokens": 5}, "leave one of them out"),
     ],
 )
