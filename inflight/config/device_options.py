@@ -7,6 +7,7 @@ from inflight.config.cuda_driver import to_version
 from inflight.config.engine import DeviceConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
+from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # from there on a step takes longer than its launches do
@@ -66,17 +67,22 @@ def resolve_kv_cache_dtype(wanted: str, dtype: str, machine: Machine) -> str:
     return known[wanted]
 
 
-def resolve_quantization(args: EngineArgs, machine: Machine) -> QuantizationConfig:
-    """
+def resolve_quantization(args: EngineArgs, machine: Machine, weight_format: str) -> QuantizationConfig:
+    """`weight_format`: how the checkpoint stores its weights, a name of `weight_format.py`.
+
     Raises:
-        ConfigError: the device has no kernels for it.
+        ConfigError: the device has no kernels for it, or the checkpoint is quantized in another way.
     """
+    layers = args.quantization
+    if layers in STORED_QUANTIZATIONS:
+        _check_stored(layers, weight_format)
+        layers = None  # what is stored is computed as it is
     head: str | None = args.head_quantization
     if head == "auto":
-        head = None if args.quantization is None else "int8"  # its errors go straight into the logits
+        head = None if layers is None else "int8"  # its errors go straight into the logits
     elif head == "none":
         head = None
-    for name, wanted in (("quantization", args.quantization), ("head_quantization", head)):
+    for name, wanted in (("quantization", layers), ("head_quantization", head)):
         known = _QUANTIZATIONS[machine.device]
         if wanted not in (None, *known):
             raise ConfigError(
@@ -84,7 +90,21 @@ def resolve_quantization(args: EngineArgs, machine: Machine) -> QuantizationConf
             )
         if wanted == "fp8":
             _need_float8(name, machine)
-    return QuantizationConfig(layers=args.quantization, head=head, group_size=args.quantization_group_size)
+    return QuantizationConfig(layers=layers, head=head, group_size=args.quantization_group_size)
+
+
+def _check_stored(wanted: str, weight_format: str) -> None:
+    if weight_format == PLAIN:
+        raise ConfigError(
+            f"quantization={wanted!r}, but the weights of this checkpoint are not quantized; give 'int8' or 'int4' (on a GPU "
+            f"'fp8', too) to quantize them as they are read, or the checkpoint that is stored as {STORED_QUANTIZATIONS[wanted]}"
+        )
+    stored = GPTQ if weight_format == GPTQ_V2 else weight_format
+    if STORED_QUANTIZATIONS[wanted] != stored:
+        raise ConfigError(
+            f"quantization={wanted!r}, but the weights of this checkpoint are stored as {stored}; leave quantization out: how "
+            "weights are stored is read from the checkpoint"
+        )
 
 
 def _resolve_cuda(

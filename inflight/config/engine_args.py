@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
 _CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "kv_cache_dtype": ("auto", "int8", "fp8"),
     "load_format": ("auto", "safetensors", "gguf", "dummy"),
-    "quantization": (None, "int8", "int4", "fp8"),
+    "quantization": (None, "int8", "int4", "fp8", *STORED_QUANTIZATIONS),
     "head_quantization": ("auto", "none", "int8", "int4", "fp8"),
     "quantization_group_size": (32, 64, 128),
     "scheduling_policy": ("fcfs", "priority"),
@@ -24,8 +25,6 @@ _CHOICES = {
     "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
 # Names by which other engines are told of a quantized checkpoint.
-_CHECKPOINT_FORMATS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "gguf")
-_CHECKPOINT_HINT = ": a checkpoint that is quantized already needs no quantization, its format is read from its files"
 _SWITCHES = (
     "enable_prefix_caching",
     "enable_chunked_prefill",
@@ -65,7 +64,8 @@ class EngineArgs:
         dtype: of weights, activations and, unless `kv_cache_dtype` says otherwise, the KV cache.
         quantization: bring weights that are floats to fewer bits as they are read: "int8" (a scale a row), "int4" (a scale and
             an offset a group), or on a GPU "fp8" (a scale a row). With "fp8", and on a CPU always, activations are quantized
-            too, in each step, a scale a row. None leaves them. A checkpoint that is quantized already is used as it is.
+            too, in each step, a scale a row. None leaves them. A checkpoint that is quantized already is used as it is, without
+            an option; "awq", "gptq", "compressed-tensors" and "gguf" may be given, and have to be what the checkpoint says.
         head_quantization: of the head (lm_head); "auto" is "int8" where quantization is set.
         quantization_group_size: input features that share a scale and an offset in 4 bits.
         batch_invariant: refuse to start where tokens and log-probabilities could depend, in their last bits, on what else
@@ -184,14 +184,14 @@ class EngineArgs:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices or type(value) not in {type(choice) for choice in choices}:
-                hint = _CHECKPOINT_HINT if name == "quantization" and value in _CHECKPOINT_FORMATS else ""
-                yield f"{name}={value!r} is not one of {', '.join(str(c) for c in choices)}{hint}"
+                known = ", ".join(repr(choice) for choice in choices if choice is not None)
+                yield f"{name}={value!r} is not one of {known}; give one of them, or leave it out"
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                yield f"{name}={value!r} is not an integer in [{low}, {high}]"
+                yield f"{name}={value!r} is not an integer in [{low}, {high}]; give one, or leave it out"
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 yield f"{name}={getattr(self, name)!r} is not True or False"

@@ -22,6 +22,7 @@ from inflight.config.machine import Machine
 from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.speculative import resolve_speculative
+from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
 
@@ -44,7 +45,7 @@ def resolve(
     max_model_len = _resolve_max_model_len(args, architecture)
     load_format = _resolve_load_format(args.load_format, folder)
     parallel = _resolve_parallel(args, architecture)
-    quantization = resolve_quantization(args, machine)
+    quantization = resolve_quantization(args, machine, _weight_format(folder, architecture))
     kv_cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, machine)
     scheduler = _resolve_scheduler(args, max_model_len, machine)
     weights_seed = 0 if args.seed is None else args.seed
@@ -89,7 +90,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: _resolve_scheduler(args, max_model_len, machine),
         lambda: _resolve_depth(args),
         lambda: resolve_device(args, max(1, world_size // args.nnodes), machine, max_num_batched_tokens=1),
-        lambda: resolve_quantization(args, machine),
+        lambda: resolve_quantization(args, machine, _weight_format(folder, architecture)),
         lambda: resolve_kv_cache_dtype(args.kv_cache_dtype, args.dtype, machine),
         lambda: resolve_speculative(args.speculative_config),
     ]
@@ -205,8 +206,16 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
     return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
 
 
+def _weight_format(folder: Path, architecture: ModelArchitecture) -> str:
+    return GGUF if _is_gguf(folder) else architecture.weight_format
+
+
+def _is_gguf(folder: Path) -> bool:
+    return folder.suffix == GGUF_SUFFIX and folder.is_file()
+
+
 def _resolve_load_format(wanted: str, folder: Path) -> str:
-    stored = "gguf" if folder.suffix == GGUF_SUFFIX and folder.is_file() else "safetensors"
+    stored = "gguf" if _is_gguf(folder) else "safetensors"
     if wanted not in ("auto", "dummy", stored):
         raise ConfigError(f"load_format={wanted!r}, but {folder} holds {stored}; leave load_format out")
     return stored if wanted == "auto" else wanted

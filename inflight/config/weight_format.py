@@ -15,6 +15,19 @@ Value = TypeVar("Value", str, int, bool)
 
 PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq", "compressed-tensors"
 
+GGUF = "gguf"
+
+# What users of other engines give as `quantization` for a checkpoint that is quantized -> how its weights are stored then.
+# Which kernels compute them ("marlin") is chosen here by the device.
+STORED_QUANTIZATIONS = {
+    "awq": AWQ,
+    "awq_marlin": AWQ,
+    "gptq": GPTQ,
+    "gptq_marlin": GPTQ,
+    "compressed-tensors": COMPRESSED_TENSORS,
+    "gguf": GGUF,
+}
+
 _BITS = (4, 8)
 _READ = (
     "read are gptq (4 and 8 bits), awq (4 bits, version gemm), compressed-tensors (pack-quantized and int-quantized, 4 and 8 "

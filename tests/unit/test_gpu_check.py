@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -195,7 +198,10 @@ def test_the_parts_fit_into_ten_minutes_and_their_files_are_there() -> None:
 
 def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     command = [str(ROOT / "scripts/gpu_check"), "--device", "cpu", "--output", str(tmp_path)]
-    done = subprocess.run([*command, "--only", "ceilings", "qwen3-0.6b"], capture_output=True, text=True, timeout=120)
+    # in a clone without .venv it takes the python3 of the PATH: let that be the one that runs this test
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    run_command = partial(subprocess.run, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    done = run_command([*command, "--only", "ceilings", "qwen3-0.6b"], timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: part["status"] for name, part in found["parts"].items()} == {"ceilings": "ok", "qwen3-0.6b": "ok"}
@@ -206,6 +212,6 @@ def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     assert {"floor_ms", "share_of_bandwidth"} <= set(found["table"]["qwen3-0.6b/decode/1"])
     assert json.loads((tmp_path / "gpu_check.json").read_text())["table"] == found["table"]
     assert "matrix_peak" in (tmp_path / "gpu_check.log").read_text()
-    refused = subprocess.run([*command, "--only", "nothing"], capture_output=True, text=True, timeout=60)
+    refused = run_command([*command, "--only", "nothing"], timeout=60)
     assert refused.returncode == 2
     assert "there is no part nothing; there are ceilings" in refused.stderr

@@ -182,15 +182,11 @@ def test_all_conflicts_are_found() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "gpu"}, "device='gpu' is not one of auto, cpu, cuda"),
-        (
-            {"quantization": "awq"},
-            "quantization='awq' is not one of None, int8, int4, fp8: a checkpoint that is quantized already",
-        ),
-        ({"attention_backend": "flash"}, "auto, triton, flashinfer"),
+        ({"device": "gpu"}, "device='gpu' is not one of 'auto', 'cpu', 'cuda'; give one of them, or leave it out"),
+        ({"attention_backend": "flash"}, "'auto', 'triton', 'flashinfer'"),
         ({"enforce_eager": 1}, "enforce_eager=1 is not True or False"),
         ({"cuda_graph_max_tokens": -1}, "cuda_graph_max_tokens=-1"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "auto, int8, fp8"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "'auto', 'int8', 'fp8'"),
         ({"enforce_eager": True, "cuda_graph_max_tokens": 5}, "leave one of them out"),
     ],
 )

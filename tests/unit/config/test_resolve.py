@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from inflight.config.architecture import ModelArchitecture, RopeConfig
-from inflight.config.engine import EngineConfig, ModelConfig
+from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine, detect_machine
 from inflight.config.nodes import ranks_of_node
 from inflight.config.resolve import DEFAULT_DEPTH, resolve
+from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
 ARCHITECTURE = ModelArchitecture(
@@ -232,6 +233,56 @@ def test_a_gguf_file_is_its_own_model(tmp_path: Path) -> None:
         of("a.gguf", "safetensors")
     with pytest.raises(ConfigError, match=r"load_format='gguf', but model holds safetensors"):
         resolved(load_format="gguf")
+
+
+STORED = [
+    ("awq", ["awq", "awq_marlin"]),
+    ("gptq", ["gptq", "gptq_marlin"]),
+    ("gptq_v2", ["gptq", "gptq_marlin"]),
+    ("compressed-tensors", ["compressed-tensors"]),
+]
+
+
+@pytest.mark.parametrize(("weight_format", "names"), STORED)
+def test_a_quantization_that_the_checkpoint_has_is_accepted(weight_format: str, names: list[str]) -> None:
+    """As other engines want it said. It changes nothing: neither what is computed, nor the cache's keys."""
+    stored = replace(ARCHITECTURE, weight_format=weight_format)
+    without = resolved(stored).model
+    for name in sorted(STORED_QUANTIZATIONS):
+        if name in names:
+            assert resolved(stored, quantization=name).model == without
+        else:
+            with pytest.raises(
+                ConfigError, match=rf"quantization='{name}', but .* stored as {names[0]}; leave quantiz"
+            ):
+                resolved(stored, quantization=name)
+    assert resolved(stored, quantization="int8").model.quantization.layers == "int8"  # for what it has as floats
+
+
+def test_a_quantization_that_the_checkpoint_has_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"quantization='awq', but .* are not quantized; give 'int8' or 'int4'"):
+        resolved(quantization="awq")
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"")
+
+    def of(name: str) -> QuantizationConfig:
+        args = EngineArgs(quantization=name)
+        config = resolve(args, folder=path, architecture=ARCHITECTURE, machine=MACHINE, timeout_seconds=60.0)
+        return config.model.quantization
+
+    assert of("gguf") == QuantizationConfig()
+    with pytest.raises(ConfigError, match=r"quantization='gptq', but .* stored as gguf"):
+        of("gptq")
+
+
+def test_a_wrong_value_says_what_is_allowed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineArgs(quantization="bnb", max_num_seqs=0)
+    assert str(caught.value) == (
+        "quantization='bnb' is not one of 'int8', 'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', "
+        "'compressed-tensors', 'gguf'; give one of them, or leave it out; max_num_seqs=0 is not an integer in [1, 65536]; give "
+        "one, or leave it out"
+    )
 
 
 def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:

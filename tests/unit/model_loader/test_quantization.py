@@ -69,8 +69,8 @@ def test_quantization_without_kernels_is_refused(folder: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"quantization": "int3"}, "quantization='int3' is not one of None, int8, int4"),
-        ({"quantization": "gptq"}, "quantization='gptq' is not one of"),
+        ({"quantization": "int3"}, "quantization='int3' is not one of 'int8', 'int4', 'fp8', 'awq'"),
+        ({"quantization": "gptq"}, "quantization='gptq', but the weights of this checkpoint are not quantized"),
         ({"head_quantization": "fp8"}, "head_quantization='fp8' is not for device='cpu'; give 'int8' or 'int4'"),
         (
             {"quantization": "int4", "quantization_group_size": 48},
