@@ -53,7 +53,7 @@ def paged_attention(
 def quantised(x: Tensor) -> Tensor:
     """What is left of x after int8 with a scale per row of the last dimension: the largest of a row becomes 127.
 
-    An element moves by at most its row's largest / 254.
+    An element moves by at most its row's largest / 254. A row with an infinity or a NaN is NaN as a whole.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
     inverse = torch.full_like(largest, 127) / largest  # rounded once: 127 / largest is torch's 127 * (1 / largest)
