@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -19,6 +20,8 @@ from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.device.cpu import CpuDevice
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
+from tests.conftest import FULL
+from tests.covering_array import covering_array
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.unit.attention.paged_case import Case, World, cases
 
@@ -99,12 +102,16 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
     assert TOLERANCES[torch.float32, torch.int8] < near.run() < 3e-2
 
 
-@pytest.mark.parametrize("per_head", [1, 2, 8])
-@DTYPES
-def test_many_short_rows_and_heads_at_once(
-    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, per_head: int
-) -> None:
-    """Tiles of several heads; threads that take their next tile early."""
+MANY_SHORT = {"name": INSTRUCTION_SETS_HERE, "dtypes": list(TOLERANCES), "per_head": [1, 2, 8]}
+
+
+@pytest.mark.parametrize(
+    "row", covering_array(MANY_SHORT, strength=3 if FULL else 2), ids=lambda row: "-".join(map(str, row.values()))
+)
+def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several heads; threads that take their next tile early. All pairs of instruction set, types and heads."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
+    (dtype, kv_cache_dtype), per_head = row["dtypes"], row["per_head"]
     case = Case(
         num_kv_heads=5,
         per_head=per_head,
@@ -113,7 +120,7 @@ def test_many_short_rows_and_heads_at_once(
         window=None,
         num_layers=2,
         padding=64,
-        steps=((200,) * 12, (1,) * 12, (2, 1, 3) * 4),
+        steps=((140,) * 12, (1,) * 12, (2, 1, 3) * 4),  # more than a chunk of keys
         seed=3,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
