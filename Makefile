@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # the install builds the C++ kernels
-KERNELS := setup.py $(wildcard inflight/kernels/cpu/*.cpp inflight/kernels/cpu/*.h)
+KERNELS := setup.py inflight/kernels/cpu/compile_flags.py $(wildcard inflight/kernels/cpu/*.cpp inflight/kernels/cpu/*.h)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Two processes for the tests, one compute thread in each: the machine is used and not oversubscribed.

@@ -4,49 +4,33 @@ They are optional: where no compiler is, or another processor, the install goes 
 `INFLIGHT_REQUIRE_KERNELS=1` makes a failed build fail the install.
 """
 
-import hashlib
 import os
 import platform
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("inflight/kernels/cpu")
-FLAGS = {  # the names stand in inflight/kernels/cpu/library.py, with what the processor must have
-    "avx2": ["-march=x86-64-v3"],
-    "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
-    "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
-}
-
-WARNINGS = ["-Wall", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # GCC 12 warns of its own intrinsics
+COMPILING = runpy.run_path(str(FOLDER / "compile_flags.py"))
 
 
 def extensions() -> list[Extension]:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return []
-    sources, headers = sorted(FOLDER.glob("*.cpp")), sorted(FOLDER.glob("*.h"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in [*sources, *headers])).hexdigest()
+    files = COMPILING["source_files"](FOLDER)
     return [
         Extension(
             f"inflight.kernels.cpu._{name}",
-            [str(path) for path in sources],
-            depends=[str(path) for path in headers],
-            define_macros=[("INFLIGHT_SOURCE_HASH", digest)],
-            # -fopenmp not when linking: the library uses the OpenMP runtime that torch has loaded, there must be only one
-            extra_compile_args=[
-                "-std=c++17",
-                "-O3",
-                "-fopenmp",
-                "-fno-exceptions",
-                "-fvisibility=hidden",
-                *WARNINGS,
-                *flags,
-            ],
+            [str(path) for path in files if path.suffix == ".cpp"],
+            depends=[str(path) for path in files if path.suffix == ".h"],
+            define_macros=[("INFLIGHT_SOURCE_HASH", COMPILING["source_digest"](FOLDER))],
+            extra_compile_args=[*COMPILING["COMMON_FLAGS"], *flags],
             language="c++",
             optional=os.environ.get("INFLIGHT_REQUIRE_KERNELS") != "1",
         )
-        for name, flags in FLAGS.items()
+        for name, flags in COMPILING["INSTRUCTION_SET_FLAGS"].items()
     ]
 
 

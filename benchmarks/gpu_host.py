@@ -86,6 +86,7 @@ class NullGpu(Accelerator):
     torch_device = torch.device("cpu")
     dtypes = ("float32",)
     num_multiprocessors = NUM_MULTIPROCESSORS
+    max_shared_bytes = 227 << 10
     num_cores = 1
 
     def __init__(self) -> None:

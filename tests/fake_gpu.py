@@ -154,6 +154,7 @@ class FakeGpu(Accelerator):
     torch_device = torch.device("cpu")
     dtypes = ("float32", "bfloat16", "float16")
     num_multiprocessors = 2
+    max_shared_bytes = 227 << 10
 
     def __init__(
         self, *, order: Sequence[str] = COMPUTE_FIRST, eager: bool = False, memory_bytes: int = 1 << 30

@@ -1,21 +1,36 @@
-"""Triton's interpreter under numpy 2.4, which makes no int of an array of one element: what it has for scalars."""
+"""Triton's interpreter as the kernels need it: under numpy 2.4, which makes no int of an array of one element, what it has for
+scalars; and conversions to and from float8_e4m3fn that keep a NaN, as those of GPUs do."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import numpy as np
+
+FLOAT8_NAN = 0x7F
+
 
 def mend_triton_interpreter() -> None:
-    """`range` over what a kernel has loaded or computed works again. Nothing where no test has imported the interpreter."""
+    """`range` over what a kernel has loaded or computed works again, a NaN stays one. Nothing where no test has imported the
+    interpreter."""
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")  # Any: its private functions
     if interpreter is None or hasattr(interpreter, "_inflight_mended"):
         return
-    patch = interpreter._patch_lang_tensor
+    patch, convert = interpreter._patch_lang_tensor, interpreter._convert_float
 
     def mended(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    interpreter._patch_lang_tensor = mended
+    def converted(numbers: Any, from_dtype: Any, to_dtype: Any, rounding_mode: Any) -> Any:
+        bits = convert(numbers, from_dtype, to_dtype, rounding_mode)
+        if to_dtype.is_fp8e4nv() and from_dtype.is_fp32():
+            return np.where(np.isnan(numbers.view(np.float32)), np.uint8(FLOAT8_NAN), bits)
+        if from_dtype.is_fp8e4nv() and to_dtype.is_fp32():
+            is_nan = numbers.view(np.uint8) & FLOAT8_NAN == FLOAT8_NAN
+            return np.where(is_nan, np.float32(np.nan).view(np.uint32), bits)
+        return bits
+
+    interpreter._patch_lang_tensor, interpreter._convert_float = mended, converted
     interpreter._inflight_mended = True

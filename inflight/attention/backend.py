@@ -40,6 +40,15 @@ class AttentionBackend(ABC):
         backend's own, fills `spec.block_bytes` and starts `layer_index * spec.block_bytes` bytes into the block.
         """
 
+    def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
+        """The most memory of its own that the backend comes to keep, on the device, whatever the steps are.
+
+        Args:
+            per_head: query heads of each key head.
+            num_threads: of the device's compute thread, on a CPU.
+        """
+        return 0
+
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
         """Everything about a step that its layers share: slots to write, what to gather, masks. No synchronisation."""

@@ -52,6 +52,9 @@ class CpuPagedBackend(AttentionBackend):
         layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
         return layer.view(len(arena), 2 * spec.num_kv_heads, -1)
 
+    def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
+        return int(self._kernels.inflight_attention_scratch_bytes(spec.head_dim, num_threads))
+
     @staticmethod
     def head_layout(kv_cache: torch.Tensor, num_heads: int, head_dim: int, dtype: torch.dtype) -> HeadLayout:
         """What the kernel has to know of a layer whose cache this is."""

@@ -28,13 +28,14 @@ def get_backend(
     *,
     name: str = "auto",
     num_multiprocessors: int = 0,
+    max_shared_bytes: int = 0,
     batch_invariant: bool = False,
 ) -> AttentionBackend:
     """A fresh backend for `device_kind`: "cpu", where plain torch serves what the C++ kernel does not, or "cuda".
 
     Args:
         name: "auto", or for "cuda" one of "triton" and "flashinfer". "auto" is Triton there.
-        num_multiprocessors: of the GPU.
+        num_multiprocessors, max_shared_bytes: of the GPU, see `Accelerator`.
         batch_invariant: the Triton backend's; the others are what they are.
 
     Raises:
@@ -43,7 +44,9 @@ def get_backend(
     assert head_dim > 0, f"head_dim is {head_dim}"
     assert dtype.is_floating_point, f"{dtype} is no dtype for attention"
     if device_kind == "cuda":
-        return _gpu_backend(name, head_dim, dtype, kv_cache_dtype, num_multiprocessors, batch_invariant)
+        return _gpu_backend(
+            *(name, head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes, batch_invariant)
+        )
     if name != "auto":
         raise ConfigError(f"attention_backend={name!r} is for device='cuda', here {device_kind!r}; use 'auto'")
     if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
@@ -65,6 +68,7 @@ def _gpu_backend(
     dtype: torch.dtype,
     kv_cache_dtype: torch.dtype,
     num_multiprocessors: int,
+    max_shared_bytes: int,
     batch_invariant: bool,
 ) -> AttentionBackend:
     device = torch.device("cuda")
@@ -89,7 +93,12 @@ def _gpu_backend(
     assert num_multiprocessors > 0, "of a GPU"
     from inflight.attention.triton_paged import TritonPagedBackend
 
-    return TritonPagedBackend(device, num_multiprocessors=num_multiprocessors, batch_invariant=batch_invariant)
+    return TritonPagedBackend(
+        device,
+        num_multiprocessors=num_multiprocessors,
+        max_shared_bytes=max_shared_bytes,
+        batch_invariant=batch_invariant,
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

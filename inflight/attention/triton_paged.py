@@ -21,7 +21,7 @@ from inflight.attention.rotation import HeadNorm, Rotation
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.triton.attention_decode import DecodeScratch, attention_decode, num_splits
-from inflight.kernels.triton.attention_mixed import attention_mixed
+from inflight.kernels.triton.attention_mixed import LEAST_SHARED_BYTES, attention_mixed
 from inflight.kernels.triton.rotary_kv import rotary_kv
 
 
@@ -50,15 +50,23 @@ class TritonPagedBackend(AttentionBackend):
 
     It is allocated by the first decode step, which must not be captured, and stays where it is: graphs know its address.
 
+    max_shared_bytes: shared memory that one program can have on the device.
     batch_invariant: single tokens take the kernel of all other rows, whose sums are never split; slow where rows are few and
     long.
     """
 
     can_capture = True
 
-    def __init__(self, device: torch.device, *, num_multiprocessors: int, batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        num_multiprocessors: int,
+        max_shared_bytes: int = LEAST_SHARED_BYTES,
+        batch_invariant: bool = False,
+    ) -> None:
         self._device = device
-        self._num_multiprocessors = num_multiprocessors
+        self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
         self.is_batch_invariant = batch_invariant
         self._scratch: DecodeScratch | None = None
 
@@ -66,6 +74,9 @@ class TritonPagedBackend(AttentionBackend):
         start = layer_index * spec.block_bytes
         layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
         return layer.view(len(arena), 2, spec.num_kv_heads, spec.block_size, spec.head_dim)
+
+    def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
+        return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TritonPagedMetadata:
         """Slots are the rows' indices. For steps that are not captured."""
@@ -163,6 +174,7 @@ class TritonPagedBackend(AttentionBackend):
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
+                max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]
         longest = metadata.max_seq_len if sliding_window is None else min(metadata.max_seq_len, sliding_window)

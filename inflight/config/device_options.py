@@ -10,6 +10,7 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
+MAX_DEVICE_STATE = 2**31 - 1  # numbers that a GPU keeps of the slots: each has an index of 32 bits
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # from there on a step takes longer than its launches do
 
 FLOAT8 = "float8_e4m3fn"
@@ -47,6 +48,19 @@ def resolve_device(
                 num_local_ranks=num_local_ranks,
             )
     return DeviceConfig(kind="cpu", num_threads=num_threads, threads_bind=threads_bind)
+
+
+def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
+    """`num_numbers`: that a GPU keeps of the slots, or a part of them: the tokens of each slot are the most.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    if num_numbers > MAX_DEVICE_STATE:
+        raise ConfigError(
+            f"max_num_seqs={max_num_seqs} requests of max_model_len={max_model_len} tokens are {num_numbers} numbers on the "
+            f"GPU, which finds at most {MAX_DEVICE_STATE}; lower one of the two"
+        )
 
 
 def resolve_kv_cache_dtype(wanted: str, dtype: str, machine: Machine) -> str:

@@ -7,7 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
-from inflight.config.device_options import resolve_device, resolve_kv_cache_dtype, resolve_quantization
+from inflight.config.device_options import (
+    check_device_state,
+    resolve_device,
+    resolve_kv_cache_dtype,
+    resolve_quantization,
+)
 from inflight.config.engine import (
     EngineConfig,
     ModelConfig,
@@ -17,7 +22,7 @@ from inflight.config.engine import (
     StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
-from inflight.config.kv_cache_memory import resolve_cache
+from inflight.config.kv_cache_memory import DEFAULT_BLOCK_SIZE, resolve_cache
 from inflight.config.machine import Machine
 from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
@@ -48,6 +53,7 @@ def resolve(
     quantization = resolve_quantization(args, machine, _weight_format(folder, architecture))
     kv_cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, machine)
     scheduler = _resolve_scheduler(args, max_model_len, machine)
+    _check_device_state(args, max_model_len, machine)
     weights_seed = 0 if args.seed is None else args.seed
     fingerprint = _fingerprint(folder, architecture, dtype, kv_cache_dtype, load_format, weights_seed, quantization)
     return EngineConfig(
@@ -88,6 +94,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: _resolve_load_format(args.load_format, folder),
         lambda: _resolve_parallel(args, architecture),
         lambda: _resolve_scheduler(args, max_model_len, machine),
+        lambda: _check_device_state(args, max_model_len, machine),
         lambda: _resolve_depth(args),
         lambda: resolve_device(args, max(1, world_size // args.nnodes), machine, max_num_batched_tokens=1),
         lambda: resolve_quantization(args, machine, _weight_format(folder, architecture)),
@@ -139,6 +146,13 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
         stagger=stagger,
         max_stagger=max_stagger,
     )
+
+
+def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:
+    if machine.device == "cuda" and args.speculative_config is None:  # with drafts the slots' tokens are the host's
+        num_slots = (args.max_num_seqs or DEFAULT_MAX_NUM_SEQS) + 1
+        num_numbers = num_slots * (max_model_len + -(-max_model_len // (args.block_size or DEFAULT_BLOCK_SIZE)))
+        check_device_state(num_numbers, max_num_seqs=num_slots - 1, max_model_len=max_model_len)
 
 
 def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:

@@ -118,6 +118,11 @@ class Accelerator(Device):
     def num_multiprocessors(self) -> int:
         """Of the device: how many programs run at once."""
 
+    @property
+    @abstractmethod
+    def max_shared_bytes(self) -> int:
+        """The most shared memory that one program can have."""
+
     @abstractmethod
     def total_memory_bytes(self) -> int:
         """Of the device, whoever uses it."""

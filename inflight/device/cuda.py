@@ -102,6 +102,11 @@ class CudaDevice(Accelerator):
     def num_multiprocessors(self) -> int:
         return int(torch.cuda.get_device_properties(self.torch_device).multi_processor_count)
 
+    @property
+    def max_shared_bytes(self) -> int:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stub has it not
+
     def available_memory_bytes(self) -> int:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.torch_device)[0])

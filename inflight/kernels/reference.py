@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+TOKENS_AT_ONCE = 64  # in attention: less memory than a whole prompt, and less time than one by one
+
 
 def paged_attention(
     query: Tensor,
@@ -36,24 +38,33 @@ def paged_attention(
     output = torch.empty_like(query)
     for row, seq_len in enumerate(seq_lens.tolist()):
         start, end = query_start_loc[row : row + 2].tolist()
-        for token in range(start, end):
-            position = seq_len - (end - token)
-            first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-            seen = torch.arange(first, position + 1)
-            block_ids = block_table[row, seen // block_size]
-            keys = key_cache[block_ids, seen % block_size].repeat_interleave(per_head, dim=1)
-            values = value_cache[block_ids, seen % block_size].repeat_interleave(per_head, dim=1)
-            scores = torch.einsum("hd,khd->hk", query[token], keys) * scale
+        seen = torch.arange(
+            0 if sliding_window is None else max(0, seq_len - (end - start) - sliding_window + 1), seq_len
+        )
+        block_ids = block_table[row, seen // block_size]
+        keys, values = (cache[block_ids, seen % block_size] for cache in (key_cache, value_cache))
+        # a weight of zero times a value that is NaN is NaN: then each token has only the values that it sees
+        at_once = TOKENS_AT_ONCE if values.isfinite().all() else 1
+        for first in range(start, end, at_once):
+            tokens = slice(first, min(first + at_once, end))
+            position = seq_len - end + torch.arange(tokens.start, tokens.stop)[:, None]
+            visible = seen <= position  # [tokens, keys]
+            if sliding_window is not None:
+                visible &= seen > position - sliding_window
+            used = visible.any(dim=0)
+            heads = query[tokens].unflatten(1, (num_kv_heads, per_head))
+            scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            output[token] = torch.einsum("hk,khd->hd", torch.softmax(scores, dim=1), values)
+            weights = torch.softmax(scores.masked_fill(~visible[:, used], -torch.inf), dim=-1)
+            output[tokens] = torch.einsum("hgqk,khd->qhgd", weights, values[used]).flatten(1, 2)
     return output
 
 
 def quantised(x: Tensor) -> Tensor:
     """What is left of x after int8 with a scale per row of the last dimension: the largest of a row becomes 127.
 
-    An element moves by at most its row's largest / 254.
+    An element moves by at most its row's largest / 254. A row with an infinity or a NaN is NaN as a whole.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
     inverse = torch.full_like(largest, 127) / largest  # rounded once: 127 / largest is torch's 127 * (1 / largest)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from inflight.device.accelerator import no_garbage_collection
 from inflight.kernels.triton.activation import silu_and_mul
-from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
+from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, is_of_the_tile
 from inflight.layers.linear_method import LinearChoice
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ MIN_WEIGHT_BYTES = 1 << 20  # of a weight worth its measurements
 MAX_TUNED_ROWS = 64  # beyond, the weights are no longer what a product waits for
 _MIN_CALLS = 8  # of one measurement
 _MIN_BYTES_READ = 256 << 20  # by one measurement, where there is as much
-_CACHES_READ = 2  # between two readings of a weight: what the cache holds is then of others
+_CACHES_READ = 2  # the size of the cache, times this, is read between two uses of a weight: it is never in the cache
 _REPEATS = 4
 
 
@@ -219,7 +219,9 @@ class LinearTuner:
                 time = clock.microseconds(
                     [partial(product.multiply, x, None, out, config, scratch) for product in products]
                 )
-            except Exception as error:  # this GPU has too little of something, or the compiler fails: the others remain
+            except Exception as error:
+                if not is_of_the_tile(error):
+                    raise
                 logger.warning("%dx%d in tiles of %s does not run: %r", out_features, in_features, config, error)
                 continue
             if time < least:

@@ -5,7 +5,8 @@ One int32 tensor holds it all, so that one kernel brings any part of it up to a 
     of the step, by token   input_ids, positions, token_slots
     of the step, by row     query_start_loc, seq_lens, slots
     of the step, by draw    logits_indices, draw_slots, draw_positions
-    of the slots            last_tokens, columns (how each is sampled), history, block_tables
+    of the slots            last_tokens, columns (how each is sampled), block_tables,
+                            history (the tokens of each, which only penalties and banned words read)
 
 Slot `max_num_seqs` is the dummy slot: all its blocks are the dummy block, and what pads a step belongs to it. Written on
 `compute` only, in step order.
@@ -18,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from inflight.config.device_options import check_device_state
 
 ALIGNMENT = 64  # elements: parts start where wide loads like it
 
@@ -64,6 +67,9 @@ class StateSizes:
 
 class DeviceState:
     """
+    Raises:
+        ConfigError: it would have more elements than entries can name.
+
     Attributes:
         flat: everything, int32 [n].
         start: name of a part -> where it starts in `flat`.
@@ -76,7 +82,8 @@ class DeviceState:
         for name, shape in sizes.parts().items():
             self.start[name] = total
             total += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        assert total < 2**31, f"{total} elements: entries address them with 32 bits"
+        # the configuration was checked already, but for block tables of more than one KV group
+        check_device_state(total, max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len)
         self.flat = torch.zeros(total, dtype=torch.int32, device=device)
 
     def part(self, name: str) -> Tensor:

@@ -18,6 +18,7 @@ forward would overwrite, are kept aside, and drawn from kernel by kernel.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -55,6 +56,8 @@ from inflight.worker.runner import Runner
 from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot
 from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
 from inflight.worker.step_works import StepWorks
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -126,16 +129,24 @@ class GraphModelRunner(Runner):
     # -- start-up --------------------------------------------------------------------------------------------------------
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """The state; and the graphs: what the largest of them takes as it runs, and the driver's part of each."""
+        """The state; the backend's scratch; and the graphs: what the largest of them takes as it runs, and the driver's part of
+        each."""
         state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
         largest = max([0, *self._mixed_sizes, *self._decode_sizes])
         num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
         pool = peak_bytes * largest // self._config.scheduler.max_num_batched_tokens
-        return state + pool + num_graphs * GRAPH_BYTES
+        return super().reserved_bytes(peak_bytes) + state + pool + num_graphs * GRAPH_BYTES
 
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize(kv_cache_config)
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
+        num_bytes, history_bytes = self._state.flat.nbytes, self._state.part("history").nbytes
+        logger.info(
+            "the state of the slots takes %.0f MiB of the GPU, %.0f of them for the tokens of max_num_seqs requests of "
+            "max_model_len tokens",
+            num_bytes / 2**20,
+            history_bytes / 2**20,
+        )
         self._works.bind(self._state, kv_cache_config)
         self._entries = StepEntries(self._state, self._config.model.architecture.vocab_size, draws=self._stage.is_last)
         self._ring = StagingRing(self._accelerator, self._config.scheduler.max_depth + 1)

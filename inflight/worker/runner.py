@@ -105,8 +105,19 @@ class Runner(ABC):
         )
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """What `initialize` takes of the device beside the arena, if the profile run took `peak_bytes`."""
-        return 0
+        """What `initialize` and later steps take of the device beside the arena, if the profile run took `peak_bytes`."""
+        cache, num_threads = self._config.cache, self._config.device.num_threads
+        return max(
+            (
+                self._backend.scratch_bytes(
+                    layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)),
+                    per_head=layer.num_heads // layer.num_kv_heads,
+                    num_threads=num_threads,
+                )
+                for layer in self._model.attention_layers().values()
+            ),
+            default=0,
+        )
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """See `Worker.graph_report`."""

@@ -159,6 +159,7 @@ class Worker(WorkerBase):
             *(device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype),
             name=self._config.device.attention_backend,
             num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
+            max_shared_bytes=device.max_shared_bytes if isinstance(device, Accelerator) else 0,
             batch_invariant=model_config.batch_invariant,
         )
         make_runner = _runner_class(self._device, backend, self._config)

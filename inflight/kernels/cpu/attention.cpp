@@ -11,31 +11,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <vector>
 
 #include "attention_cells.h"
+#include "attention_tiles.h"
 #include "attention_write.h"
 #include "kernels.h"
 
 namespace {
 
-constexpr int kTileRows = 48;
-constexpr int kSplitKeys = 1024;            // several threads may share a sequence in pieces of so many keys
 constexpr int kParallelWork = 1 << 9;      // query rows x keys below which one thread is faster
 constexpr int kChunkBytes = 256 << 10;      // keys and values of a chunk: the second-level cache holds two
 constexpr int kFewRows = 12;                // of one key head: with so few, a tile has several heads
 constexpr float kLog2E = 1.44269504f;
-
-struct Tile {
-    int row;
-    int first_head, end_head;    // key heads
-    int first, end;              // query rows of each: token * (heads per key head) + head
-    int first_split, end_split;  // the keys that it goes over, in kSplitKeys
-    int partial;                 // where its result waits to be merged; -1: it is the whole result
-
-    int rows_of_head() const { return end - first; }
-    int num_rows() const { return (end_head - first_head) * rows_of_head(); }
-};
 
 struct Queries {
     const uint32_t* rows[kTileRows];
@@ -263,18 +250,6 @@ struct Attention {
 
 // -- who computes what -----------------------------------------------------------------------------------------------------
 
-struct Segment {  // tokens of one request that fall into one group of the cache
-    int row, first_position, end_position;
-};
-
-struct Work {
-    std::vector<Segment> segments;
-    std::vector<Tile> tiles;  // whole ones; then, where there are too few, the parts that they are merged from
-    size_t num_whole = 0;
-    int num_partials = 0;
-    int num_threads = 1;
-};
-
 template <typename T, typename Cells>
 int heads_at_once(const Attention<T, Cells>& attention, int rows_of_head, int num_threads) {
     if (rows_of_head > kFewRows) return 1;
@@ -302,7 +277,6 @@ void cut_into_tiles(const Attention<T, Cells>& attention, Work& work) {
         num_products += static_cast<int64_t>(end - start) * attention.layout.num_heads * end;
     }
     work.num_threads = num_products < kParallelWork ? 1 : omp_get_max_threads();
-    int most_splits = 1;
     for (int row = 0; row < step.num_rows; row++) {
         const int num_rows = (step.seq_lens[row] - step.num_computed_tokens[row]) * attention.per_head();
         if (num_rows == 0) continue;
@@ -314,53 +288,27 @@ void cut_into_tiles(const Attention<T, Cells>& attention, Work& work) {
                 Tile tile{row, head, std::min(num_heads, head + at_once), first, end, 0, 0, -1};
                 tile.first_split = attention.first_key(row, first) / kSplitKeys;
                 tile.end_split = attention.position(row, end - 1) / kSplitKeys + 1;
-                most_splits = std::max(most_splits, tile.end_split - tile.first_split);
                 work.tiles.push_back(tile);
             }
     }
     work.num_whole = work.tiles.size();
-    work.num_partials = 0;
-    if (most_splits == 1 || work.num_threads == 1 || work.num_whole >= static_cast<size_t>(4 * work.num_threads)) return;
-    for (size_t i = 0; i < work.num_whole; i++) {
-        const Tile whole = work.tiles[i];
-        work.tiles[i].partial = work.num_partials;
-        for (int split = whole.first_split; split < whole.end_split; split++) {
-            work.tiles.push_back(whole);
-            work.tiles.back().first_split = split;
-            work.tiles.back().end_split = split + 1;
-            work.tiles.back().partial = work.num_partials++;
-        }
-    }
-}
-
-class Space {  // of one thread, kept from call to call
-  public:
-    float* at_least(size_t count) {
-        if (floats_.size() < count) floats_.resize(count);
-        return floats_.data();
-    }
-
-  private:
-    std::vector<float> floats_;
-};
-
-size_t state_floats(int head_dim) { return static_cast<size_t>(kTileRows) * (head_dim + 2); }
-
-State state_at(float* memory, int head_dim) {
-    return State{memory + kTileRows * head_dim, memory + kTileRows * (head_dim + 1), memory};
 }
 
 template <typename T, typename Cells>
 void run(const Attention<T, Cells>& attention) {
     static thread_local Work of_caller;
     static thread_local Space space_of_caller;
+    const int head_dim = attention.layout.head_dim, num_kv_heads = attention.layout.num_kv_heads;
     Work& work = of_caller;  // the threads below reach it through this reference
     cut_into_tiles(attention, work);
-    const int head_dim = attention.layout.head_dim, num_kv_heads = attention.layout.num_kv_heads;
-    float* partials = space_of_caller.at_least(work.num_partials * state_floats(head_dim));
-    const auto partial = [&](int i) { return state_at(partials + i * state_floats(head_dim), head_dim); };
+    share_tiles(work, head_dim);
+    float* partials = space_of_caller.at_least(work.partial_floats);
+    const auto partial_state = [&](const Tile& tile, int part) {
+        const int num_rows = tile.num_rows();
+        return state_at(partials + tile.partial + part * state_floats(num_rows, head_dim), num_rows, head_dim);
+    };
     const int num_writes = static_cast<int>(work.segments.size()) * num_kv_heads;
-    std::atomic<size_t> next_tile{work.num_partials > 0 ? work.num_whole : 0}, next_merge{0};
+    std::atomic<size_t> next_tile{work.first_splits > 0 ? work.num_whole : 0}, next_merge{0};
 
 #pragma omp parallel num_threads(work.num_threads)
     {
@@ -371,9 +319,10 @@ void run(const Attention<T, Cells>& attention) {
         }
         // every key is written: the loop ends with a barrier
         static thread_local Space own;
-        float* memory = own.at_least(3 * state_floats(head_dim));
-        const State state = state_at(memory, head_dim), spare = state_at(memory + state_floats(head_dim), head_dim);
-        int16_t* space = reinterpret_cast<int16_t*>(memory + 2 * state_floats(head_dim));
+        const int64_t most_floats = state_floats(kTileRows, head_dim);
+        float* memory = own.at_least(3 * most_floats);
+        const State state = state_at(memory, kTileRows, head_dim), spare = state_at(memory + most_floats, kTileRows, head_dim);
+        int16_t* space = reinterpret_cast<int16_t*>(memory + 2 * most_floats);
         const auto take = [&] { return next_tile.fetch_add(1, std::memory_order_relaxed); };
         const size_t num_tiles = work.tiles.size();
         const Tile* following = nullptr;
@@ -385,20 +334,21 @@ void run(const Attention<T, Cells>& attention) {
             if (is_early) i = take();
             following = is_early && i < num_tiles ? &work.tiles[i] : nullptr;
             if (tile.partial >= 0) {
-                attention.attend(tile, is_fetched, following, partial(tile.partial), spare, space);
+                attention.attend(tile, is_fetched, following, partial_state(tile, 0), spare, space);
             } else {
                 attention.attend(tile, is_fetched, following, state, spare, space);
                 attention.finish(tile, state);
             }
             if (!is_early) i = take();
         }
-        if (work.num_partials > 0) {
+        if (work.partial_floats > 0) {
 #pragma omp barrier
             for (size_t i; (i = next_merge.fetch_add(1, std::memory_order_relaxed)) < work.num_whole;) {
                 const Tile& tile = work.tiles[i];
-                const State into = partial(tile.partial);
-                for (int split = 1; split < tile.end_split - tile.first_split; split++)
-                    merge(into, partial(tile.partial + split), tile.num_rows(), head_dim);
+                if (tile.partial < 0) continue;
+                const State into = partial_state(tile, 0);
+                for (int part = 1; part < work.num_parts(tile); part++)
+                    merge(into, partial_state(tile, part), tile.num_rows(), head_dim);
                 attention.finish(tile, into);
             }
         }
@@ -406,6 +356,10 @@ void run(const Attention<T, Cells>& attention) {
 }
 
 }  // namespace
+
+extern "C" int64_t inflight_attention_scratch_bytes(int32_t head_dim, int32_t num_threads) {
+    return num_threads * (kPartialBytes + 3 * state_floats(kTileRows, head_dim) * static_cast<int64_t>(sizeof(float)));
+}
 
 extern "C" void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,

@@ -197,8 +197,15 @@ struct Softened {
     float weight_scale;  // where Cells::kScaled: of the weights as integers
 };
 
+inline bool has_nan(const float* scores, int from, int to) {
+    for (int i = from; i < to; i++)
+        if (std::isnan(scores[i])) return true;
+    return false;
+}
+
 // The scores, in powers of 2, of the vectors [first, end) of a chunk, of which the row sees the keys [from, to): to weights,
-// with `largest_score` and `sum_so_far` brought up to date. `value_scales`: of the chunk's vectors, where Cells::kScaled.
+// with `largest_score` and `sum_so_far` brought up to date. `value_scales`: of the chunk's vectors, where Cells::kScaled. A score
+// or a scale that is NaN makes the sum NaN, and with it the row's result: maxima forget a NaN, sums do not.
 template <typename Cells>
 Softened soften(
     float* scores, typename Cells::Weight* weights, const float* const* value_scales, int first, int end, int from, int to,
@@ -213,10 +220,13 @@ Softened soften(
         if (is_cut(i)) x = cut(x, i, kNever);
         most = max(most, x);
     }
-    const float now = std::max(largest_score, largest(most));
-    if (now == kNever) {
-        std::fill(weights + first * kLanes, weights + end * kLanes, typename Cells::Weight{});
-        return {1.0f, 0.0f};
+    float now = std::max(largest_score, largest(most));
+    if (now == kNever) {  // the row sees no key here, or each of its scores is NaN or minus infinity
+        if (!has_nan(scores, std::max(from, first * kLanes), std::min(to, end * kLanes))) {
+            std::fill(weights + first * kLanes, weights + end * kLanes, typename Cells::Weight{});
+            return {1.0f, 0.0f};
+        }
+        now = 0.0f;  // any number: the sum becomes NaN
     }
     VecF total = zero();
     most = zero();
@@ -228,6 +238,7 @@ Softened soften(
             x = mul(x, load(value_scales[i]));
             if (is_cut(i)) x = cut(x, i, 0.0f);  // a scale behind the last token may be anything
             most = max(most, x);
+            total = fma(x, zero(), total);  // nothing, or NaN
             store(scores + i * kLanes, x);
         } else {
             store(weights + i * kLanes, x);

@@ -14,15 +14,17 @@ struct StepTensors {  // strides in elements, from one token to the next
     T* out;
 };
 
-// Integers that are x but for a factor, which is returned: the largest becomes the largest of the type. `size`: a multiple of
-// 16. A row is quantised by itself, so it does not matter what else is in the step.
+// Integers that are x but for a factor, which is returned: the largest becomes the largest of the type. If a number of x is
+// infinite or NaN, which no integer can say, the factor is NaN: whatever is computed from the row is NaN too. `size`: a multiple
+// of 16. A row is quantised by itself, so it does not matter what else is in the step.
 template <typename T, typename Integer>
 inline float quantise(const T* x, Integer* integers, int size) {
     constexpr float kTop = sizeof(Integer) == 1 ? 127.0f : 32767.0f;
-    VecF most = zero();
+    VecF most = zero(), broken = zero();  // the second is NaN once a number is not finite; a maximum forgets a NaN
     for (int i = 0; i < size; i += kLanes) {
         const VecF values = load(x + i);
         most = max(most, max(values, sub(zero(), values)));
+        broken = fma(values, zero(), broken);
     }
     const float top = largest(most);
     const bool is_zero = !(top > 1e-30f);
@@ -34,7 +36,7 @@ inline float quantise(const T* x, Integer* integers, int size) {
         else
             store_int16(integers + i, values);
     }
-    return is_zero ? 0.0f : top / kTop;
+    return (is_zero ? 0.0f : top / kTop) + sum(broken);
 }
 
 // Writes `count` tokens that begin at the `first`-th of a group.
@@ -89,7 +91,7 @@ struct GroupWriter {
                     i++;
                     continue;
                 }
-                const bool is_pair = i + 1 < count;  // else the next one's place, in the same unit, is zero until it comes
+                const bool is_pair = i + 1 < count;  // an unpaired last token leaves the other half of its unit zero
                 const T* b = from + (i + 1) * stride;
                 alignas(64) static const T nothing[kLanes] = {};
                 for (int d = 0; d < head_dim; d += kLanes) store_units(to + d, pair_up(a + d, is_pair ? b + d : nothing));

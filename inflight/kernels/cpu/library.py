@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
 import platform
-import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch
 
 from inflight import envs
 from inflight.errors import ConfigError
+from inflight.kernels.cpu.compile_flags import source_digest, source_files
 
 logger = logging.getLogger(__name__)
 
@@ -132,11 +132,15 @@ _SIGNATURES = {
     ],
     "inflight_decoder_layers": [POINTER(DecoderLayer), c_int64, POINTER(DecoderStep)],
     "inflight_apply_token_masks": [c_void_p, c_int64, c_void_p, c_void_p, c_int64],
+    "inflight_attention_scratch_bytes": [c_int32, c_int32],
     "inflight_paged_attention": [
         *(*_ROWS, *_ROWS, *_ROWS, c_void_p, c_void_p),
         *(POINTER(AttentionStep), POINTER(HeadLayout), c_float),
     ],
 }
+
+
+_RESULTS = {"inflight_bind_threads": c_int32, "inflight_attention_scratch_bytes": c_int64}  # others return nothing
 
 
 class KernelsUnavailableError(Exception):
@@ -183,7 +187,7 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
     name = usable[0] if wanted == "auto" else wanted
-    path = _FOLDER / f"_{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    path = _FOLDER / f"_{name}{EXTENSION_SUFFIXES[0]}"
     if not path.exists():
         raise KernelsUnavailableError(
             f"{path.name} was not built; install a C++ compiler, then inflight again (the install's output says more)"
@@ -196,19 +200,19 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
     _check_sources(library, path)
     for function, argument_types in _SIGNATURES.items():
         getattr(library, function).argtypes = argument_types
-        getattr(library, function).restype = c_int32 if function == "inflight_bind_threads" else None
+        getattr(library, function).restype = _RESULTS.get(function)
     return library
 
 
 def _check_sources(library: ctypes.CDLL, path: Path) -> None:
-    """An editable install keeps its libraries when the sources change: one that is not of these sources is refused."""
-    sources = [*sorted(_FOLDER.glob("*.cpp")), *sorted(_FOLDER.glob("*.h"))]
-    if not sources:
+    """An editable install keeps its libraries when sources or flags change: a library that is not of these is refused."""
+    if not source_files(_FOLDER):
         return  # a wheel
     library.inflight_source_hash.restype = c_char_p
-    expected = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    if library.inflight_source_hash().decode() != expected:
-        raise KernelsUnavailableError(f"{path.name} was built from other sources; run `pip install -e .` again")
+    if library.inflight_source_hash().decode() != source_digest(_FOLDER):
+        raise KernelsUnavailableError(
+            f"{path.name} was built from other sources or with other flags; run `pip install -e .` again"
+        )
 
 
 def _processor_flags() -> frozenset[str]:

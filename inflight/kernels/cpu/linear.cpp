@@ -47,7 +47,10 @@ struct Tile {
     int64_t first, count;  // rows
 };
 
-struct Fetch {  // what to bring into the cache meanwhile: a place, and how far it moves on with each vector of the panel
+// What to bring into the cache meanwhile: a place, and how far it moves on with each vector of the panel. It goes to the first
+// level: a panel is one stream in the order of its addresses, and its lines are read soon. To the second level, as attention does
+// for its scattered groups, one row takes up to 7 % longer in 8 bits and 2 % in bfloat16 (measured on an AMD EPYC).
+struct Fetch {
     const char* at;
     int64_t step;
 

@@ -1,7 +1,7 @@
 """Paged attention of one query token a row: split over the keys, and put together again, in one kernel.
 
-A program is (row, key head, split). Where a row is short, or rows and heads fill the device and it is not very long, one split
-is all there is. Else each leaves what it found in `partials`, and the one that a counter tells it is the last of its row and
+A program is (row, key head, split). Short rows use one split, and so do rows that are not very long where rows and heads fill
+the device. Else each leaves what it found in `partials`, and the one that a counter tells it is the last of its row and
 head combines them, in the order of the splits whoever comes last: the result does not depend on which. It leaves the counter at
 0 again.
 """
@@ -193,6 +193,11 @@ class DecodeScratch:
     partials: Tensor
     partial_sums: Tensor
     counters: Tensor
+
+    @staticmethod
+    def num_bytes(num_multiprocessors: int, per_head: int, head_dim: int) -> int:
+        """Of what `allocate` gives."""
+        return 4 * max_partials(num_multiprocessors) * (per_head * (head_dim + 2) + 1)
 
     @staticmethod
     def allocate(num_multiprocessors: int, per_head: int, head_dim: int, device: torch.device) -> DecodeScratch:

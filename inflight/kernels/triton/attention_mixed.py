@@ -20,6 +20,7 @@ from torch import Tensor
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
 ROWS_AT_ONCE = 256  # that a program compares with its index
+LEAST_SHARED_BYTES = 99 << 10  # of one program, on the GPUs with the least of it: sm_86 and sm_89
 
 
 @triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc"])
@@ -36,6 +37,7 @@ def attention_mixed_kernel(
     table_stride,
     scale,
     soft_cap,
+    NUM_KV_HEADS: tl.constexpr,
     PER_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -47,8 +49,9 @@ def attention_mixed_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a row's last tiles have the most keys: they start first
+    # One axis for tiles and heads: the others end at 65,535. A row's last tiles have the most keys: they start first.
+    head = tl.program_id(0) % NUM_KV_HEADS
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
     row = -1
     for first_row in range(0, num_rows, ROWS):
         r = first_row + tl.arange(0, ROWS)
@@ -68,7 +71,7 @@ def attention_mixed_kernel(
     d = tl.arange(0, BLOCK_D)
     token = first_query + m // PER_HEAD
     inside = ((m < BLOCK_Q * PER_HEAD) & (token < num_queries))[:, None] & (d < HEAD_DIM)[None, :]
-    index = (row_start + token) * (num_kv_heads * PER_HEAD) + head * PER_HEAD + m % PER_HEAD
+    index = (row_start + token) * (NUM_KV_HEADS * PER_HEAD) + head * PER_HEAD + m % PER_HEAD
     at = index.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(query + at, mask=inside, other=0.0)
     positions = num_computed + token
@@ -85,7 +88,7 @@ def attention_mixed_kernel(
         unmasked_from = tl.cdiv(tl.maximum(end_key - WINDOW, 0), BLOCK_N) * BLOCK_N
         unmasked_to = tl.maximum(unmasked_to, unmasked_from)
     keys = cache + head * BLOCK_SIZE * HEAD_DIM
-    values = keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM
+    values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     block_ids = block_table + tl.load(slots + row).to(tl.int64) * table_stride
     acc, largest, total = softmax_start(BLOCK_M, BLOCK_D)
     for phase in tl.static_range(0 if WINDOW > 0 else 1, 3):
@@ -103,16 +106,17 @@ def attention_mixed_kernel(
     tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
 
 
-def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Queries (tokens times heads) and keys in a tile, warps and stages (block ids take two, keys and values three).
+def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
+    """Queries (tokens times heads) and keys in a tile, warps and stages (block ids take two, keys and values the others).
 
-    Fewer queries would read keys and values from the second-level cache faster than it gives them; more do not fit registers.
+    `max_shared_bytes`: that a program can have on the device, `LEAST_SHARED_BYTES` or more. Fewer queries would read keys and
+    values from the second-level cache faster than it gives them; more do not fit registers.
     """
     if dtype == torch.float32:
         return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
     if head_dim <= 128:
         return 128, 64, 8, 5
-    return 64, 32, 8, 5
+    return 64, 32, 8, 5 if max_shared_bytes >= 132 << 10 else 4  # of keys and values of 256 a stage takes 32 KiB
 
 
 def attention_mixed(
@@ -126,19 +130,22 @@ def attention_mixed(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
     """query [num_tokens, num_heads, head_dim], contiguous: the last tokens of rows, keys and values in the cache -> as query.
 
-    query_start_loc int32 [num_rows + 1]; a token that belongs to no row gets nothing. The rest as `attention_decode`.
+    query_start_loc int32 [num_rows + 1]; a token that belongs to no row gets nothing. `max_shared_bytes`: see `tile_of`. The
+    rest as `attention_decode`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
     num_rows = len(seq_lens)
-    block_m, block_n, num_warps, num_stages = tile_of(head_dim, query.dtype)
-    constants = mixed_constants(num_heads // num_kv_heads, head_dim, block_size, block_m, block_n)
+    block_m, block_n, num_warps, num_stages = tile_of(head_dim, query.dtype, max_shared_bytes)
+    constants = mixed_constants(num_heads, num_kv_heads, head_dim, block_size, block_m, block_n)
     assert query.is_contiguous() and scale > 0
     output = torch.empty_like(query)
-    attention_mixed_kernel[num_kv_heads, num_tokens // constants["BLOCK_Q"] + num_rows](
+    num_tiles = num_tokens // constants["BLOCK_Q"] + num_rows
+    attention_mixed_kernel[(num_tiles * num_kv_heads,)](
         query,
         kv_cache,
         output,
@@ -160,10 +167,14 @@ def attention_mixed(
     return output
 
 
-def mixed_constants(per_head: int, head_dim: int, block_size: int, block_m: int, block_n: int) -> dict[str, int]:
+def mixed_constants(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, block_m: int, block_n: int
+) -> dict[str, int]:
     """Constants of the kernel that follow from shapes."""
+    per_head = num_heads // num_kv_heads
     block_m = max(block_m, triton.next_power_of_2(per_head))
     return {
+        "NUM_KV_HEADS": num_kv_heads,
         "PER_HEAD": per_head,
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,

@@ -17,12 +17,13 @@ _LEAST = 1e-12  # of a row's largest: a row of zeros stays one
 def quantize_rows_kernel(
     x, out, scales, x_stride, size, LARGEST: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """`BLOCK`: a power of two that holds `size` elements."""
+    """`BLOCK`: a power of two that holds `size` elements. The scale of a row with an infinity or a NaN is NaN."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
     wide = tl.load(x + row * x_stride + columns, mask=is_there, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), LEAST) / LARGEST
+    is_finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), axis=0) == 1  # a maximum may forget a NaN
+    scale = tl.where(is_finite, tl.maximum(tl.max(tl.abs(wide), axis=0), LEAST) / LARGEST, float("nan"))
     tl.store(scales + row, scale)
     # the quotient may be a rounding above the largest
     scaled = tl.minimum(tl.maximum(wide / scale, -LARGEST), LARGEST)
@@ -30,7 +31,10 @@ def quantize_rows_kernel(
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [num_rows, size], its rows strided -> float8_e4m3fn [num_rows, size] and float32 [num_rows, 1], whose product is x."""
+    """x [num_rows, size], its rows strided -> float8_e4m3fn [num_rows, size] and float32 [num_rows, 1], whose product is x.
+
+    The product of a row with an infinity or a NaN is NaN everywhere.
+    """
     num_rows, size = x.shape
     assert x.stride(1) == 1
     out = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=x.device)

@@ -1,7 +1,7 @@
 """RMSNorm of queries and keys, their rotation, keys and values into the cache: one pass over what a projection made.
 
-In float32, rounded once at the end. A cache in float8_e4m3fn holds the elements without a scale; those beyond its range of ±448
-become its ends.
+In float32, rounded once at the end. A cache in float8_e4m3fn holds the elements without a scale; numbers beyond its range of
+±448 become its ends, infinities and NaN become NaN: what is computed from them must not look like a number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOAT8_MAX = tl.constexpr(448.0)
 @triton.jit
 def _store(pointers, x, keep):
     if pointers.dtype.element_ty == tl.float8e4nv:
-        x = tl.minimum(tl.maximum(x, -FLOAT8_MAX), FLOAT8_MAX)
+        x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -FLOAT8_MAX), FLOAT8_MAX), float("nan"))
     tl.store(pointers, x.to(pointers.dtype.element_ty), mask=keep)
 
 

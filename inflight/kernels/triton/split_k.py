@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from inflight.kernels.triton.activation import gated
 
@@ -30,6 +32,14 @@ class TileConfig:
         return (
             f"{self.block_n}x{self.block_k}, {self.num_splits} splits, {self.num_warps} warps, {self.num_stages} stages"
         )
+
+
+def is_of_the_tile(error: Exception) -> bool:
+    """Whether other tiles may run: this GPU has too little of something for this one, or the compiler fails. An error of the
+    device is none of these: after it nothing runs there."""
+    if isinstance(error, (OutOfResources, CompilationError, PTXASError)):
+        return True
+    return isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)  # Triton's, of a pass that fails
 
 
 class SplitKScratch:

@@ -121,10 +121,18 @@ class World:
         )
 
     def step(self, lengths: np.ndarray) -> float:
-        case = self.case
+        worst = 0.0
+        for output, truth in self.outputs(lengths):
+            difference = (output.double() - truth).abs().max()
+            assert not difference.isnan(), "the result depends on bytes that are no key or value of the row"
+            worst = max(worst, float(difference))
+        return worst
+
+    def outputs(self, lengths: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each layer's output of one step, and the truth in float64; rows are `self.rows`, in this order."""
+        case, found = self.case, []
         inputs = self.inputs(lengths)
         metadata = self.backend.build_metadata(inputs, case.spec)
-        worst = 0.0
         for layer, view in enumerate(self.views):
             query = self._draw(int(inputs.query_start_loc[-1]), case.num_kv_heads * case.per_head, case.head_dim)
             new = [self.sequences[row][layer, :, self.computed[row] :][:, : lengths[row]] for row in self.rows]
@@ -142,11 +150,9 @@ class World:
                 )
             assert output.dtype == case.dtype
             assert output.is_contiguous()
-            difference = (output.double() - self._truth(query, inputs, layer)).abs().max()
-            assert not difference.isnan(), "the result depends on bytes that are no key or value of the row"
-            worst = max(worst, float(difference))
+            found.append((output, self._truth(query, inputs, layer)))
         self.computed += lengths.astype(np.int32)
-        return worst
+        return found
 
     def _truth(self, query: torch.Tensor, inputs: AttentionInputs, layer: int) -> torch.Tensor:
         """Each sequence is one long block of the reference's caches."""

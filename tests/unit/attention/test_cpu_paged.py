@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import threading
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -11,10 +14,14 @@ import torch
 from hypothesis import strategies as st
 
 from inflight.attention.cpu_paged import CpuPagedBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
+from inflight.device.cpu import CpuDevice
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
+from tests.conftest import FULL
+from tests.covering_array import covering_array
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.unit.attention.paged_case import Case, World, cases
 
@@ -95,12 +102,16 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
     assert TOLERANCES[torch.float32, torch.int8] < near.run() < 3e-2
 
 
-@pytest.mark.parametrize("per_head", [1, 2, 8])
-@DTYPES
-def test_many_short_rows_and_heads_at_once(
-    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, per_head: int
-) -> None:
-    """Tiles of several heads; threads that take their next tile early."""
+MANY_SHORT = {"name": INSTRUCTION_SETS_HERE, "dtypes": list(TOLERANCES), "per_head": [1, 2, 8]}
+
+
+@pytest.mark.parametrize(
+    "row", covering_array(MANY_SHORT, strength=3 if FULL else 2), ids=lambda row: "-".join(map(str, row.values()))
+)
+def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several heads; threads that take their next tile early. All pairs of instruction set, types and heads."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
+    (dtype, kv_cache_dtype), per_head = row["dtypes"], row["per_head"]
     case = Case(
         num_kv_heads=5,
         per_head=per_head,
@@ -109,7 +120,7 @@ def test_many_short_rows_and_heads_at_once(
         window=None,
         num_layers=2,
         padding=64,
-        steps=((200,) * 12, (1,) * 12, (2, 1, 3) * 4),
+        steps=((140,) * 12, (1,) * 12, (2, 1, 3) * 4),  # more than a chunk of keys
         seed=3,
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
@@ -122,6 +133,102 @@ def test_rows_of_zeros_in_int8(instruction_set: str) -> None:
     for sequence in zeros.sequences:
         sequence[:, :, 1::2] = 0
     assert zeros.run() < TOLERANCES[torch.float32, torch.int8]
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+@DTYPES
+def test_what_is_not_finite_reaches_every_query_that_sees_it(
+    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, part: str
+) -> None:
+    """An 8-bit row with a number that is not finite is NaN as a whole. In the model's type only a NaN must make one: a key of
+    infinity may make a score of minus infinity, which is a weight of zero."""
+    numbers = [torch.nan] if kv_cache_dtype is None else [torch.nan, torch.inf, -torch.inf]
+    for number in numbers:
+        for place in (0, 31):
+            case = dataclasses.replace(LONG, steps=((45, 20), (1, 1)), dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+            broken = world(case)
+            broken.sequences[0][0, ["key", "value"].index(part), 40, 1, place] = number
+            (prompt, truth), *_ = broken.outputs(np.array(case.steps[0]))
+            assert truth.isnan().any()
+            assert not (truth.isnan() & ~prompt.isnan()).any(), (number, place)
+            assert not prompt[:, :3].isnan().any()  # the other key head
+            (decode, truth), *_ = broken.outputs(np.array(case.steps[1]))
+            assert torch.equal(decode.isnan(), truth.isnan()), (number, place)
+
+
+@pytest.mark.parametrize("num_threads", [1, 8])
+@DTYPES
+def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(
+    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, num_threads: int
+) -> None:
+    """With no score that is a number, there is no largest one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for first, end in ((0, 128), (128, 256), (0, 1024), (1024, 1101)):
+            case = dataclasses.replace(LONG, steps=((1100,), (1,)), dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+            broken = world(case)
+            metadata = broken.backend.build_metadata(broken.inputs(np.array([1100])), case.spec)
+            queries = torch.randn(1100, 6, 32).to(dtype)
+            keys, values = broken.sequences[0][0].to(dtype)
+            keys[first:end] = torch.nan
+            forward = {"scale": 0.2, "sliding_window": None}
+            broken.backend.forward(queries, keys[:1100], values[:1100], broken.views[0], metadata, **forward)
+            broken.computed += 1100
+            metadata = broken.backend.build_metadata(broken.inputs(np.array([1])), case.spec)
+            last = broken.backend.forward(queries[:1], keys[1100:], values[1100:], broken.views[0], metadata, **forward)
+            assert last.isnan().all(), (first, end)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_query_that_is_not_finite_gives_nan(instruction_set: str) -> None:
+    for kv_cache_dtype, number in itertools.product((None, torch.int8), (torch.nan, torch.inf)):
+        case = dataclasses.replace(LONG, steps=((300,),), kv_cache_dtype=kv_cache_dtype)
+        made = world(case)
+        metadata = made.backend.build_metadata(made.inputs(np.array([300])), case.spec)
+        queries = torch.randn(300, 6, 32)
+        queries[200, 3, 5] = number
+        keys, values = made.sequences[0][0].float()
+        out = made.backend.forward(queries, keys, values, made.views[0], metadata, scale=0.2, sliding_window=None)
+        assert out[200, 3].isnan().all()
+        out[200, 3] = 0
+        assert not out.isnan().any()
+
+
+def test_results_that_wait_to_be_merged_take_little_memory() -> None:
+    """Seven tiles of 48 queries over 32 splits: a result of each would take 11 MB."""
+    num_queries, context = 336, 32768
+    spec = KVCacheSpec(block_size=16, num_kv_heads=1, head_dim=256, dtype="bfloat16", itemsize=2)
+    backend = get_backend("cpu", 256, 16, torch.bfloat16, torch.bfloat16)
+    view = backend.kv_cache_view(torch.zeros(64, spec.block_bytes, dtype=torch.uint8), spec, 0)
+    inputs = AttentionInputs(
+        query_start_loc=np.array([0, num_queries], dtype=np.int32),
+        seq_lens=np.array([context], dtype=np.int32),
+        num_computed_tokens=np.array([context - num_queries], dtype=np.int32),
+        block_table=np.resize(np.arange(64, dtype=np.int32), (1, context // 16)),
+        block_size=16,
+    )
+    metadata = backend.build_metadata(inputs, spec)
+    rows = torch.randn(3, num_queries, 1, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    device, outputs = CpuDevice(), []
+
+    def attend(num_threads: int) -> None:  # in a thread of its own: it begins without memory of its own
+        def call() -> None:
+            torch.set_num_threads(num_threads)
+            outputs.append(backend.forward(*rows, view, metadata, scale=0.1, sliding_window=None))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    try:
+        attend(1)
+        taken = device.measure_peak_bytes(lambda: attend(2))
+    finally:
+        device.close()
+    assert taken < backend.scratch_bytes(spec, per_head=1, num_threads=2) + (1 << 20) < 4 << 20
+    assert torch.equal(*outputs)
 
 
 @DTYPES

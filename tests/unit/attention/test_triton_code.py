@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
+import pytest
 import torch
 
 from inflight.kernels.triton import attention_decode, attention_mixed
@@ -53,10 +55,11 @@ def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", 
 
 
 def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: object) -> KernelCase:
-    block_m, block_n, warps, stages = attention_mixed.tile_of(head_dim, torch.bfloat16)
+    max_shared_bytes = MAX_SHARED_BYTES[capability]
+    block_m, block_n, warps, stages = attention_mixed.tile_of(head_dim, torch.bfloat16, max_shared_bytes)
     arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
     arguments |= {"query_start_loc": "*i32", "num_rows": "i32", **STRIDES}
-    constants = attention_mixed.mixed_constants(per_head, head_dim, BLOCK_SIZE, block_m, block_n)
+    constants = attention_mixed.mixed_constants(2 * per_head, 2, head_dim, BLOCK_SIZE, block_m, block_n)
     return case(
         "attention_mixed",
         "attention_mixed_kernel",
@@ -84,6 +87,26 @@ def test_no_spills_within_shared_memory_on_tensor_cores() -> None:
         assert found.stack_bytes == 0, (of, found)
         assert found.shared_bytes <= MAX_SHARED_BYTES[of.compute_capability], (of, found)
         assert found.has_tensor_cores == ("rotary" not in of.kernel), (of, found)
+
+
+HEAD_DIMS = (64, 80, 96, 128, 160, 256)
+MOST_SHARED = ((80, 256), (86, 256), (90, 256), (86, 128))  # sm_89 has the code of sm_86, but for float8
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        pytest.param(MOST_SHARED, id="most"),
+        pytest.param(tuple(itertools.product(MAX_SHARED_BYTES, HEAD_DIMS)), id="all", marks=pytest.mark.full),
+    ],
+)
+def test_every_head_dimension_fits_the_shared_memory_of_every_gpu(shapes: tuple[tuple[int, int], ...]) -> None:
+    cases = [kernel(capability, head_dim, 4) for capability, head_dim in shapes for kernel in (mixed, decode)]
+    float8 = [(capability, head_dim) for capability, head_dim in shapes if capability >= 89]
+    cases += [mixed(capability, head_dim, 4, "*fp8e4nv") for capability, head_dim in float8]
+    for of, found in zip(cases, resources(cases), strict=True):
+        assert found.shared_bytes <= MAX_SHARED_BYTES[of.compute_capability], (of, found)
+        assert found.stack_bytes == 0, (of, found)
 
 
 def test_programs_of_decode_are_resident_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import hypothesis
 import numpy as np
@@ -18,6 +19,7 @@ from inflight.attention.triton_paged import TritonPagedBackend, TritonPagedMetad
 from inflight.errors import ConfigError
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.triton.attention_decode import DecodeScratch, Splits, attention_decode, max_partials, num_splits
+from inflight.kernels.triton.attention_mixed import attention_mixed
 from inflight.layers.norm import QKNorm
 from tests.unit.attention.paged_case import Case, World
 
@@ -288,6 +290,42 @@ def test_float8_saturates() -> None:
     assert all(world.views[0][int(world.tables[row][0])][0, :, 0].float().eq(448).all() for row in range(3))
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_float8_keeps_what_is_not_finite(part: str, number: float) -> None:
+    """It becomes NaN, which every query gets that sees it: in the step that writes it, and in split decode later."""
+    case = dataclasses.replace(CASE, kv_cache_dtype=FLOAT8, steps=((300,), (1,)))
+    world = World(case, triton_backend(30))
+    fill(world, (290,))
+    index = ["key", "value"].index(part)
+    world.sequences[0][0, index, 292, 1, 7] = number  # the truth's float64, of which the kernel gets a copy in float32
+    (chunk, _), *_ = world.outputs(np.array([10]))
+    assert chunk[2:, 3:, 7].isnan().all() and not chunk[:, :3].isnan().any()
+    assert (part == "value") or not chunk[:2].isnan().any()  # a value's NaN times a weight of zero, in one tile
+    (decode, _), *_ = world.outputs(np.array([1]))
+    assert decode[:, 3:, 7].isnan().all() and not decode[:, :3].isnan().any()
+
+
+def test_more_tiles_than_a_second_axis_could_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[tuple[int, ...]] = []
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *args, **constants: None
+
+    monkeypatch.setattr("inflight.kernels.triton.attention_mixed.attention_mixed_kernel", Recorded())
+    num_rows, meta = 70_000, torch.device("meta")
+    table = torch.empty(num_rows, 1, dtype=torch.int32, device=meta)
+    lengths = torch.empty(num_rows, dtype=torch.int32, device=meta)
+    cache, query = torch.empty(2, 2, 2, 16, 64, device=meta), torch.empty(num_rows, 4, 64, device=meta)
+    starts = torch.empty(num_rows + 1, dtype=torch.int32, device=meta)
+    attention_mixed(*(query, cache, table, lengths, lengths, starts), scale=1.0, sliding_window=None, soft_cap=None)
+    [grid] = grids
+    assert grid[0] >= 2 * num_rows and all(size < 1 << 16 for size in grid[1:])
+
+
 def test_blocks_beyond_two_to_the_31_elements() -> None:
     """Memory that is never touched is never there."""
     stride = 1_300_000_000
@@ -358,3 +396,10 @@ def test_selection_on_a_gpu() -> None:
             get_backend("cuda", head_dim, 16, half, kv_cache_dtype, name=name, num_multiprocessors=1)
     with pytest.raises(ConfigError, match="for device='cuda', here 'cpu'"):
         get_backend("cpu", 64, 16, half, half, name="triton")
+
+
+def test_scratch_takes_what_is_told_of_it() -> None:
+    scratch = DecodeScratch.allocate(3, 4, 64, CPU)
+    num_bytes = sum(tensor.nbytes for tensor in (scratch.partials, scratch.partial_sums, scratch.counters))
+    spec = dataclasses.replace(CASE, head_dim=64).spec
+    assert triton_backend(3).scratch_bytes(spec, per_head=4, num_threads=1) == num_bytes

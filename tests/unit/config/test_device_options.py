@@ -198,3 +198,19 @@ def test_values_that_there_are_not(arguments: dict[str, Any], message: str) -> N
 def test_a_float16_model_on_a_machine_without_it() -> None:
     assert resolved(CPU).model.dtype == "bfloat16"
     assert resolved(replace(gpus(H200), dtypes=("float32",))).model.dtype == "float32"
+
+
+def test_slots_of_more_tokens_than_a_gpu_can_find_are_refused() -> None:
+    """The tokens of 32,767 requests and one more slot, 65,536 each, are 2**31 numbers."""
+    long = replace(ARCHITECTURE, max_position_embeddings=65_536)
+    many = EngineArgs(max_num_seqs=32_767, max_num_batched_tokens=32_767)
+
+    def resolve_on(machine: Machine, args: EngineArgs) -> EngineConfig:
+        return resolve(args, folder=Path("m"), architecture=long, machine=machine, timeout_seconds=60.0)
+
+    with pytest.raises(ConfigError, match=r"max_num_seqs=32767 requests of max_model_len=65536 .*lower one of the two"):
+        resolve_on(gpus(H200), many)
+    conflicts = find_conflicts(many, folder=Path("m"), architecture=long, machine=gpus(H200))
+    assert len(conflicts) == 1 and "max_model_len=65536" in conflicts[0]
+    assert resolve_on(gpus(H200), replace(many, max_model_len=32_768)).scheduler.max_num_seqs == 32_767
+    assert resolve_on(CPU, many).scheduler.max_num_seqs == 32_767

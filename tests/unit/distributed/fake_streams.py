@@ -85,6 +85,7 @@ class FakeAccelerator(FakeDevice, Accelerator):
     """`one_queue`: as hardware with one, all its streams are the same."""
 
     num_multiprocessors = 1
+    max_shared_bytes = 227 << 10
 
     def __init__(self, one_queue: bool = False) -> None:
         super().__init__()

@@ -78,16 +78,17 @@ def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pyte
 
 
 @needs_kernels
-def test_a_stale_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "text"), [("attention.cpp", "// changed\n"), ("compile_flags.py", "# changed\n")])
+def test_a_stale_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, text: str) -> None:
     for path in library._FOLDER.iterdir():
-        if path.suffix in (".so", ".cpp", ".h"):
+        if path.suffix in (".so", ".cpp", ".h") or path.name == "compile_flags.py":
             (tmp_path / path.name).write_bytes(path.read_bytes())
     hide(monkeypatch, tmp_path)
     assert library.load_kernels() is not None
-    with (tmp_path / "attention.cpp").open("a") as file:
-        file.write("// changed\n")
+    with (tmp_path / file).open("a") as changed:
+        changed.write(text)
     monkeypatch.setenv("INFLIGHT_REQUIRE_KERNELS", "1")
-    with pytest.raises(ConfigError, match="other sources"):
+    with pytest.raises(ConfigError, match="other sources or with other flags"):
         library.load_kernels()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
@@ -227,13 +229,23 @@ def test_rows_without_numbers(name: str) -> None:
     values, scales, offsets = quantize_rows(open_kernels(name), [draw(0, 8, 8)], bits=8, group_size=0)
     eight = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8))
     assert torch.equal(eight(torch.zeros(2, 8), torch.float32), torch.zeros(2, 8))
-    for number in (torch.inf, torch.nan):
-        for place in (0, 63):
-            x = torch.ones(1, 64)
-            x[0, place] = number
-            wide = quantize_rows(open_kernels(name), [draw(0, 8, 64)], bits=8, group_size=0)
-            layer = packed(name, QuantizedWeight(values=wide[0], scales=wide[1], offsets=wide[2], bits=8))
-            assert layer(x, torch.float32).isnan().all(), (number, place)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("bits", "size"), [(8, 64), (8, 68), (4, 96)])
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+def test_a_row_with_a_number_that_is_not_finite_is_nan(name: str, bits: int, size: int, dtype: torch.dtype) -> None:
+    """Of integer weights, whose rows are quantised. Its neighbours are as they were without it."""
+    values, scales, offsets = quantize_rows(open_kernels(name), [draw(0, 8, size)], bits=bits, group_size=32)
+    layer = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits))
+    x = draw(1, 15, size).to(dtype)
+    truth = layer(x, torch.float32)
+    for number, place in itertools.product((torch.inf, -torch.inf, torch.nan), (0, 33, size - 1)):
+        broken = x.clone()
+        broken[7, place] = number
+        out = layer(broken, torch.float32)
+        assert out[7].isnan().all(), (number, place)
+        assert torch.equal(out[:7], truth[:7]) and torch.equal(out[8:], truth[8:]), (number, place)
 
 
 @fixed

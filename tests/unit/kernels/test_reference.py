@@ -60,3 +60,11 @@ def test_rotary(generator: torch.Generator) -> None:
 def test_silu_and_mul(generator: torch.Generator) -> None:
     x = torch.randn(4, 10, generator=generator, dtype=torch.float64)
     torch.testing.assert_close(reference.silu_and_mul(x), F.silu(x[:, :5]) * x[:, 5:])
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_a_quantised_row_with_a_number_that_is_not_finite_is_nan(number: float) -> None:
+    x = torch.ones(3, 4)
+    x[1, 2] = number
+    assert reference.quantised(x).isnan().all(dim=1).tolist() == [False, True, False]
+    assert reference.quantised(x)[::2].isfinite().all()

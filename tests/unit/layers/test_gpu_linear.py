@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
@@ -78,7 +79,11 @@ class CountingProduct(Product):
         num_partials = config.num_splits * 32 * 16 if config.num_splits > 1 else 1
         assert scratch.partials.numel() >= num_partials, "reserved before it is measured"
         if self.kind == "broken" and config.num_splits == 3:
-            raise RuntimeError("out of resource: shared memory")
+            raise OutOfResources(300 << 10, 99 << 10, "shared memory")
+        if self.kind == "uncompilable" and config.num_splits == 3:
+            raise RuntimeError("PassManager::run failed")
+        if self.kind == "fatal" and config.num_splits == 3:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self.ways.append(config)
 
     def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -131,13 +136,20 @@ def test_the_library_stays_where_it_is_faster() -> None:
     assert way(tuner, product, 1) is None
 
 
-def test_what_does_not_run_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    product = CountingProduct("broken")
+def test_an_error_of_the_device_is_no_slow_tile() -> None:
+    tuner = tuner_with(FakeClock(partial(time_of, library=8.5)), CountingProduct("fatal"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tuner.tune(1)
+
+
+@pytest.mark.parametrize("kind", ["broken", "uncompilable"])
+def test_what_does_not_run_is_left_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    product = CountingProduct(kind)
     tuner = tuner_with(FakeClock(partial(time_of, library=9.5)), product)
     with caplog.at_level(logging.WARNING):
         tuner.tune(1)
     assert way(tuner, product, 1) == TILES[1]
-    assert "shared memory" in caplog.text
+    assert "does not run" in caplog.text
 
 
 def test_kinds_and_shapes_are_chosen_apart_and_weights_take_turns() -> None:

@@ -137,6 +137,17 @@ def test_rows_of_fp8(dtype: torch.dtype, rows: int, size: int, padding: int, sca
     assert torch.equal(ours, truth)
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_row_of_fp8_with_a_number_that_is_not_finite_is_nan(number: float, place: int) -> None:
+    x = torch.randn(3, 5, device=DEVICE)
+    x[1, place] = number
+    out, scales = quantize_rows_fp8(x)
+    assert (out.float() * scales).isnan().all(dim=1).tolist() == [False, True, False]
+    assert not (out.float() * scales)[::2].isnan().any()
+
+
 def test_a_row_of_zeros_in_fp8() -> None:
     out, scales = quantize_rows_fp8(torch.zeros(1, 5, device=DEVICE))
     assert (out.float() == 0).all() and scales.isfinite().all() and (scales > 0).all()
