@@ -10,14 +10,19 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: help demo test test-full check clean
+# Where the clients of `make test-clients` live. Without node and npm its Node tests are skipped.
+CLIENTS := .venv-clients
+NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLIENTS)/node/.stamp)
+
+.PHONY: help demo test test-full test-clients check clean
 
 help:
-	@echo "make demo       generate text with the embedded model"
-	@echo "make test       scripts/check and all tests"
-	@echo "make test-full  the same with big counts"
-	@echo "make check      formatting, lint, types, architecture"
-	@echo "make clean      remove caches and build products (.venv stays)"
+	@echo "make demo          generate text with the embedded model"
+	@echo "make test          scripts/check and all tests but those of test-clients"
+	@echo "make test-full     the same with big counts"
+	@echo "make test-clients  real clients against inflight serve; in environments of their own, 3 GB in .venv-clients"
+	@echo "make check         formatting, lint, types, architecture"
+	@echo "make clean         remove caches and build products (.venv and .venv-clients stay)"
 
 demo: .venv/.stamp-runtime
 	$(BIN)/inflight generate --temperature 0 \
@@ -32,6 +37,10 @@ test: check
 
 test-full: check
 	INFLIGHT_TEST_FULL=1 $(PYTEST)
+
+# SUITES="openai-3 node" runs only these.
+test-clients: .venv/.stamp-runtime $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-2/.stamp $(CLIENTS)/vllm/.stamp $(NODE_STAMP)
+	$(BIN)/python tests/clients/run.py $(SUITES)
 
 check: .venv/.stamp-dev
 	scripts/check
@@ -57,3 +66,23 @@ clean:
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@
+
+# The clients' environments, made again when their list of packages changes. The lists are complete, hence --no-deps; that of
+# vLLM's benchmark holds torch's and vLLM's requirements only as far as it imports them.
+
+$(CLIENTS)/openai-%/.stamp: tests/clients/requirements-openai-%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install -q --no-deps --no-compile -r $<
+	@touch $@
+
+$(CLIENTS)/vllm/.stamp: tests/clients/requirements-vllm.txt constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/pip install -q --no-compile $(TORCH)
+	$(@D)/bin/pip install -q --no-deps --no-compile -r $<
+	@touch $@
+
+$(CLIENTS)/node/.stamp: tests/clients/node/package.json tests/clients/node/package-lock.json
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	npm ci --silent --prefix $(@D)
+	@touch $@

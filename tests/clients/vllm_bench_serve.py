@@ -1,0 +1,11 @@
+"""`vllm bench serve` without the rest of vLLM's command line, whose imports need the whole engine's packages."""
+
+from __future__ import annotations
+
+import argparse
+
+from vllm.benchmarks.serve import add_cli_args, main
+
+parser = argparse.ArgumentParser(description=__doc__)
+add_cli_args(parser)
+main(parser.parse_args())
