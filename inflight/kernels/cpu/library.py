@@ -11,8 +11,8 @@ import ctypes
 import functools
 import logging
 import platform
-from importlib.machinery import EXTENSION_SUFFIXES
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
