@@ -52,7 +52,7 @@ def paged_attention(
             if sliding_window is not None:
                 visible &= seen > position - sliding_window
             used = visible.any(dim=0)
-            heads = query[tokens].unflatten(1, (num_kv_heads, per_head))
+            heads = query[tokens].view(-1, num_kv_heads, per_head, query.shape[2])
             scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,15 @@ from hypothesis import strategies as st
 
 from inflight import LLM, SamplingParams
 from inflight.errors import EngineDeadError, StepError
+from tests.conftest import FULL
 from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
 from tests.e2e.test_identity_matrix import EVENTS, FEATURES
 from tests.listening import listening_hosts
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.executor.processes import children
 
-NUM_EXAMPLES = 100 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 15
-NUM_PROCESS_EXAMPLES = 40 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 8
+NUM_EXAMPLES = 100 if FULL else 8
+NUM_PROCESS_EXAMPLES = 40 if FULL else 4
 NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
