@@ -6,6 +6,7 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import cast
 
 import jsonschema
 import pytest
@@ -20,6 +21,7 @@ from benchmarks.soak import draw_requests, growth_bytes
 from benchmarks.step_picture import draw_steps, lanes, window
 from benchmarks.step_text import text_steps
 from benchmarks.structured_extraction import regex_of, schema_of
+from inflight.config.engine import SchedulerConfig
 from inflight.demo.evaluate import held_out_samples
 from inflight.timeline import Event
 
@@ -43,7 +45,8 @@ def test_phases_are_summed_per_step() -> None:
 
 def test_the_steady_period_sees_bubbles_and_no_stalls() -> None:
     def steady(periods: list[float]) -> float:
-        return Measured(periods=periods, slowest_stage=20.0, events={}).steady
+        scheduler = cast(SchedulerConfig, None)  # it has no part in the period
+        return Measured(periods=periods, slowest_stage=20.0, events={}, scheduler=scheduler).steady
 
     assert steady([20.0, 20.0, 50.0] * 20) == pytest.approx(30.0)
     assert steady([20.0] * 40 + [500.0] + [20.0] * 40) == pytest.approx(20.0)

@@ -19,6 +19,8 @@ from tests.fakes_tokenizer import byte_tokenizer
 class RecordingClient:
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
+    summary = ""
+
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.calls: list[str] = []

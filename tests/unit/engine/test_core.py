@@ -211,6 +211,7 @@ def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
     engine = MockEngine(depth=4, stagger=2)
     for i in range(3):
         engine.add(f"r{i}", [i] * 5, 12, grammar=str(i))
+    engine.core.scheduler.wait_for_grammars()  # else they might run one after another
     calls = []
     while engine.core.has_unfinished_requests():
         engine.step()

@@ -339,9 +339,9 @@ def test_nccl_of_one_node_listens_on_loopback_only(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = WorkerProcess("inflight: worker tp0 pp0", theirs.fileno(), is_one_node=is_one_node)
-        environment = dict(
-            line.partition("=")[::2] for line in Path(f"/proc/{process.pid}/environ").read_text().split("\0")
-        )
+        while not (text := Path(f"/proc/{process.pid}/environ").read_text()):
+            time.sleep(0.001)  # the kernel shows nothing for a moment in which the program begins
+        environment = dict(line.partition("=")[::2] for line in text.split("\0"))
         process.send_signal(signal.SIGKILL)
         wait_for_end([process], 5.0)
         process.close()
