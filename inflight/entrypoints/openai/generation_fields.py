@@ -42,14 +42,14 @@ Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
 class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="A last chunk without choices carries the usage.")
     continuous_usage_stats: bool | None = Field(None, description="Every chunk carries the usage so far.")
-    include_obfuscation: Annotated[bool | None, no_effect("Padding against eavesdroppers is not written.")] = None
+    include_obfuscation: Annotated[bool | None, no_effect("The server adds no padding to chunks.")] = None
 
 
 class JsonSchemaFormat(StrictModel):
     name: Annotated[str, no_effect("A name for the schema.", min_length=1, max_length=64)]
     description: Annotated[str | None, no_effect("What the schema is for. The model does not see it.")] = None
     schema_: Schema | None = Field(None, alias="schema", description="The JSON schema that the text satisfies.")
-    strict: bool | None = Field(None, description="Refuse a schema of which something cannot be enforced.")
+    strict: bool | None = Field(None, description="Refuse a schema if a part of it cannot be enforced.")
 
 
 class TextFormat(StrictModel):
@@ -58,7 +58,7 @@ class TextFormat(StrictModel):
 
 class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
-    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, not strict.")
+    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, but not strict.")
 
 
 class JsonSchemaResponseFormat(StrictModel):
@@ -134,7 +134,10 @@ class GenerationFields(StrictModel):
     stream_options: StreamOptions | None = Field(None, description="Of a stream only.")
     return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_INT, description="Only so many tokens of a prompt's end are kept; -1: as many as fit."
+        None,
+        ge=-1,
+        le=MAX_INT,
+        description="Keep only this number of tokens, from the end of the prompt; -1: as many as fit.",
     )
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="So many log-probabilities of each prompt token; not in a stream."
@@ -142,15 +145,17 @@ class GenerationFields(StrictModel):
     # what changes nothing
     user: Annotated[str | None, no_effect("A mark of the caller's own; nothing is stored.")] = None
     safety_identifier: Annotated[str | None, no_effect("As user.")] = None
-    metadata: Annotated[dict[str, Any] | None, no_effect("Marks of the caller's own.")] = None
+    metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
     prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without it.")] = None
-    prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks go first.")] = None
-    service_tier: Annotated[str | None, no_effect("There is one tier.")] = None
-    # what would change the answer, and cannot be done
+    prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks are dropped first.")] = None
+    service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None
+    # fields that would change the answer, and are not supported
     use_beam_search: Annotated[
-        Literal[False] | None, neutral("Answers are drawn: use n, and logprobs to rank them.")
+        Literal[False] | None, neutral("Not supported: use n, and rank the answers by logprobs.")
     ] = None
-    logits_processors: Annotated[list[Any] | None, neutral("No code runs for a request.", max_length=0)] = None
+    logits_processors: Annotated[
+        list[Any] | None, neutral("Not supported: the server runs no code for a request.", max_length=0)
+    ] = None
 
     def sampling_params(
         self,
@@ -201,7 +206,7 @@ class GenerationFields(StrictModel):
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """What `truncate_prompt_tokens` leaves of a prompt: its end."""
+        """The end of the prompt that `truncate_prompt_tokens` keeps."""
         wanted = self.truncate_prompt_tokens
         if wanted is None:
             return token_ids

@@ -35,7 +35,9 @@ class ChatTemplateFields(StrictModel):
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
     documents: list[dict[str, Any]] | None = Field(
-        None, max_length=MAX_DOCUMENTS, description="For templates that show them, mostly title and text."
+        None,
+        max_length=MAX_DOCUMENTS,
+        description="Documents for the chat template, mostly objects with title and text.",
     )
     add_special_tokens: bool | None = Field(
         None, description="Tokens around the prompt that the tokenizer adds; false if left out: the template has them."
@@ -59,11 +61,15 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     modalities: Annotated[list[Literal["text"]] | None, neutral("Text only.", max_length=1, min_length=1)] = None
     audio: Annotated[None, neutral("Text only.")] = None
     store: Annotated[bool | None, no_effect("Nothing is stored.")] = None
-    prediction: Annotated[dict[str, Any] | None, no_effect("Drafts are the engine's own (speculative_config).")] = None
+    prediction: Annotated[dict[str, Any] | None, no_effect("The engine makes its own drafts (speculative_config).")] = (
+        None
+    )
     functions: Annotated[None, neutral("Use tools.")] = None
     function_call: Annotated[Literal["none", "auto"] | None, neutral("Use tool_choice.")] = None
     web_search_options: Annotated[None, neutral("The server fetches nothing.")] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, no_effect("Ask for it in the messages.")] = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, no_effect("Ask for short or long answers in the messages.")
+    ] = None
 
 
 class CompletionRequest(GenerationFields):
