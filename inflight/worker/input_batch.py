@@ -88,7 +88,7 @@ class InputBatch:
         return inputs
 
     def _continued(self, plan: SchedulerOutput) -> StepInputs | None:
-        """Fast path: a plan of the same rows as the step of decodes before it, with nothing new. None for other plans."""
+        """Fast path for a plan with the same rows as the previous pure-decode step, and nothing new. None for other plans."""
         if self._before is None or plan.new_requests or plan.forced_tokens is not None or len(plan.max_draft_tokens):
             return None
         before, inputs = self._before
