@@ -104,8 +104,9 @@ class SizeLimits:
 
 
 def _lingering(receive: Receive, send: Send, has_more: bool) -> Send:
-    """End the response, and with it the connection, only after the client has sent its whole body. If the connection were
-    closed while bytes are unread, the kernel would reset it, and the client might never see the response."""
+    """End the response, and with it the connection, only after the client has sent its whole body, or after
+    LINGER_SECONDS. If the connection were closed while bytes are unread, the kernel would reset it, and the client might
+    never see the response."""
 
     async def send_last(message: Message) -> None:
         if message["type"] == "http.response.body" and has_more:
