@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PYTEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-# Where the clients of `make test-clients` live. Without node and npm its Node tests are skipped.
+# The environments of `make test-clients`. Without node and npm the Node tests are skipped.
 CLIENTS := .venv-clients
 NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLIENTS)/node/.stamp)
 
@@ -18,9 +18,9 @@ NODE_STAMP := $(if $(and $(shell command -v node),$(shell command -v npm)),$(CLI
 
 help:
 	@echo "make demo          generate text with the embedded model"
-	@echo "make test          scripts/check and all tests but those of test-clients"
+	@echo "make test          scripts/check and all tests except those of test-clients"
 	@echo "make test-full     the same with big counts"
-	@echo "make test-clients  real clients against inflight serve; in environments of their own, 3 GB in .venv-clients"
+	@echo "make test-clients  real clients against inflight serve; installs about 3 GB into .venv-clients"
 	@echo "make check         formatting, lint, types, architecture"
 	@echo "make clean         remove caches and build products (.venv and .venv-clients stay)"
 
@@ -67,8 +67,8 @@ clean:
 	$(BIN)/pip install -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@
 
-# The clients' environments, made again when their list of packages changes. The lists are complete, hence --no-deps; that of
-# vLLM's benchmark holds torch's and vLLM's requirements only as far as it imports them.
+# The environments of the clients. They are made again when their list of packages changes. The lists are complete, hence
+# --no-deps. The list of vLLM's benchmark has only those requirements of torch and vLLM that the benchmark imports.
 
 $(CLIENTS)/openai-%/.stamp: tests/clients/requirements-openai-%.txt
 	$(PYTHON) -m venv --clear $(@D)

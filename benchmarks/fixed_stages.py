@@ -46,15 +46,15 @@ MAX_MODEL_LEN = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many stages, and how far the engine plans ahead. Depth and stagger of 1: the next step begins when this one ends.
-    Stagger None: the engine measures what it takes."""
+    """How many stages, and how far the engine plans ahead. With depth and stagger 1 the next step begins when the previous
+    one ends. Stagger None: the engine measures and chooses it."""
 
     name: str
     num_stages: int
     stagger: int | None
     depth: int = 0
     backend: str = "uni"  # "uni" | "mp"
-    fast_links: bool = False  # of no time of their own, instead of LINK_SECONDS
+    fast_links: bool = False  # links take no time, instead of LINK_SECONDS
 
 
 class FixedStage(StandInModel):
@@ -87,7 +87,7 @@ class FixedStage(StandInModel):
 
 
 class DelayedWorld(World):
-    """A world whose channels take `seconds` for a step's tensors at the sending end, as a wire that is busy."""
+    """A world whose channels need `seconds` to send a step's tensors, as a busy wire would."""
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world.layout, world.rank)

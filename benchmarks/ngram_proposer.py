@@ -1,9 +1,9 @@
-"""What n-gram proposals cost a step: with an index of each long sequence, beside a pass over all of it.
+"""What n-gram proposals cost a step: with an index of each long sequence, and with a search through all of it.
 
     python -m benchmarks.ngram_proposer [--length 131072] [--rows 16 256] [--steps 50]
 
-Tokens are drawn from a Zipf distribution, as those of a text are; each step adds one to every sequence. "First" is the step
-that makes the index.
+Tokens are drawn from a Zipf distribution, like those of real texts. Each step adds one token to every sequence. "First" is the
+step that makes the index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_look
 
 
 def step_milliseconds(token_ids: Int32Array, length: int, num_steps: int) -> tuple[float, float, list[Int32Array]]:
-    """(the first step, the median of the others, what was proposed)."""
+    """(time of the first step, median time of the others, the proposals)."""
     proposer, slots = NgramProposer(CONFIG), np.arange(len(token_ids), dtype=np.int32)
     times, proposed = [], []
     for step in range(num_steps):

@@ -3,9 +3,9 @@
     python -m benchmarks.pipeline_overlap fixed [--layouts pp2 pp4 ...] [--steps 120] [--trace FILE.json] [--png FILE]
     python -m benchmarks.pipeline_overlap real [--model FOLDER] [--backend mp] [--stagger 3] [--depth 4] ...
 
-"fixed": stages of 20 ms and links of 10 ms, or none ("fast"), see `benchmarks.fixed_stages`; the goal is at most 1.15 times the
-slowest stage per step. Stagger and depth are given, those of the engine that measures ("measured"), or one a stage
-("stages", what it took before it measured).
+"fixed": stages of 20 ms and links of 10 ms, or of 0 ms ("fast"), see `benchmarks.fixed_stages`. The goal is that a step takes
+at most 1.15 times the slowest stage. Stagger and depth are given; or the engine measures and chooses them ("measured"); or the
+stagger is the number of stages ("stages", the default before the engine measured).
 
 "real": a real model, PP 2; its stages share the machine's cores with each other and with the engine. The trace is for
 chrome://tracing and Perfetto.

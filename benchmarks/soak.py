@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--default-kv-cache",
         action="store_true",
-        help="leave the size of the KV cache to the engine: how much is taken?",
+        help="let the engine choose the size of the KV cache, to measure how much memory it takes",
     )
     args = parser.parse_args()
     allow_slow_steps()

@@ -13,7 +13,7 @@ from inflight.errors import ConfigError
 # Keys that clients bring: the front end reads them, and no process that it starts is given them.
 API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
 
-# All there are, but for INFLIGHT_SERVE_ and the name of an option of `inflight serve`.
+# All variables, except INFLIGHT_SERVE_ with the name of an option of `inflight serve`.
 NAMES = frozenset(
     {
         "INFLIGHT_API_KEY",
@@ -44,13 +44,13 @@ def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) 
 
 
 def unknown_variables(environment: Mapping[str, str], known: Collection[str], prefix: str = _PREFIX) -> Iterator[str]:
-    """A sentence for each variable with that prefix which nothing reads: else nobody would see that it is misspelt."""
-    rests = {name.removeprefix(prefix): name for name in known}  # the prefix makes all of them look alike
+    """A warning for each variable with that prefix which nothing reads: it may be misspelt."""
+    rests = {name.removeprefix(prefix): name for name in known}  # with the prefix all names are similar
     for name in sorted(environment.keys() - set(known) - set(kubernetes_variables(environment, prefix))):
         if name.startswith(prefix) and not name.startswith(_OF_TESTS):
             near = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1)
             hint = f"; did you mean {rests[near[0]]}?" if near else ""
-            yield f"{name} is no variable of Inflight, and is not read{hint}"
+            yield f"{name} is not a variable of Inflight; it is ignored{hint}"
 
 
 def execute_model_timeout_seconds() -> float:

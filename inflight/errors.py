@@ -60,9 +60,9 @@ class InvalidRequestError(InflightError, ValueError):
 
 
 class ContextLengthExceededError(InvalidRequestError):
-    """The prompt has so many tokens that none can follow it.
+    """The prompt has so many tokens that the context has no room for another one.
 
-    Clients recognise this error by how its message begins: "This model's maximum context length is N tokens. However, ".
+    Clients recognise this error by the beginning of its message: "This model's maximum context length is N tokens. However, ".
     """
 
 
@@ -95,7 +95,7 @@ class RankError(EngineError):
         request_ids: the requests in that step.
         worker_traceback: the traceback on the worker, as text; empty when there is none.
         type_name: the class of the worker's exception; empty when there is none.
-        is_echo: the rank lost another one, which is the cause.
+        is_echo: the rank failed because another rank did; the other rank is the cause.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class RankError(EngineError):
 
     @property
     def summary(self) -> str:
-        """What a client may be told: no text of an exception, which may hold a path, and no request but its own."""
+        """What a client may see: no text of an exception, which may hold a path, and no other client's requests."""
         return f"rank {self.rank} failed"
 
 
@@ -156,10 +156,10 @@ class EngineClosedError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine has failed for good, or its process is gone: nothing more will come of its requests.
+    """The engine has failed for good, or its process is gone: its requests get no more tokens.
 
     Attributes:
-        summary: why, as a client may be told it; empty when that is not known.
+        summary: why, in words that a client may see; empty if that is not known.
     """
 
     def __init__(self, message: str, *, summary: str = "") -> None:
@@ -168,7 +168,7 @@ class EngineDeadError(EngineError):
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:
-    """What another process raised; None where the class has another name than one of these, or needs more than a message."""
+    """The exception that another process raised. None if its class is not in this module, or needs more than a message."""
     kind = globals().get(name)
     if (
         isinstance(kind, type)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Logprob(NamedTuple):  # a third of the time that a frozen dataclass takes; prompts have hundreds of thousands
+class Logprob(NamedTuple):  # made in a third of a frozen dataclass's time; a prompt may have hundreds of thousands
     """One token's log-probability under the raw logits; `rank` 1 is the most probable token of the vocabulary."""
 
     logprob: float

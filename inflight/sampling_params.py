@@ -48,7 +48,7 @@ class StructuredOutputsParams:
         whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
         separators: between items and behind a key, as in `json.dumps`: (", ", ": ") is what most models were trained on.
             JSON is written with exactly these, and no other white space.
-        lenient: what the grammar library cannot enforce of the schema in `json` is left out. By default it is refused, but
+        lenient: leave out of the schema in `json` what the grammar library cannot enforce. By default it is refused, but
             for `uniqueItems` and formats that it does not know.
     """
 
@@ -127,8 +127,10 @@ class SamplingParams:
         stop: strings that end the request; the text is cut before them.
         stop_token_ids: tokens that end the request, beside the model's own end tokens.
         ignore_eos: go on past the model's own end tokens.
-        max_tokens: the most tokens to emit; None, and what the model's context has no room for, is up to its end.
-        min_tokens: forbid end tokens, and do not look for stop strings, before so many. The context's end comes first.
+        max_tokens: the most tokens to emit. With None, or if it is more than the context has room for, a request ends at the
+            end of the model's context.
+        min_tokens: before this many tokens, end tokens are forbidden and stop strings are not looked for. The end of the
+            context ends the request all the same.
         logprobs: return so many of the most probable tokens' log-probabilities with each token.
         prompt_logprobs: the same for the prompt's tokens.
         logit_bias: token id -> added to its logit; in [-100, 100].

@@ -8,7 +8,7 @@ _BACKLOG = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A TCP socket that listens at this address of the machine, and at no other. Port 0 is one that is free.
+    """A TCP socket that listens at this address of the machine only. Port 0 takes a free port.
 
     Raises:
         OSError: it is not an address of this machine, or the port is taken.

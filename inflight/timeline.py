@@ -41,7 +41,7 @@ class Timeline:
     def __init__(self, capacity: int = 8192) -> None:
         self._ring: list[Event | None] = [None] * capacity
         self._next = itertools.count()
-        self._under_way: dict[int, tuple[int, str, int]] = {}  # thread -> step, phase and start of the span it is in
+        self._under_way: dict[int, tuple[int, str, int]] = {}  # thread -> (step, phase, start) of its current span
 
     def record(self, step_id: int, phase: str, start_ns: int, end_ns: int) -> None:
         self._ring[next(self._next) % len(self._ring)] = Event(step_id, phase, start_ns, end_ns)
@@ -62,7 +62,7 @@ class Timeline:
                 self._under_way[thread] = outer
 
     def under_way(self) -> list[str]:
-        """The spans that have begun and not ended, the oldest first, as "forward of step 7 for 3.9 s". Any thread may ask."""
+        """The spans that have begun and not ended, oldest first, as "forward of step 7 for 3.9 s". Any thread may call it."""
         now = time.perf_counter_ns()
         spans = sorted(self._under_way.copy().values(), key=lambda span: span[2])
         return [f"{phase} of step {step_id} for {(now - start) / 1e9:.1f} s" for step_id, phase, start in spans]

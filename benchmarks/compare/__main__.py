@@ -8,8 +8,8 @@ Each engine is loaded once, in a process of its own that is stopped while anothe
 every engine once, the order changing from round to round; a ratio is of two runs of one round. Greedy, past every end token,
 no prefix cache, the same token ids. `standard` are five workloads; `long` are prompts of 4k and 8k, whose time counts. Beside
 the medians stand the ratios' medians with the smallest and the largest, and what the machine allows (`benchmarks.roofline`,
-measured before and after, the better counts). With `--before` another checkout of ours takes part as a peer: that
-shows what a change cost or brought.
+measured before and after, the better counts). With `--before` another checkout of Inflight is measured as a peer: this
+shows what a change cost or gained.
 
 Where all engines of a format do not fit the memory together, ours meets one peer after the other. See `engines.py` for the
 environments that peers need.
@@ -134,7 +134,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--formats", type=_names(PAIRINGS), default=list(PAIRINGS), help="of ours [bf16,int8,int4]")
     parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=f"[{','.join(PEERS)}]; none is ''")
     parser.add_argument("--peers-home", type=Path, default=DEFAULT_PEERS_HOME, help="their environments [%(default)s]")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of ours, as a peer")
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="another checkout of Inflight, measured as a peer"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="that count [%(default)s]")
     parser.add_argument("--warm-up", type=int, choices=(0, 1, 2), default=1, help="rounds before them [%(default)s]")
     parser.add_argument("--workloads", default="standard", help="standard, long, or names of workloads [%(default)s]")

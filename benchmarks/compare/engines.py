@@ -6,8 +6,8 @@ A peer lives in a virtual environment of its own, FOLDER/NAME of --peers-home, m
     openvino    torch, openvino-genai, optimum-intel
     llamacpp    torch, gguf, safetensors, numpy, and llama-cpp-python built here: CMAKE_ARGS=-DGGML_NATIVE=ON
 
-transformers runs in this environment. An earlier commit of ours is a checkout of its own, with the `.venv` that `make demo`
-makes in it. Converted models are kept beside the model's folder.
+transformers runs in this environment. An earlier commit of Inflight needs a checkout of its own, with the `.venv` that
+`make demo` makes there. Converted models are kept beside the model's folder.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def find_engine(name: str, weight_format: str, peers_home: Path) -> Engine:
 
 
 def find_before(checkout: Path, weight_format: str) -> Engine:
-    """Inflight of another checkout, which stands among the peers.
+    """Inflight of another checkout, as a peer.
 
     Raises:
         SystemExit: the checkout has no environment of its own, or is this one.

@@ -41,11 +41,11 @@ class AttentionBackend(ABC):
         """
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
-        """The most memory of its own that the backend comes to keep, on the device, whatever the steps are.
+        """The most device memory, in bytes, that the backend itself may come to hold, whatever steps it runs.
 
         Args:
             per_head: query heads of each key head.
-            num_threads: of the device's compute thread, on a CPU.
+            num_threads: on a CPU, the threads that compute a step.
         """
         return 0
 

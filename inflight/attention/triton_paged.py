@@ -50,7 +50,7 @@ class TritonPagedBackend(AttentionBackend):
 
     It is allocated by the first decode step, which must not be captured, and stays where it is: graphs know its address.
 
-    max_shared_bytes: shared memory that one program can have on the device.
+    max_shared_bytes: the most shared memory that one program can use on the device.
     batch_invariant: single tokens take the kernel of all other rows, whose sums are never split; slow where rows are few and
     long.
     """

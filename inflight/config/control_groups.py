@@ -1,6 +1,6 @@
-"""Control groups: what a container, a service manager or a batch system lets this process use of the machine. Linux only.
+"""Control groups (Linux): the memory and processor time that a container, a service manager or a batch system allows.
 
-A limit of a group holds for all groups in it, so each one from the process's own up to the root counts.
+The limit of a group holds for all groups inside it. So every group counts, from the process's own up to the root.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ ROOT = Path("/")
 
 class ControlGroup(NamedTuple):
     folder: Path
-    version: int  # 1 or 2: the files of a folder have other names
+    version: int  # of control groups, 1 or 2: their files have different names
 
 
 def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """The groups around this process in which `controller` ("memory", "cpu") may set limits, the process's own first.
+    """The groups of this process in which `controller` ("memory" or "cpu") may set limits, the process's own first.
 
-    `root` is the folder that `proc` and `sys` are in.
+    `root`: the folder that contains `proc` and `sys`.
     """
     mount = root / "sys/fs/cgroup"
     try:
@@ -35,7 +35,7 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
             top, version = mount / controller, 1
         else:
             continue
-        # In a container the path may be the host's, and only the mount's top, the container's own group, is there.
+        # In a container the path may be that of the host; then only the top of the mount exists: the container's own group.
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             yield ControlGroup(folder, version)
@@ -44,7 +44,7 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """The processor time that this process may use, in seconds a second: 2.5 is two and a half cores. None: no limit."""
+    """Processor time that this process may use, in cores: 2.5 is two and a half seconds in each second. None: no limit."""
     return min((quota for group in groups_of("cpu", root) if (quota := _cpu_quota(group)) is not None), default=None)
 
 
@@ -54,7 +54,7 @@ def _cpu_quota(group: ControlGroup) -> float | None:
         words = " ".join((group.folder / name).read_text() for name in names).split()
     except OSError:
         return None
-    # microseconds of processor time, and of the period in which they may be used; no limit is "max" or -1
+    # processor time and period, both in microseconds; "max" or -1 means no limit
     if len(words) != 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
         return None
     return int(words[0]) / int(words[1])

@@ -10,7 +10,7 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
-MAX_DEVICE_STATE = 2**31 - 1  # numbers that a GPU keeps of the slots: each has an index of 32 bits
+MAX_DEVICE_STATE = 2**31 - 1  # numbers in a GPU's state of the slots, which has indices of 32 bits
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # from there on a step takes longer than its launches do
 
 FLOAT8 = "float8_e4m3fn"
@@ -51,15 +51,15 @@ def resolve_device(
 
 
 def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
-    """`num_numbers`: that a GPU keeps of the slots, or a part of them: the tokens of each slot are the most.
+    """`num_numbers`: how many numbers the GPU's state of the slots has, or at least its tokens, which are the most of them.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: there are more than MAX_DEVICE_STATE.
     """
     if num_numbers > MAX_DEVICE_STATE:
         raise ConfigError(
             f"max_num_seqs={max_num_seqs} requests of max_model_len={max_model_len} tokens are {num_numbers} numbers on the "
-            f"GPU, which finds at most {MAX_DEVICE_STATE}; lower one of the two"
+            f"GPU, where {MAX_DEVICE_STATE} is the most; lower one of the two"
         )
 
 
@@ -82,18 +82,18 @@ def resolve_kv_cache_dtype(wanted: str, dtype: str, machine: Machine) -> str:
 
 
 def resolve_quantization(args: EngineArgs, machine: Machine, weight_format: str) -> QuantizationConfig:
-    """`weight_format`: how the checkpoint stores its weights, a name of `weight_format.py`.
+    """`weight_format`: how the checkpoint stores its weights; one of the names in `weight_format.py`.
 
     Raises:
-        ConfigError: the device has no kernels for it, or the checkpoint is quantized in another way.
+        ConfigError: the device has no kernels for this quantization, or the checkpoint is quantized in another way.
     """
     layers = args.quantization
     if layers in STORED_QUANTIZATIONS:
         _check_stored(layers, weight_format)
-        layers = None  # what is stored is computed as it is
+        layers = None  # stored weights are used as they are
     head: str | None = args.head_quantization
     if head == "auto":
-        head = None if layers is None else "int8"  # its errors go straight into the logits
+        head = None if layers is None else "int8"  # fewer bits would change the logits directly
     elif head == "none":
         head = None
     for name, wanted in (("quantization", layers), ("head_quantization", head)):
@@ -111,13 +111,13 @@ def _check_stored(wanted: str, weight_format: str) -> None:
     if weight_format == PLAIN:
         raise ConfigError(
             f"quantization={wanted!r}, but the weights of this checkpoint are not quantized; give 'int8' or 'int4' (on a GPU "
-            f"'fp8', too) to quantize them as they are read, or the checkpoint that is stored as {STORED_QUANTIZATIONS[wanted]}"
+            f"also 'fp8') to quantize them as they are read, or a checkpoint that is stored as {STORED_QUANTIZATIONS[wanted]}"
         )
     stored = GPTQ if weight_format == GPTQ_V2 else weight_format
     if STORED_QUANTIZATIONS[wanted] != stored:
         raise ConfigError(
-            f"quantization={wanted!r}, but the weights of this checkpoint are stored as {stored}; leave quantization out: how "
-            "weights are stored is read from the checkpoint"
+            f"quantization={wanted!r}, but the weights of this checkpoint are stored as {stored}; leave quantization out: the "
+            "checkpoint itself says how its weights are stored"
         )
 
 

@@ -42,8 +42,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV cache. `memory_bytes` None: what `determine_available_memory` finds, within `memory_utilization`, but no more
-    than `max_num_seqs` sequences of `usual_sequence_len` tokens need, if that is set.
+    """The KV cache. If `memory_bytes` is None, the cache takes what `determine_available_memory` finds within
+    `memory_utilization`; if `usual_sequence_len` is set, no more than `max_num_seqs` sequences of that many tokens need.
 
     `dtype` is the model's, "int8" or "float8_e4m3fn".
     """
@@ -63,8 +63,8 @@ class SchedulerConfig:
     `depth` is the number of steps in flight. While a token is being drawn, its request is in none of the next `stagger - 1`
     steps; 1 says that the next step may take it. With several stages depth > stagger, else they would run dry.
 
-    With `max_stagger` both are least values: the start measures the pipeline, and takes a stagger up to that one, with a
-    depth of one more (`engine.pipeline_tuning`). None: they stay.
+    If `max_stagger` is set, stagger and depth are minimum values: the start measures the pipeline and chooses a stagger of
+    at most `max_stagger`, and a depth of at least stagger + 1 (`engine.pipeline_tuning`). None: both stay as they are.
     """
 
     max_num_seqs: int
@@ -77,7 +77,7 @@ class SchedulerConfig:
 
     @property
     def max_depth(self) -> int:
-        """The most steps that may be in flight, whatever the start chooses."""
+        """The most steps that may be in flight, for any stagger that the start may choose."""
         return self.depth if self.max_stagger is None else max(self.depth, self.max_stagger + 1)
 
 

@@ -24,7 +24,7 @@ _CHOICES = {
     "generation_config": ("auto", "none"),
     "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
-# Names by which other engines are told of a quantized checkpoint.
+# Values that other engines want as `quantization` for a quantized checkpoint.
 _SWITCHES = (
     "enable_prefix_caching",
     "enable_chunked_prefill",
@@ -64,8 +64,8 @@ class EngineArgs:
         dtype: of weights, activations and, unless `kv_cache_dtype` says otherwise, the KV cache.
         quantization: bring weights that are floats to fewer bits as they are read: "int8" (a scale a row), "int4" (a scale and
             an offset a group), or on a GPU "fp8" (a scale a row). With "fp8", and on a CPU always, activations are quantized
-            too, in each step, a scale a row. None leaves them. A checkpoint that is quantized already is used as it is, without
-            an option; "awq", "gptq", "compressed-tensors" and "gguf" may be given, and have to be what the checkpoint says.
+            too, in each step, a scale a row. None leaves them. A checkpoint that is quantized already needs no
+            option, and is used as it is; "awq", "gptq", "compressed-tensors" or "gguf" is accepted if it is stored in this way.
         head_quantization: of the head (lm_head); "auto" is "int8" where quantization is set.
         quantization_group_size: input features that share a scale and an offset in 4 bits.
         batch_invariant: refuse to start where tokens and log-probabilities could depend, in their last bits, on what else
@@ -78,13 +78,13 @@ class EngineArgs:
             reads: on a CPU "int8" with a scale per head and token (C++ kernels only), on a GPU "fp8" without a scale.
         enable_prefix_caching: reuse the KV blocks of equal prompt beginnings.
         enable_chunked_prefill: let a long prompt take several steps, beside the others.
-        kv_cache_memory_bytes: size of the KV cache of a rank. None: on a GPU what `gpu_memory_utilization` leaves; on a CPU
-            what max_num_seqs sequences of 1,024 tokens take, but one of max_model_len tokens at least, and no more than
+        kv_cache_memory_bytes: size of the KV cache of a rank. None: on a GPU all that `gpu_memory_utilization` leaves; on a CPU
+            room for max_num_seqs sequences of 1,024 tokens, at least for one of max_model_len tokens, and at most what
             `gpu_memory_utilization` leaves.
         gpu_memory_utilization: share of the device's memory (on a CPU: of the RAM that is free at the start) that the engine
-            may use. None is 0.9, on a CPU 0.5. If it is given, on a CPU too, the KV cache is all that it leaves.
-        seed: requests that bring no seed get theirs from it, and so do dummy weights. None is 0 for dummy weights and for
-            `LLM`; a server and `AsyncLLM` then draw one at each start, so that their texts differ from start to start.
+            may use. None is 0.9, on a CPU 0.5. If it is given, the KV cache takes all that this share leaves, on a CPU too.
+        seed: requests without a seed, and dummy weights, get theirs from it. None is 0 for dummy weights and for `LLM`; with
+            None a server and `AsyncLLM` draw a new seed at each start, so that their texts differ from start to start.
         load_format: "auto" reads the weights that are there ("safetensors" and "gguf" say which these have to be), "dummy"
             draws them from the config alone.
         skip_tokenizer_init: serve token ids only; no tokenizer is needed.
@@ -99,9 +99,10 @@ class EngineArgs:
         tensor_parallel_size: ranks that share each layer.
         pipeline_parallel_size: stages that share the layers; there are tensor_parallel_size ranks in each.
         pipeline_layer_partition: the number of layers of each stage, as "8,8,6,6"; None divides them by their cost.
-        pipeline_stagger: a request draws a token in every so many-th step at most; None measures at the start what keeps all
-            stages busy, from pipeline_parallel_size to three times that (external_launcher: takes the first).
-        pipeline_depth: steps in flight over all stages, more than pipeline_stagger; None is one more.
+        pipeline_stagger: a request draws a token at most in every pipeline_stagger-th step. None: the start measures which
+            value keeps all stages busy, from pipeline_parallel_size to three times that; with external_launcher None is
+            pipeline_parallel_size.
+        pipeline_depth: steps in flight over all stages, more than pipeline_stagger. None is pipeline_stagger + 1.
         distributed_executor_backend: "uni" runs the ranks as threads of this process, "mp" as a process each; None is "uni"
             for one rank and "mp" for more. "external_launcher" is for a script that torchrun starts once per rank: each is an
             engine with one rank, and all make the same calls and return the same outputs. "package.module:ClassName" is an

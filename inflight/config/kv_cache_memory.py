@@ -1,4 +1,4 @@
-"""How much memory the KV cache may take: what the user says, or what the machine can be expected to spare."""
+"""How much memory the KV cache may take: the size that the user sets, or a default that leaves memory to other programs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from inflight.config.machine import Machine
 from inflight.errors import OutOfMemoryError
 
 DEFAULT_BLOCK_SIZE = 16
-# A CPU's memory is shared with everything else on the machine, a GPU's is not.
+# Other programs use a CPU's memory, too; a GPU's memory is the engine's own.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
-# Tokens of a request, prompt and output together: more than most chats have. Blocks belong to nobody in advance, so longer
-# requests use what shorter ones leave.
+# Tokens of a request, prompt and output together: more than most chats have. No block is set aside for a request in advance,
+# so a longer request uses blocks that shorter ones do not need.
 USUAL_SEQUENCE_LEN = 1024
 
 
@@ -36,12 +36,12 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
     """
     Args:
         memory_bytes: what `kv_cache_memory_bytes` asks for on each rank.
-        weight_bytes: of a rank, before it loads them.
+        weight_bytes: size of the weights of a rank.
         num_sharing: ranks that share the memory.
-        free_bytes: of that memory, before anything is loaded.
+        free_bytes: free memory before anything is loaded.
 
     Raises:
-        OutOfMemoryError: it can never be had beside the weights.
+        OutOfMemoryError: the memory cannot hold the weights and a cache of this size.
     """
     if num_sharing * (memory_bytes + weight_bytes) <= free_bytes:
         return
@@ -50,8 +50,8 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
     sharing = f", which {num_sharing} ranks share" if num_sharing > 1 else ""
     raise OutOfMemoryError(
         f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_size(memory_bytes)} beside "
-        f"{_size(weight_bytes)} of weights, and {_size(free_bytes)} of the memory are free{sharing}; {ways[0]}, {ways[1]}, or "
-        "leave it out: then the size follows from what is free"
+        f"{_size(weight_bytes)} of weights, but only {_size(free_bytes)} of memory is free{sharing}; {ways[0]}, {ways[1]}, or "
+        "leave it out: then the size follows from the free memory"
     )
 
 

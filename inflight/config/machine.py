@@ -24,7 +24,7 @@ class Machine:
     """The facts about the device that a choice may depend on."""
 
     device: str  # "cpu" | "cuda"
-    num_cores: int  # that the compute threads of all its ranks may keep busy
+    num_cores: int  # cores that the compute threads of all ranks together may use
     dtypes: tuple[str, ...]  # those its arithmetic supports
     usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
     threads_bind: str = AUTO  # what the environment says, see `cpu_binding`
@@ -102,8 +102,9 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
 
 
 def _num_cores(usable: Sequence[int]) -> int:
-    """The threads that can run at once: as many as `usable` cores, or fewer if a quota of processor time or OMP_NUM_THREADS
-    says so. A quota of 2.5 is two: a third thread would be stopped for half of each period, and the others wait for it."""
+    """How many threads can run at once: the number of `usable` cores, or less if a quota of processor time or
+    OMP_NUM_THREADS is lower. A quota of 2.5 allows two: a third thread would be stopped for half of each period, and the
+    others would wait for it."""
     quota, wanted = cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
     limits = [len(usable)]
     if quota is not None:

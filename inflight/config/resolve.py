@@ -34,7 +34,7 @@ from inflight.hub import GGUF_SUFFIX
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_DEPTH = 2  # steps in flight on one stage: the next one is ready before this one ends
-MAX_STAGGER_PER_STAGE = 3  # of a measured one: enough for links that take twice as long as a stage
+MAX_STAGGER_PER_STAGE = 3  # bound of a measured stagger: enough for links that take twice as long as a stage
 
 
 def resolve(
@@ -149,14 +149,14 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
 
 
 def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:
-    if machine.device == "cuda" and args.speculative_config is None:  # with drafts the slots' tokens are the host's
+    if machine.device == "cuda" and args.speculative_config is None:  # with drafts the host keeps the slots' tokens
         num_slots = (args.max_num_seqs or DEFAULT_MAX_NUM_SEQS) + 1
         num_numbers = num_slots * (max_model_len + -(-max_model_len // (args.block_size or DEFAULT_BLOCK_SIZE)))
         check_device_state(num_numbers, max_num_seqs=num_slots - 1, max_model_len=max_model_len)
 
 
 def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
-    """(steps in flight, stagger, the largest stagger that the start may choose)."""
+    """(steps in flight, stagger, the largest stagger that the start may choose; None: it measures nothing)."""
     num_stages = args.pipeline_parallel_size
     if num_stages == 1:
         for name in ("pipeline_stagger", "pipeline_depth"):
@@ -186,7 +186,7 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
             "every step; raise the first or leave it out"
         )
     if args.pipeline_stagger is not None or args.distributed_executor_backend == "external_launcher":
-        return depth, stagger, None  # engines that decide for themselves must not go by a clock
+        return depth, stagger, None  # with external_launcher all engines make the same plan: no clock may decide
     highest = MAX_STAGGER_PER_STAGE * num_stages
     return depth, stagger, highest if args.pipeline_depth is None else min(highest, depth - 1)
 

@@ -17,8 +17,8 @@ PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq
 
 GGUF = "gguf"
 
-# What users of other engines give as `quantization` for a checkpoint that is quantized -> how its weights are stored then.
-# Which kernels compute them ("marlin") is chosen here by the device.
+# `quantization` as users of other engines set it for a quantized checkpoint -> how the checkpoint must store its weights.
+# A name of kernels ("marlin") has no effect: the device decides which kernels are used.
 STORED_QUANTIZATIONS = {
     "awq": AWQ,
     "awq_marlin": AWQ,

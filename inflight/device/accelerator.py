@@ -121,7 +121,7 @@ class Accelerator(Device):
     @property
     @abstractmethod
     def max_shared_bytes(self) -> int:
-        """The most shared memory that one program can have."""
+        """The most shared memory, in bytes, that one program can use."""
 
     @abstractmethod
     def total_memory_bytes(self) -> int:

@@ -105,7 +105,7 @@ class CudaDevice(Accelerator):
     @property
     def max_shared_bytes(self) -> int:
         properties = torch.cuda.get_device_properties(self.torch_device)
-        return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stub has it not
+        return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # missing in torch's stub
 
     def available_memory_bytes(self) -> int:
         torch.cuda.empty_cache()

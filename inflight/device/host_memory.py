@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inflight.config.control_groups import ROOT, groups_of
 
-# by version of the control group: the files with the limit and the use, and the name of the page cache in memory.stat
+# version of control groups -> file of the limit, file of the usage, name of the page cache in memory.stat
 _MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),

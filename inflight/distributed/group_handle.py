@@ -6,10 +6,11 @@ from typing import Any
 
 
 class GroupHandle:
-    """The one reference to a backend of torch.distributed: dropping it closes its connections, which frees the peers.
+    """The only reference to a backend of torch.distributed. If it is dropped, the backend's connections close, and peers that
+    wait for this rank stop waiting.
 
     Attributes:
-        is_waiting: this rank is in a collective, and waits for the others.
+        is_waiting: whether this rank waits for the others in a collective.
     """
 
     def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends

@@ -1,10 +1,10 @@
-"""How ranks that a launcher (torchrun) has started find each other: over the store that it serves, or that rank 0 does.
+"""How ranks that a launcher (torchrun) has started find each other: through a store of the launcher or of rank 0.
 
-Anybody who reaches that store can read and write it, and torchrun's listens on all interfaces. So the token that ranks must
-know to connect to each other is not in it, only how to find the token:
+Everybody who can connect to the store can read and write it, and torchrun's store listens on all interfaces. So the store does
+not hold the token that ranks need to connect to each other, but says how to find it:
 
-    on one machine    "file FOLDER": it lies in a folder that only this user can open, until all ranks have met
-    on several        "nonce HEX": it is the nonce's HMAC under INFLIGHT_CLUSTER_TOKEN
+    on one machine    "file FOLDER": the token lies in a folder that only this user can open, until all ranks have met
+    on several        "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LauncherMeeting:
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
         self._me, self._timeout = me, timeout_seconds
-        self._listener: socket.socket | None = None  # rank 0's, until it is a rendezvous'
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # rank 0's, where the token is
+        self._listener: socket.socket | None = None  # on rank 0, until the rendezvous takes it
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
         self._store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
         host = _own_address(me)
@@ -57,7 +57,7 @@ class LauncherMeeting:
             raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Where the workers of this meeting meet, on rank 0's machine. To be asked for once: rank 0's gets the socket."""
+        """Where the workers meet, on rank 0's machine. To be called once: on rank 0 the result takes the listening socket."""
         host, port = ask(self._store, "workers meet at").split()
         listener, self._listener = self._listener, None
         return Rendezvous(
@@ -87,16 +87,16 @@ class LauncherMeeting:
         self._free()
 
     def _free(self) -> None:
-        del self._store  # it may be the last reference, which ends a server that is here
+        del self._store  # drops the last reference, which ends a store that this process serves
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:
             self._folder.cleanup()
 
     def _tell_token(self, is_one_machine: bool) -> None:
-        """On rank 0."""
+        """Write to the store how the token is found. On rank 0 only."""
         if not is_one_machine:
-            envs.cluster_token()  # an error now, before the others look for it
+            envs.cluster_token()  # raises an error here, before the other ranks need the token
             self._store.set("token", f"nonce {secrets.token_hex(TOKEN_BYTES)}")
             return
         self._folder = tempfile.TemporaryDirectory(prefix="inflight-")  # mode 0700
@@ -113,7 +113,7 @@ def _launched_store(me: LaunchedRank, timeout_seconds: float) -> Store:
 
 
 def _own_address(me: LaunchedRank) -> str:
-    """Of this machine, as the others reach it: if all ranks are here, nobody else has to."""
+    """The address at which the other ranks reach this machine; loopback if all ranks are on it."""
     return "127.0.0.1" if len(me.local_ranks) == me.world_size else local_address(me.master_addr, me.master_port)
 
 
@@ -123,11 +123,11 @@ def _find_token(store: Store) -> bytes:
         return hmac.digest(envs.cluster_token().encode(), bytes.fromhex(value), "sha256")
     folder = Path(value)
     try:
-        if folder.stat().st_uid != os.geteuid():  # anybody may have named it
+        if folder.stat().st_uid != os.geteuid():  # anybody can write a folder's name to the store
             raise ConfigError(f"{folder}, where rank 0 is said to have left the ranks' token, belongs to another user")
         return (folder / _TOKEN_FILE).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the ranks' token cannot be read from {folder}: {error.strerror}; ranks that a launcher starts on one machine "
-            "must see the same folder for temporary files"
+            f"the ranks' token cannot be read from {folder}: {error.strerror}; all ranks that a launcher starts on one machine "
+            "must use the same folder for temporary files"
         ) from error

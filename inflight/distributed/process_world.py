@@ -4,7 +4,7 @@ Every group is an object of its own, built over an explicit store: torch's defau
 meet, in one epoch:
 
     1. rank 0 serves a TCPStore at the rendezvous' address, the others connect to it
-    2. every rank writes there where its own listener for channels is; the token that callers must know is the rendezvous'
+    2. every rank writes the address of its own listener for channels to the store; callers need the token of the rendezvous
     3. groups and channels are made as they are asked for
 
 After `close`, peers that wait for this rank get an error at once. This rank's own wait in a gloo collective only ends with the
@@ -70,7 +70,7 @@ class ProcessGroup(TensorParallelGroup):
     def _wait(self, collective: Any) -> None:  # Any: torch's Work
         """
         Raises:
-            ConnectionError: another rank has left, or is silent.
+            ConnectionError: another rank has left its groups, or did not answer in time.
         """
         assert self.handle is not None
         self.handle.is_waiting = True
@@ -158,7 +158,7 @@ class ProcessWorld(World):
 def _open_store(rank: int, rendezvous: Rendezvous) -> Store:
     host, port = rendezvous.host, rendezvous.port
     if rank == 0:
-        assert rendezvous.listen_fd is not None, "rank 0 is given the socket that listens at the rendezvous"
+        assert rendezvous.listen_fd is not None, "rank 0 gets the socket that listens at the rendezvous"
         return serve_store(host, port, rendezvous.listen_fd, rendezvous.timeout_seconds)
     asked = f"rank {rank} cannot reach rank 0"
     return reach_store(host, port, rendezvous.timeout_seconds, asked=asked, where=f"{host}:{port}")

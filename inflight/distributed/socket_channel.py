@@ -16,8 +16,8 @@ from torch import Tensor
 from inflight.distributed.channel import Channel
 from inflight.sockets import listen
 
-_CHANNEL = struct.Struct(">II16s")  # rank of the caller, rank of the called, name of the channel
-_HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token: the token itself does not travel
+_CHANNEL = struct.Struct(">II16s")  # rank that connects, rank that accepts, name of the channel
+_HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token; the token itself is not sent
 _HELLO_SECONDS = 5.0  # for a connection that says nothing: it is not one of ours
 _LISTENER_SECONDS = 0.01  # between two looks whether a rank listens
 
@@ -73,7 +73,7 @@ class SocketChannel(Channel):
 class SocketMesh:
     """One rank's listener, and the channels to others: of two ranks the lower one connects.
 
-    Whoever connects must know the token of the epoch, and is dropped otherwise.
+    A connection whose peer does not know the token of the epoch is closed.
 
     Args:
         host: this machine's address, as the others reach it.
@@ -141,7 +141,7 @@ class SocketMesh:
         except OSError:
             return None
         channel, signature = hello[: _CHANNEL.size], hello[_CHANNEL.size :]
-        if not hmac.compare_digest(signature, self._signature(channel)):  # also of a hello that is too short
+        if not hmac.compare_digest(signature, self._signature(channel)):  # also if the hello is too short
             return None
         caller, called, name = _CHANNEL.unpack(channel)
         return (caller, name.rstrip(b"\0").decode()) if called == self._rank else None

@@ -1,7 +1,7 @@
-"""Where ranks that are processes leave word for each other: a TCPStore, and the socket mesh that they find through it.
+"""The TCPStore through which ranks that are processes exchange addresses, and the socket mesh that they then open.
 
-A TCPStore asks its callers for nothing: whoever reaches its address reads and writes it. So it listens at one address only,
-and holds no secret.
+A TCPStore checks nobody: everybody who can connect to it can read and write it. So it listens at one address only, and holds no
+secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inflight.sockets import listen
 def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) -> TCPStore:
     """A store behind the socket `listen_fd`, which listens at `host`:`port`. The store owns the descriptor from now on.
 
-    A TCPStore that opens its own socket ignores `host` and listens on all interfaces.
+    The socket is needed because a TCPStore that opens its own listens on all interfaces, whatever `host` is.
     """
     return TCPStore(
         host,
@@ -33,8 +33,8 @@ def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) ->
 
 
 def serve_launched_store(host: str, port: int, timeout_seconds: float, where: str) -> TCPStore:
-    """A store that listens at `host`:`port`, and only there; or the one that this process serves at the port already, as a
-    default group of torch.distributed does. `where` is how the user knows the address.
+    """A store that listens at `host`:`port`, and only there. If this process already serves a store at the port, as a default
+    group of torch.distributed does, that store. `where`: the address in the user's words, for the error.
 
     Raises:
         ConfigError: it cannot listen there.
@@ -54,8 +54,8 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
 
 
 def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, where: str) -> TCPStore:
-    """Connect to who serves a store there. `asked` is what could not be reached, for whom; `where` is how the user knows the
-    address: both for the error.
+    """Connect to the store at this address. For the error: `asked` says who cannot reach what, `where` is the address in the
+    user's words.
 
     Raises:
         ConnectionError: nobody can be reached there in time.
@@ -69,10 +69,10 @@ def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, whe
 
 
 class Meeting:
-    """A rank's place in a store: the address of its own listener is written there. Owns `mesh`. The store is the caller's.
+    """One rank's entry in a store: the address of its listener. Owns `mesh`; the caller owns the store.
 
     Args:
-        token: what ranks must know to connect to each other. It did not come through the store.
+        token: the secret that ranks need to connect to each other. It must not come from the store.
     """
 
     def __init__(self, store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> None:
@@ -92,10 +92,10 @@ class Meeting:
 
 
 def ask(store: Store, key: str) -> str:
-    """What a rank has written there, or will write.
+    """The value of `key`. Waits until a rank has written it.
 
     Raises:
-        ConnectionError: it did not come in time.
+        ConnectionError: no rank wrote the key in time.
     """
     try:
         return store.get(key).decode()

@@ -39,7 +39,7 @@ class World(ABC):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits for others in a collective; False if that is not known. Any thread may ask."""
+        """Whether this rank waits for others in a collective; False if that is not known. Any thread may call it."""
         return False
 
     @abstractmethod

@@ -16,7 +16,7 @@ from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import ConfigError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
-MAX_SEQUENCES = 1024  # of requests that are admitted together: prompts times n
+MAX_SEQUENCES = 1024  # of requests that are admitted together; one request has prompts times n
 MAX_RETRY_SECONDS = 60
 RATE_WINDOW = 64  # requests by whose ends the rate is known
 
@@ -25,11 +25,11 @@ RATE_WINDOW = 64  # requests by whose ends the rate is known
 class QueueLimits:
     """What may wait for its first step. None: no bound.
 
-    Each of several front ends refuses by itself, by what it knows of the engine.
+    Each of several front ends decides for itself, by what the engine has reported to it.
 
     Attributes:
-        max_queued_requests: sequences; a request with n=4 is four. What the engine's free slots take does not wait.
-        max_queued_tokens: prompt tokens. While nothing waits, a request is taken however long its prompts are.
+        max_queued_requests: sequences; a request with n=4 has four. A sequence that gets a free slot does not wait.
+        max_queued_tokens: prompt tokens. While nothing waits, a request is accepted whatever the length of its prompts.
     """
 
     max_queued_requests: int | None = None
@@ -51,14 +51,14 @@ class Admission:
         self._sent: deque[tuple[int, int]] = deque()  # (sequences up to here, prompt tokens) since the newest report
         self._num_sent = self._num_received = 0
         self._stats: SchedulerStats | None = None  # the newest report
-        self._num_queued_tokens = 0  # of what waits and of what was sent since, but for what free slots take
+        self._num_queued_tokens = 0  # of all that waits or was sent since, without what free slots take
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
         """Whether so many sequences and prompt tokens may join, all of them.
 
         Raises:
-            InvalidRequestError: so many sequences would not be taken by an idle engine either.
+            InvalidRequestError: even an idle engine would not accept this number of sequences.
             OverloadedError: the queue is full.
         """
         tokens, limits = self._num_queued_tokens, self._limits
@@ -72,16 +72,16 @@ class Admission:
         num_waiting = 0 if self._stats is None else self._stats.num_waiting
         queued = (
             num_waiting + self._num_sent - self._num_received - self._free_slots
-        )  # negative: so many slots are free
+        )  # negative: minus the number of free slots
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
-                f"the queue is full: {max(queued, 0)} of {most} sequences wait, and this request has {num_sequences}; come "
+                f"the queue is full: {max(queued, 0)} of {most} sequences wait, and this request has {num_sequences}; try "
                 "again later",
                 retry_after_seconds=self._retry_after(max(queued, 1)),
             )
         if queued > 0 and most_tokens is not None and tokens + num_tokens > most_tokens:
             raise OverloadedError(
-                f"the queue is full: {tokens} of {most_tokens} prompt tokens wait, and this request has {num_tokens}; come "
+                f"the queue is full: {tokens} of {most_tokens} prompt tokens wait, and this request has {num_tokens}; try "
                 "again later",
                 retry_after_seconds=self._retry_after(queued),
             )

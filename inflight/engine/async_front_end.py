@@ -35,7 +35,7 @@ class AsyncFrontEnd:
     """
 
     def __init__(self, front_end: FrontEnd, seed: int) -> None:
-        """`seed`: requests that bring none get theirs from it and from the order of the calls of `process`."""
+        """`seed`: a request without a seed gets one from this and from its place in the order of the `process` calls."""
         self.tokenizer = front_end.tokenizer
         self.chat_template = front_end.chat_template
         self.default_params = front_end.default_params
@@ -102,7 +102,7 @@ class AsyncFrontEnd:
         """Check and tokenise, without starting anything. The i-th call has the i-th seed, whichever ends first.
 
         Args:
-            thinks_first: whether a grammar waits for the engine's `reasoning_end`.
+            thinks_first: whether a grammar starts only after the engine's `reasoning_end`.
             arrival_time: `time.monotonic()` when the request came; None: now.
 
         Raises:

@@ -166,7 +166,7 @@ class AsyncLLM(AsyncFrontEnd):
         """Whether a request of this size would be taken now; before it is tokenised, for instance.
 
         Raises:
-            InvalidRequestError: it has more sequences than are ever taken together.
+            InvalidRequestError: it has more sequences than are ever accepted together.
             OverloadedError: the queue is full.
             EngineClosedError: the engine was closed, or drains.
             EngineDeadError: its process is gone.
@@ -209,7 +209,8 @@ class AsyncLLM(AsyncFrontEnd):
         """`submit` for requests that belong together: they are admitted as one, and all are started or none is.
 
         Raises:
-            InvalidRequestError: a request with one of these ids is still running, two have the same, or as `check_admission`.
+            InvalidRequestError: a request with one of these ids still runs, two requests have the same id, or as
+                `check_admission`.
             OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`, but for a drain that began after the
                 requests were `accepted`. Nothing has been started.
         """

@@ -1,7 +1,7 @@
-"""`Backlog`: what came from the engine and has not been taken in. Slices of the event loop take it in.
+"""`Backlog`: the engine's outputs that have arrived and are not processed yet. The event loop processes them in short slices.
 
-So one large batch delays nobody, and neither does one large output: it is taken in in pieces. When more comes than can be taken
-in, it is left in the engine, which merges it.
+So neither a large batch nor a large output delays other work on the event loop: a large output is divided into pieces. If
+outputs arrive faster than they are processed, they are left in the engine, which merges them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.001  # of the event loop, for outputs of the engine
 SLICE_OUTPUTS = 16  # taken in between two looks at the clock
-SLICE_LOGPROBS = 1024  # the same of log-probabilities, and at most twice as many: about 2 ms
+SLICE_LOGPROBS = 1024  # log-probabilities between two looks at the clock; at most twice as many, about 2 ms
 MAX_BACKLOG = 4096  # outputs here that have not been taken in; what is more stays in the engine
 
 
 class Backlog:
-    """On the event loop.
+    """Used by the event loop only.
 
     Args:
-        take_in: called with some outputs, in order. If it raises, what else is here is dropped and the client's stream ends.
+        take_in: called with some outputs, in order. If it raises, all other outputs are dropped and the client's stream ends.
     """
 
     def __init__(self, client: CoreClient, take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
@@ -51,7 +51,7 @@ class Backlog:
             self._client.pause()
 
     def finish(self) -> None:
-        """Take in all that is here at once: the engine is gone, and nothing more comes."""
+        """Process all outputs at once. Called when the engine is gone, and nothing more comes."""
         while self._outputs and self._take_some():
             pass
 
@@ -69,7 +69,7 @@ class Backlog:
             self._client.resume()
 
     def _take_some(self) -> bool:
-        """Take in the oldest outputs, a few; False if that failed, and the client's stream ends."""
+        """Process a few of the oldest outputs. False if that failed; the client's stream then ends."""
         some: list[EngineCoreOutput] = []
         num_logprobs = 0
         while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:
@@ -78,9 +78,9 @@ class Backlog:
         try:
             self._take_in(some)
         except Exception as error:
-            logger.exception("the engine's outputs cannot be taken in")
+            logger.exception("the engine's outputs cannot be processed")
             self._outputs.clear()
-            self._client.end(f"the engine's outputs cannot be taken in: {error!r}")
+            self._client.end(f"the engine's outputs cannot be processed: {error!r}")
             return False
         return True
 
@@ -90,7 +90,7 @@ def _num_logprobs(output: EngineCoreOutput) -> int:
 
 
 def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
-    """The same as several outputs, of some positions each. The last one has the end of the request, if this has it."""
+    """`output` as several outputs with a few positions each. If it ends the request, the last one of them does."""
     going_on = replace(
         output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
     )
@@ -108,7 +108,7 @@ def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
 
 
 def _parts(columns: LogprobsColumns | None) -> Iterator[tuple[int, LogprobsColumns]]:
-    """The first position of each part, and the part."""
+    """Yields the first position of each part, and the part."""
     if columns is not None:
         num_rows = max(SLICE_LOGPROBS // columns.token_ids.shape[1], 1)
         for start in range(0, len(columns.ranks), num_rows):

@@ -10,14 +10,14 @@ been committed: it runs meanwhile.
 
 Who serves others while a step runs takes in what has come (new requests, aborts) in `before_plan`: it is in the very next plan.
 
-A step that fails voids all steps in flight; their requests wait again with their tokens. Whether more steps can be made:
+A step that fails voids all steps in flight; their requests wait again with their tokens. Whether the engine can go on:
 
-    one rank, its step raised            yes, if the rank can compute a step of no request (`check_health`)
-    one of several ranks raised          no: it has left its groups, which nobody builds anew
-    a step outlived its budget           no: nobody knows what the rank is doing
+    one rank, its step raised            yes, if the rank can compute a step without requests (`check_health`)
+    one of several ranks raised          no: it has left its process groups, and no code makes new ones
+    a step took longer than its budget   no: the rank may still be running it
     a rank died                          no
 
-With "no" the core is dead: it raises the first cause once, and `EngineDeadError` from then on.
+With "no" the core is dead: it raises the cause once, and `EngineDeadError` from then on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EngineCore:
 
     Attributes:
         before_plan: called in `step` right before each plan; it may add and abort requests. Does nothing by default.
-        scheduler_config: the configured one, with the stagger and depth that the start has measured, if it was to.
+        scheduler_config: the configured one; if the start measured the pipeline, with the chosen stagger and depth.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class EngineCore:
 
     @property
     def is_dead(self) -> bool:
-        """No step can be made any more."""
+        """Whether the core can run no more steps."""
         return self._death is not None
 
     def check_alive(self) -> None:
@@ -150,7 +150,7 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """For an engine without requests, whose next step would tell. Never waits.
+        """Finds a dead rank while there are no requests, and so no step that would fail. Never waits.
 
         Raises:
             WorkerDiedError: a rank has died: the core is dead.
@@ -167,7 +167,7 @@ class EngineCore:
 
         Raises:
             EngineError: a step failed, and all steps in flight are void. Their requests are still there, with all tokens
-                returned so far, to be aborted or tried again; unless the core `is_dead`.
+                returned so far: unless the core `is_dead`, abort them, or call `step` again.
         """
         with self._voiding_on_error():
             self._submit_steps()
@@ -243,8 +243,8 @@ class EngineCore:
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Whatever part of a step fails: here is where all of them end. A failure of a step whose requests had all ended before
-        is nobody's, if the rank can go on: it is logged, and the others are computed again."""
+        """Every failure of a part of a step is handled here. If all requests of the failed step had ended before, and the rank
+        can go on, the failure is only logged, and the other steps are computed again."""
         self.check_alive()
         try:
             yield
@@ -266,7 +266,7 @@ class EngineCore:
         self._in_flight.clear()
         for step_id, empty in self.scheduler.void():
             self._executor.provide_grammar_output(step_id, empty)
-        # the cause may be the answer to a step that has waited for these masks
+        # `provide_grammar_output` comes first: the step with the cause may have waited for these masks
         cause = self._executor.root_cause(error) if isinstance(error, RankError) and self._has_peers else error
         failed_id = cause.step_id if isinstance(cause, RankError) else None
         failed = [plan for plan in plans if plan.step_id == failed_id]
@@ -281,7 +281,7 @@ class EngineCore:
         return cause
 
     def _can_go_on(self, cause: RankError) -> bool:
-        """Whether the ranks can make more steps after this error. Waits for the steps that they still run."""
+        """Whether the ranks can run more steps after this error. Waits for the steps that they still run."""
         if self._has_peers or not isinstance(cause, StepError):
             return False
         try:

@@ -85,7 +85,7 @@ class CoreClient(asyncio.BufferedProtocol):
     Attributes:
         ready: the engine's start. An `InflightError` if that failed, as it was raised there.
         closed: done when the stream has ended.
-        summary: why the engine has failed, as a client may be told it; "" until then, and if that is not known.
+        summary: why the engine has failed, in words that a client may see; "" before that, and if it is not known.
     """
 
     def __init__(self, on_outputs: Callable[[EngineOutputs], None], on_end: Callable[[str], None]) -> None:

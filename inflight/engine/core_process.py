@@ -8,8 +8,9 @@ is taken in right before the next plan. Nothing that a front end does, or does n
 
 1. A front end whose stream ends, or which sends what is no frame, is forgotten with all its requests.
 2. When the last one is gone the loop ends; a start is cut off on the spot, a step that hangs after `MAX_END_SECONDS`.
-3. A step that fails ends its requests, as errors, and the loop goes on. If the core is dead after it, so is this process: front
-   ends are told why, at once, and end their requests themselves. A rank that dies while there are no requests is seen, too.
+3. If a step fails, its requests end with an error, and the loop goes on. If the core is dead then, the process ends: it sends
+   the front ends the reason, and they end their requests themselves. If a rank dies while there are no requests, this is
+   noticed, too.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class CoreServer:
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        # a message, or None: the front end is gone; nothing at all: the executor has news
+        # (link, message); (link, None): the front end is gone; None: the executor has an event
         self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
         self._owners: dict[str, FrontEndLink] = {}  # of every sequence in the core
         self._num_streams = len(self._links)
@@ -198,8 +199,8 @@ class CoreServer:
                 link.outbox.put(own, link.num_received, stats)
 
     def _fail_step(self, error: EngineError) -> None:
-        """End the requests of the step that failed. All others wait with their tokens, and go on: steps cannot fail for ever,
-        because each failure ends a request. Where the error does not name its requests, all end."""
+        """End the requests of the step that failed; if the error does not name them, all requests. The others wait with their
+        tokens and are computed again. This cannot go on for ever, because each failure ends at least one request."""
         reason = f"the engine failed: {first_line(error)}"
         named = error.request_ids if isinstance(error, RankError) else ()
         failed = [request_id for request_id in named if request_id in self._owners] or list(self._owners)

@@ -90,8 +90,8 @@ class FrontEnd:
         """
         if priority and self.config.scheduler.policy != "priority":
             raise InvalidRequestError(
-                f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out "
-                "(an engine with scheduling_policy='priority' takes it)"
+                f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out, or "
+                "start the engine with scheduling_policy='priority'"
             )
         return self._input_processor.process(
             request_id,

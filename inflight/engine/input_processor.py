@@ -1,7 +1,7 @@
 """`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
 
-The one place where a request meets the model's limits; every front end passes through it. It counts the requests that it has
-checked. One that brings no seed, and whose caller names none, gets it from (engine seed, count).
+The only place where a request is checked against the model's limits; every front end uses it. It counts the requests that it
+checks. If neither a request nor the caller has a seed, the request's seed follows from (engine seed, count).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ProcessedRequest:
     """A request, ready: `children` go to the engine core, all of it to the output processor.
 
     `prompt` is None when the request was given as token ids. `children` are in the order of their index. `trace_headers` are
-    the W3C headers that came with it, in lower case: observers of the engine get them. `unenforced` are the places in its JSON
-    schemas that the grammar leaves out.
+    the W3C headers that came with it, in lower case: observers of the engine get them. `unenforced`: the places in its JSON
+    schemas that the grammar does not enforce.
     """
 
     request_id: str
@@ -59,7 +59,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it: it keeps nothing of a request but the count. Where their order is not known, the caller
+    """Several threads may use it: it keeps nothing of a request except the count. If their order is not known, the caller
     names the `default_seed` of each request.
 
     Attributes:
@@ -111,14 +111,15 @@ class InputProcessor:
         """Check and resolve one request.
 
         Args:
-            params: None takes `default_params`. Where the context leaves room for fewer than `max_tokens`, the request ends
-                there, with the finish reason "length", even if `min_tokens` is more: end tokens are then never drawn.
+            params: None takes `default_params`. If the context has room for fewer than `max_tokens` tokens, the request ends
+                with the context, with the finish reason "length". If `min_tokens` is larger than this room, end tokens are
+                never drawn.
             arrival_time: `time.monotonic()`.
             cache_salt: also a key of a dict prompt, which then counts.
             add_special_tokens: False for a rendered chat template, which holds its own.
-            thinks_first: whether a grammar waits for the engine's `reasoning_end`, if the engine has one. False where the model
-                is not asked to think: a raw prompt, or the continuation of an answer.
-            default_seed: its seed if `params` have none. None takes one by the count of checked requests.
+            thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
+                model is not asked to think: for a raw prompt, or the continuation of an answer.
+            default_seed: the seed if `params` have none. None derives one from the count of checked requests.
 
         Raises:
             ContextLengthExceededError: the prompt leaves no room for a token.
@@ -160,7 +161,8 @@ class InputProcessor:
         )
 
     def _check_structured_outputs(self, params: SamplingParams) -> tuple[str, ...]:
-        """All that is known before the grammar is compiled: a JSON schema's keywords, too. Returns what is not enforced."""
+        """Check all that can be checked before the grammar is compiled, keywords of JSON schemas too. Returns what is not
+        enforced."""
         wanted = params.structured_outputs
         if wanted is None:
             return ()
@@ -201,7 +203,7 @@ class InputProcessor:
 
         Raises:
             ContextLengthExceededError: it is too long.
-            InvalidRequestError: it is no Unicode, or there is no tokenizer.
+            InvalidRequestError: the text is not valid Unicode, or there is no tokenizer.
         """
         if self._tokenizer is None:
             raise InvalidRequestError(
@@ -280,7 +282,7 @@ class InputProcessor:
         return tuple(token_ids)
 
     def _seed(self, seed: int | None, default_seed: int | None) -> int:
-        """`seed` is the user's. A request that brings a seed is counted, too."""
+        """`seed`: the user's. A request that has one is counted all the same."""
         if default_seed is None:
             default_seed = derive_seed(self._engine_seed, next(self._numbers))
         return default_seed if seed is None else derive_seed(seed, 0)

@@ -116,7 +116,7 @@ class LLMEngine:
         self.add_processed(self.process(request_id, prompt, params, priority=priority), kind)
 
     def _tell_unenforced(self, places: Iterable[str]) -> None:
-        """Once each: a batch of rows mostly has one schema."""
+        """Log each place once: the rows of a batch mostly have the same schema."""
         for place in places:
             if place not in self._told_unenforced and len(self._told_unenforced) < MAX_TOLD_UNENFORCED:
                 self._told_unenforced.add(place)
@@ -126,9 +126,9 @@ class LLMEngine:
         """Run one step; returns what it changed, of each request as its kind says.
 
         Raises:
-            EngineError: the step failed. With one rank, if that can still compute, its requests are still there: abort them, or
-                call again to try again. Else the engine has failed for good: this is the cause.
-            EngineDeadError: it has failed for good before.
+            EngineError: the step failed. If the engine has one rank that can still compute, the requests are still there: abort
+                them, or call `step` again. Otherwise the engine has failed for good, and this error is the cause.
+            EngineDeadError: the engine has failed for good before.
         """
         self._check_open()
         processed = self._output_processor.process(self.core.step())

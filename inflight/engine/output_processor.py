@@ -165,7 +165,7 @@ class OutputProcessor:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0:
-            # what the other children find cached is the prompt of this one, and no earlier request's
+            # report the first child's count: the others find the prompt that it has just computed
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

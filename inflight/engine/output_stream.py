@@ -26,7 +26,7 @@ class OutputStream:
         self._abort = abort
         self._has_news = False
         self._is_over = False  # the last output was read
-        self._unread: RequestOutput | None = None  # what had come before `_error`
+        self._unread: RequestOutput | None = None  # outputs that came before `_error`
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -39,7 +39,7 @@ class OutputStream:
             RequestTimeoutError: the request's time is over; it has been aborted.
             EngineDeadError: the engine is gone.
             EngineClosedError: the engine was closed.
-            The error comes behind all outputs that came before it.
+            Outputs that came before an error are returned first.
         """
         assert self._waiter is None, "one reader at a time"
         while True:
@@ -81,7 +81,7 @@ class OutputStream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes: the reader gets what he has not read yet, then the error. To be called while the request runs."""
+        """End the stream with this error, behind the outputs that are not read yet. To be called while the request runs."""
         if not self._is_over:
             self._unread = self._state.take_output() if self._has_news else None
             self._error = error

@@ -5,15 +5,15 @@
     stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3 token 0 of share a is back in time for its token 1
               |------- loop -------|
 
-A step takes max(slowest stage, loop / stagger), where the loop is a token's whole way: all stages, the links between them, and
-the way back to the first. So the stagger that keeps all stages busy follows from these two times, which are unknown before the
-ranks run. Both are measured with real steps of requests that nobody has sent, so they hold for any executor and device:
+A step takes max(slowest stage, loop / stagger), where loop is the time of a token's whole way: all stages, the links between
+them, and the way back to the first stage. So the stagger that keeps all stages busy follows from these two times, which are
+known only once the ranks run. Both are measured with real steps of invented requests, on any executor and device:
 
-    loop    the same rows in every step, planned ahead: each step waits for the tokens of the one before it
-    stage   other rows in every step: no step waits for another one
+    loop    the same rows in every step, planned ahead: each step waits for the tokens of the previous one
+    stage   different rows in every step: no step waits for another one
 
-A larger stagger than needed makes the steps smaller, and a request's tokens later: so the smallest that does is taken. Tokens
-do not depend on it.
+A stagger that is too large makes the steps small and the tokens of a request late, so the smallest sufficient one is chosen.
+Which tokens are drawn does not depend on it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = 1.1  # a step may take so many times the slowest stage: the goal is 1.15, and measurements are not exact
-MAX_ROWS = 8  # of a measured step
-NUM_STEPS = 6  # that are timed, of each kind
+TOLERANCE = 1.1  # times the slowest stage, that a step may take; the goal is 1.15, and measurements are not exact
+MAX_ROWS = 8  # in a measured step
+NUM_STEPS = 6  # timed steps of each kind
 
 
 class PipelineTimes(NamedTuple):
-    """Seconds of steps of `num_rows` decodes."""
+    """Times in seconds, measured with steps of `num_rows` decodes."""
 
     num_rows: int
     loop: float
@@ -57,13 +57,13 @@ class PipelineTimes(NamedTuple):
 
 def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
     """The scheduler's configuration with the stagger and depth that fit the pipeline, and the id of the first step that has
-    not been run. Runs no step where the user has chosen the stagger, or there is one stage.
+    not been run. If the user has set the stagger, or there is only one stage, it runs no step.
 
     Raises:
         EngineError: a step failed.
     """
     scheduler = config.scheduler
-    # a request that is measured draws a token in each step, and one or more with drafts
+    # a measured request draws one token in each step, or more with drafts
     num_drafts = config.speculative.num_speculative_tokens if config.speculative is not None else 0
     max_tokens = (2 + NUM_STEPS) * (1 + num_drafts) + 1
     if scheduler.max_stagger is None or max_tokens >= config.model.max_model_len:
@@ -73,8 +73,8 @@ def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConf
     stagger = choose_stagger(times.loop, times.stage, lowest=scheduler.stagger, highest=scheduler.max_stagger)
     chosen = replace(scheduler, stagger=stagger, depth=max(scheduler.depth, stagger + 1))
     logger.info(
-        "pipeline: with %d requests a step a token's way through all stages and back takes %.2f ms, the slowest stage %.2f ms: "
-        "stagger %d, %d steps in flight (measured in %.2f s; pipeline_stagger sets it)",
+        "pipeline: with %d requests a step, a token's way through all stages and back takes %.2f ms, and the slowest stage "
+        "takes %.2f ms: stagger %d, %d steps in flight (measured in %.2f s; pipeline_stagger sets another stagger)",
         *(
             times.num_rows,
             times.loop * 1e3,
@@ -88,13 +88,13 @@ def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConf
 
 
 def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> int:
-    """The smallest one in [lowest, highest] with which a step takes at most TOLERANCE times the slowest stage, or `highest`."""
+    """The smallest stagger in [lowest, highest] with which a step takes at most TOLERANCE * stage; `highest` if none does."""
     return min(max(lowest, math.ceil(loop / (TOLERANCE * stage))), highest)
 
 
 class _Measurement:
-    """Runs its steps with schedulers and a block pool of its own, so that nothing of them is left for the engine: what the
-    workers keep of a slot, or of a block, is replaced when a request gets it."""
+    """Runs its steps with its own schedulers and block pool, so the engine's have no trace of them. What the workers keep of
+    the slots and blocks is overwritten when a real request gets these."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
@@ -102,7 +102,7 @@ class _Measurement:
         assert config.scheduler.max_stagger is not None
         self._config, self._executor, self._kv_cache_config = config, executor, kv_cache_config
         self._num_drafts, self._max_tokens = num_drafts, max_tokens
-        self._depth = config.scheduler.max_stagger + 1  # of steps that wait for nothing: what the workers have room for
+        self._depth = config.scheduler.max_stagger + 1  # the most steps that the workers take
         blocks_of_request = len(kv_cache_config.groups) * -(
             -(1 + max_tokens) // kv_cache_config.groups[0].spec.block_size
         )
@@ -117,7 +117,8 @@ class _Measurement:
         return PipelineTimes(rows, loop, stage, self._next_step_id)
 
     def _period(self, scheduler: Scheduler, num_requests: int, max_tokens: int, depth: int) -> float:
-        """The median time from one commit to the next, with `depth` steps in flight. The first `depth` fill the pipeline."""
+        """The median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the pipeline
+        and are not timed."""
         for index in range(num_requests):
             scheduler.add_request(_request(index, max_tokens))
         in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()

@@ -1,6 +1,6 @@
-"""`Readiness`: whether the engine makes steps, and not only lives. An idle engine is asked for one token.
+"""`Readiness`: whether the engine really makes steps. If it is idle, it is asked for one token.
 
-After a step that failed the engine is not ready until one has succeeded, however it was doing before.
+After a failed step the engine is not ready until a step has succeeded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Readiness:
         self._step_budget = step_budget
         self._last_step = -math.inf  # when the engine was last heard to have made one
         self._step_id = NO_STEP
-        self._failure = ""  # of a step, if none has succeeded since
+        self._failure = ""  # error of the last failed step; "" once a step has succeeded
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
@@ -39,7 +39,7 @@ class Readiness:
         if has_stepped:
             self._last_step = time.monotonic()
             self._failure = ""
-        if failures:  # steps and failures that came as one: which was the last is not known
+        if failures:  # if steps and failures came together, their order is unknown: assume the failure was last
             self._failure = failures[-1]
             self._last_step = -math.inf
         canary = self._canary

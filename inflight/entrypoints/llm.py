@@ -60,9 +60,9 @@ class LLM:
 
         Raises:
             InvalidRequestError: one of the prompts or parameters is wrong; nothing has been started.
-            EngineError: a step failed; all requests of this call are aborted. The engine goes on only if it has one rank, and
-                that can still compute.
-            EngineDeadError: the engine has failed for good in an earlier call, which the message names the cause of.
+            EngineError: a step failed; all requests of this call are aborted. The engine can be used again only if it has one
+                rank, and this rank can still compute.
+            EngineDeadError: the engine failed for good in an earlier call; the message names the cause.
         """
         given = _as_prompts(prompts)
         params = _one_each("sampling_params", sampling_params, len(given))

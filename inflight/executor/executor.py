@@ -31,7 +31,7 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 
-ROOT_CAUSE_SECONDS = 0.5  # from the first error of a step to one that explains it
+ROOT_CAUSE_SECONDS = 0.5  # that the engine waits, after the first error of a step, for the error that caused it
 
 
 class Executor(ABC):
@@ -81,7 +81,7 @@ class Executor(ABC):
             ask=self._ask,
             state=self._state,
         )
-        self._has_silent_rank = False  # the others may wait for it, and do not end by themselves
+        self._has_silent_rank = False  # the other ranks may wait for it, and then do not end by themselves
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
         self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
@@ -259,18 +259,18 @@ class Executor(ABC):
     # -- health and end ----------------------------------------------------------------------------------------
 
     def root_cause(self, error: RankError) -> RankError:
-        """The error behind that of a failed step, for an engine that will make no more steps: the first one of any rank that is
-        no echo. A rank that leaves its groups makes the others fail, often in an older step. Waits ROOT_CAUSE_SECONDS at most.
+        """The cause of a failed step: the first error of any rank that is not an echo. When a rank leaves its groups, the
+        others fail, too, often in an older step. For an engine that will run no more steps. Waits ROOT_CAUSE_SECONDS at most.
         """
         cause = self._table.root_cause(error, ROOT_CAUSE_SECONDS)
         self._has_silent_rank = isinstance(cause, StepTimeoutError)
         return cause
 
     def raise_if_lost(self) -> None:
-        """At once, without asking the ranks.
+        """Check, without asking the ranks, whether steps are still possible.
 
         Raises:
-            EngineClosedError, WorkerDiedError: no step can be made any more.
+            EngineClosedError, WorkerDiedError: no more steps are possible.
         """
         self._table.raise_if_unusable("the engine cannot go on")
 
@@ -308,10 +308,10 @@ class Executor(ABC):
 
     @abstractmethod
     def _ask(self, rank: int) -> None:
-        """Ask a rank what it is doing: a `WorkerActivity` is delivered, now or soon, unless the rank hangs. Must not wait."""
+        """Ask a rank what it is doing. Unless the rank hangs, it delivers a `WorkerActivity`, now or soon. Must not wait."""
 
     def _state(self, rank: int) -> str:
-        """What is known of a rank that does not say what it is doing; "" if nothing. Never waits, nor calls the executor."""
+        """What is known of a rank that does not answer this question; "" if nothing. Must not wait, nor call the executor."""
         return ""
 
     # -- what a concrete executor calls ------------------------------------------------------------------------

@@ -273,7 +273,7 @@ class ExternalLauncherExecutor(Executor):
             self._lose(rank, f"it has shut its engine down, and rank {self._me.rank} goes on with {peer.ours[0].name}")
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """It is no news of one that has done its part and said so: it matters to the next command, if one comes."""
+        """The end of a peer's stream is ignored if the peer sent Stop and has answered every command; a later command fails."""
         peer = self._peers[rank]
         if not peer.has_stopped.is_set() or peer.num_delivered < self._num_submitted:
             self._lose(rank, reason)

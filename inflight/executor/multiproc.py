@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_SHUTDOWN_SECONDS = 5.0  # before signals are sent; less if the budget of a step is less
 MAX_BROKEN_SHUTDOWN_SECONDS = (
-    0.5  # when a rank is lost or silent: the others may be in a collective with it, and never end
+    0.5  # if a rank is lost or silent: the others may wait for it in a collective, and never end by themselves
 )
 MAX_JOIN_SECONDS = 300.0
 EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
@@ -135,7 +135,8 @@ class MultiprocExecutor(Executor):
         )
 
     def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
-        """`listen_fd`: the socket at which the ranks meet. It listens already; rank 0's process, which is here, inherits it."""
+        """`listen_fd`: the socket through which the ranks find each other. It listens already. The process of rank 0, which is
+        on this machine, inherits it."""
         if self._listener is not None:
             self._listener.start()
             self._reactor.call_later(self._max_join_seconds, self._give_up_waiting)

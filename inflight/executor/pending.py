@@ -29,7 +29,7 @@ class Pending(ABC):
         self.missing = set(range(num_ranks))  # ranks that have not replied
         self.settled = False
         self.deadline = math.inf  # time.monotonic(), of the future
-        self.ask_at = math.inf  # shortly before: when the silent ranks are asked what they do
+        self.ask_at = math.inf  # shortly before the deadline: when to ask the silent ranks what they are doing
 
     @property
     @abstractmethod

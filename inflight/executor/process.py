@@ -46,7 +46,7 @@ class ChildProcess:
         title: for log lines; the program's first argument.
         module: what `python -m` runs.
         stream_fds: the descriptors of its byte streams, its other arguments. The caller closes its own copies.
-        other_fds: what it inherits besides, under the same numbers.
+        other_fds: further descriptors that it inherits, under the same numbers.
         keeps_secrets: it gets the cluster's token, too.
         variables: of the environment, for it alone.
     """
@@ -126,7 +126,7 @@ class WorkerProcess(ChildProcess):
         title: what `ps` shows, see `worker_title`.
         stream_fd: the descriptor of its byte stream.
         listen_fd: see `Rendezvous`.
-        is_one_node: all ranks are on this machine, so that NCCL need not listen on the network. The user's own choice of an
+        is_one_node: all ranks are on this machine, so NCCL need not listen on the network. The user's own choice of an
             interface stays.
     """
 

@@ -28,8 +28,8 @@ class HasFileno(Protocol):
 
 
 class Reactor:
-    """Callbacks run in the reactor's thread and must not wait. If one raises, that is logged, and its descriptor is no longer
-    watched."""
+    """Callbacks run in the reactor's thread and must not wait. If a callback raises, the error is logged, and its descriptor is
+    no longer watched."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()

@@ -1,7 +1,7 @@
 """`ReplyTable`: which messages the ranks have not answered yet, found by (epoch, id) and never by position.
 
-Owns every pending step and call, the reports of the KV connectors that are not complete, the errors of steps in the order in
-which they came, and one thread that watches the deadlines. Any thread may call any method. Futures are settled outside the
+Owns every pending step and call, the incomplete reports of the KV connectors, the errors of steps in the order of their
+arrival, and one thread that watches the deadlines. Any thread may call any method. Futures are settled outside the
 lock, so a future's callback may call back.
 
 A reply goes through these steps, and ends at the first that does not let it pass:
@@ -15,9 +15,9 @@ A reply goes through these steps, and ends at the first that does not let it pas
 
 A `WorkerEvent` answers nothing: its report is taken in as in 4, and `on_event` is called so that an idle engine looks.
 
-Shortly before a deadline the ranks that have not answered are asked what they do. Each answers with a thread that does nothing
-else, so one that says nothing is stopped, hangs with the interpreter's lock, or is cut off: the timeout's error is that of such
-a rank; if all answer, of one that does not wait for another.
+Shortly before a deadline the table asks each rank that has not answered what it is doing. On the rank a thread that does
+nothing else answers. So a rank that does not answer this question is stopped, hangs while it holds the GIL, or is cut off, and
+the error of the timeout names it. If all ranks answer, the error names a rank that is not waiting for another one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from inflight.interface.step import KVConnectorOutput
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 64  # kept; the cause of the others is among the first
-MAX_ASK_SECONDS = 0.5  # from the question what a rank does to the deadline, a tenth of the time at most
+MAX_ERRORS = 64  # that are kept; the first cause is among them
+MAX_ASK_SECONDS = 0.5  # between this question and the deadline; at most a tenth of the time
 
 Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
 
@@ -49,8 +49,8 @@ class ReplyTable:
         num_ranks: the world size.
         output_rank: the rank whose tokens count.
         step_budget: seconds a step may take, from its submission, the end of the step before it, or when its masks are sent.
-        ask: asks a rank what it is doing; the `WorkerActivity` is delivered at once or later. Must not wait.
-        state: what is known of a rank that does not say what it is doing; "" if nothing is. Must not wait.
+        ask: asks a rank what it is doing; its `WorkerActivity` is delivered at once or later. Must not wait.
+        state: what is known of a rank that does not answer this question; "" if nothing is. Must not wait.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class ReplyTable:
         self._unsettled_steps: dict[int, PendingStep] = {}  # in order; only the first has a deadline
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
-        self._activities: dict[int, WorkerActivity] = {}  # rank -> what it said when it was asked last
-        self._newest_replies: dict[int, int] = {}  # rank -> the step that it answered last
+        self._activities: dict[int, WorkerActivity] = {}  # rank -> its answer to the last question
+        self._newest_replies: dict[int, int] = {}  # rank -> the last step that it answered
         self._errors: list[RankError] = []  # of steps, and of ranks that died
         self._closed = False
         self._on_event: Settlement | None = None
@@ -251,8 +251,8 @@ class ReplyTable:
         self._calls = {call_id: pending for call_id, pending in self._calls.items() if pending.missing}
 
     def root_cause(self, error: RankError, seconds: float) -> RankError:
-        """Why the step of `error` failed: the first error of any rank that is no echo of another one's. If none comes within so
-        many seconds, and ranks have not answered the step, it is them; else it is `error`."""
+        """Why the step of `error` failed: the first error of any rank that is not an echo. If no such error comes within this
+        many seconds, it is a timeout of the ranks that have not answered the step; if all have answered, it is `error`."""
         with self._changed:
             pending = self._steps.get(-1 if error.step_id is None else error.step_id)
             asked = sorted(pending.missing) if pending is not None and self._first_cause() is None else []
@@ -355,7 +355,7 @@ class ReplyTable:
         return min((min(pending.ask_at, pending.deadline) for pending in self._all_pending()), default=math.inf)
 
     def _due_questions(self, now: float) -> list[int]:
-        """The ranks to be asked now. They get their time to answer, also when the watcher comes late."""
+        """The ranks that must be asked now. If the watcher comes late, the deadline moves, so that they have time to answer."""
         asked: set[int] = set()
         for pending in self._all_pending():
             if pending.ask_at <= now:
@@ -365,7 +365,7 @@ class ReplyTable:
         return sorted(asked)
 
     def _ask_all(self, ranks: Sequence[int]) -> None:
-        """Without the lock: a rank of this process answers in the call."""
+        """The caller must not hold the lock: a rank in this process answers during the call."""
         with self._changed:
             for rank in ranks:
                 self._activities.pop(rank, None)
@@ -384,8 +384,8 @@ class ReplyTable:
         return settlements
 
     def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """The ranks that have not answered, and what each is doing. First those that did not say so when they were asked, last
-        those that wait for another rank."""
+        """The ranks that have not answered the step, and what each is doing. First come those that did not answer the question,
+        last those that wait for another rank."""
 
         def order(rank: int) -> tuple[bool, bool, int]:
             activity = self._activities.get(rank)

@@ -24,16 +24,16 @@ from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameRead
 logger = logging.getLogger(__name__)
 
 MAX_BUFFERS_PER_CALL = 512  # of sendmsg; the kernel takes 1024
-MAX_LINK_SILENCE_SECONDS = 60.0  # less if the budget of a step is less
+MAX_LINK_SILENCE_SECONDS = 60.0  # less if a step's budget is less
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
 def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> None:
-    """Probe the link every second; end the stream when nothing came back for so long (at least a second).
+    """Probe the link every second. If nothing comes back for `max_silence_seconds` (at least 1 s), the stream ends.
 
-    The kernel sends and answers the probes, so a process that is busy, or holds the interpreter's lock, is not taken for dead.
-    But once its receive buffer is full, the kernel ends the stream after this time, though the probes are answered
-    (TCP_USER_TIMEOUT in tcp(7)): so it is not shorter than a step may take.
+    The kernel sends and answers the probes, so a process that is busy, or holds the GIL, is not taken for dead. But if a
+    process does not read, and its receive buffer is full, the kernel ends the stream after this time, although the probes are
+    answered (TCP_USER_TIMEOUT in tcp(7)). So the time must not be shorter than a step may take.
     """
     seconds = max(round(max_silence_seconds), 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -142,9 +142,9 @@ class Stream:
             self._end(f"it sent a damaged frame: {error}")
         except OSError as error:
             self._end(f"its stream was lost: {error.strerror or error}")
-        except Exception as error:  # a defect; a stream that nobody reads any more would hide its peer's end
-            logger.exception("what a peer sent cannot be taken in")
-            self._end(f"what it sent cannot be taken in: {error!r}")
+        except Exception as error:  # a defect. End the stream: if nobody read it, the end of the peer would stay unseen
+            logger.exception("what a peer sent cannot be processed")
+            self._end(f"what it sent cannot be processed: {error!r}")
         return self._is_open
 
     def drain(self) -> None:

@@ -34,15 +34,15 @@ class Inbox:
     def __init__(self) -> None:
         self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
         self.is_stopped = False
-        self.loop: WorkerLoop | None = None  # that takes them
+        self.loop: WorkerLoop | None = None  # the loop that runs the commands; None until it exists
 
     @property
     def activity(self) -> str:
-        """What the rank is doing, as text. Any thread may ask."""
+        """What the rank is doing, as text. Any thread may call it."""
         return "starting" if self.loop is None else self.loop.activity
 
     def report(self, rank: int) -> WorkerActivity:
-        """The answer to `AskActivity`. Any thread may ask."""
+        """The answer to `AskActivity`. Any thread may call it."""
         return WorkerActivity(rank=rank, text=self.activity, is_waiting=self.loop is not None and self.loop.is_waiting)
 
     def put(self, command: WorkerCommand) -> None:
@@ -93,7 +93,7 @@ class WorkerLoop:
 
     @property
     def activity(self) -> str:
-        """What the rank is doing, as text. Any thread may ask."""
+        """What the rank is doing, as text. Any thread may call it."""
         steps = list(self._steps)
         if steps:
             running = f"running step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
@@ -106,7 +106,7 @@ class WorkerLoop:
 
     @property
     def is_waiting(self) -> bool:
-        """For another rank. Any thread may ask."""
+        """Whether the rank waits for another rank. Any thread may call it."""
         return self._worker.is_waiting()
 
     def run(self) -> None:
@@ -223,7 +223,7 @@ def failure_of(error: BaseException) -> WorkerFailure:
         type_name=type(error).__name__,
         message=str(error),
         traceback="".join(traceback.format_exception(error)),
-        is_echo=isinstance(error, ConnectionError | TimeoutError),  # as `World` and its groups raise it
+        is_echo=isinstance(error, ConnectionError | TimeoutError),  # of `World`: another rank is gone
     )
 
 

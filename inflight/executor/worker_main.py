@@ -1,8 +1,8 @@
 """The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
 
 Three things happen at once. The main thread alone touches the worker: constructs it, loads it, runs its commands. The inbox
-thread reads the stream, so that its end is seen whatever the main thread does: then the process ends on the spot, in the
-middle of a computation too. It also answers what the rank is doing. Replies are sent by whichever thread has them.
+thread reads the stream, so that the end of the stream is seen whatever the main thread does: the process then ends at once,
+even in the middle of a computation. This thread also answers the question what the rank is doing. Any thread may send replies.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
 
 
 def read_commands(stream: BlockingStream, inbox: Inbox, rank: int) -> None:
-    """The thread that reads the stream, and says what the others do; it ends with the process."""
+    """The thread that reads the stream, and answers what the other threads are doing. It ends with the process."""
     try:
         while (message := stream.receive()) is not None:
             if isinstance(message, Stop):

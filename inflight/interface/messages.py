@@ -38,12 +38,12 @@ class RpcCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskActivity:
-    """What are you doing? Answered at once by `WorkerActivity`, also while a command runs."""
+    """Asks a rank what it is doing. It answers at once with `WorkerActivity`, even while a command runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """An exception on a worker, as text. `is_echo`: it says that another rank has left or is silent; that rank is the cause."""
+    """An exception on a worker, as text. `is_echo`: the worker failed because another rank left or is silent."""
 
     type_name: str
     message: str
@@ -83,8 +83,8 @@ class WorkerEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s". `is_waiting`: it waits for
-    another rank."""
+    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s". `is_waiting`: the rank
+    waits for another rank."""
 
     rank: int
     text: str

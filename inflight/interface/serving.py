@@ -81,7 +81,7 @@ class EngineOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDied:
-    """The core cannot go on; its process ends. `summary`: why, as a client may be told it; "" if that is not known."""
+    """The core cannot go on; its process ends. `summary`: why, in words that a client may see; "" if not known."""
 
     reason: str
     summary: str = ""

@@ -15,15 +15,15 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one epoch meet to form their process groups: rank 0 serves a store there, the others connect.
+    """The address at which the ranks of one epoch form their process groups: rank 0 serves a store there, the others connect.
 
-    Anybody who reaches the address can read the store, so no secret is in it. What the ranks must know of each other to
-    connect, `token`, comes with this message.
+    Everybody who can connect to the address can read the store, so it holds no secret. The secret that the ranks need to
+    connect to each other, `token`, comes with this message.
 
     Attributes:
-        timeout_seconds: the step's budget. A collective that takes longer has lost a peer.
-        token: secret of this epoch, TOKEN_BYTES random bytes. Not in `repr`.
-        listen_fd: on rank 0, the descriptor of the socket that listens at `host`:`port` already. Rank 0's store closes it.
+        timeout_seconds: the step's budget. If a collective takes longer, a peer is lost.
+        token: the secret of this epoch, TOKEN_BYTES random bytes. `repr` does not show it.
+        listen_fd: on rank 0, the descriptor of the socket that already listens at `host`:`port`. Rank 0's store closes it.
             None on the other ranks.
     """
 
@@ -36,7 +36,7 @@ class Rendezvous:
 
 
 class WorkerBase(ABC):
-    """One rank. All methods are called from one thread, in the order of the executor's calls; but `step_failed`, `phase` and
+    """One rank. All methods are called from one thread, in the order of the executor's calls; except `step_failed`, `phase` and
     `is_waiting` from any.
 
     The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
@@ -89,11 +89,11 @@ class WorkerBase(ABC):
         """
 
     def phase(self) -> str:
-        """What the rank computes now, for an error's message; "" if that is not known. From any thread; must not wait."""
+        """What the rank computes now, for the message of an error; "" if not known. Any thread may call it; must not wait."""
         return ""
 
     def is_waiting(self) -> bool:
-        """Whether it waits for another rank now. As `phase`; False if that is not known."""
+        """Whether the rank waits for another rank now; False if not known. Any thread may call it; must not wait."""
         return False
 
     def check_health(self) -> None:

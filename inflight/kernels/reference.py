@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TOKENS_AT_ONCE = 64  # in attention: less memory than a whole prompt, and less time than one by one
+TOKENS_AT_ONCE = 64  # in attention: takes less memory than a whole prompt, and less time than single tokens
 
 
 def paged_attention(
@@ -43,7 +43,7 @@ def paged_attention(
         )
         block_ids = block_table[row, seen // block_size]
         keys, values = (cache[block_ids, seen % block_size] for cache in (key_cache, value_cache))
-        # a weight of zero times a value that is NaN is NaN: then each token has only the values that it sees
+        # zero times NaN or infinity is NaN: then compute each token with only the values that it sees
         at_once = TOKENS_AT_ONCE if values.isfinite().all() else 1
         for first in range(start, end, at_once):
             tokens = slice(first, min(first + at_once, end))
@@ -64,7 +64,7 @@ def paged_attention(
 def quantised(x: Tensor) -> Tensor:
     """What is left of x after int8 with a scale per row of the last dimension: the largest of a row becomes 127.
 
-    An element moves by at most its row's largest / 254. A row with an infinity or a NaN is NaN as a whole.
+    An element changes by at most 1/254 of the largest element of its row. A row with an infinity or a NaN becomes NaN.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
     inverse = torch.full_like(largest, 127) / largest  # rounded once: 127 / largest is torch's 127 * (1 / largest)

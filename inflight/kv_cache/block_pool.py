@@ -2,13 +2,13 @@
 
 Owns reference counts, the free blocks and the index of cached contents. A block is in exactly one state:
 
-    in use       reference count > 0; it may be in the index too, then others can share it
+    in use       reference count > 0; if it is in the index, others can share it
     empty        count 0, used before, without content
-    untouched    count 0, never given out: on a CPU its bytes take no memory yet
-    cached       count 0, in the index; found by `lookup`, or evicted when its turn comes
+    untouched    count 0, never allocated: on a CPU its bytes take no memory yet
+    cached       count 0, in the index; `lookup` finds it, until it is evicted
 
-`allocate` takes empty blocks first (the one freed last, its bytes are warm), then untouched ones in the order of their ids, and
-drops cached contents only when there are no others, the least recently used first. Each block costs O(1).
+`allocate` takes empty blocks first (the one that was freed last, because its bytes are warm), then untouched ones in the order
+of their ids. If there are no others, it evicts cached blocks, the least recently used first. Each block costs O(1).
 """
 
 from __future__ import annotations

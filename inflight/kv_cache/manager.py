@@ -8,8 +8,9 @@ Owns the pool and, through `RequestBlocks`, every table. Side effects, in the li
        window has left are given back.
     4. `free` gives the rest back.
 
-`reset_prefix_cache` empties the index. Requests that run then keep their blocks and go on, but `commit` names none of them any
-more, nor those of children that share them: they rest on what was computed before. Requests admitted later are named as usual.
+`reset_prefix_cache` empties the index. Requests that run at this moment keep their blocks. But `commit` puts none of their
+later blocks in the index, nor those of children that share them, because these depend on tokens from before the reset. Blocks
+of requests that are admitted later are put in the index as usual.
 
 All groups have one block size, so a request's tables are equally long; where a window has left a block, its entry
 is the dummy block.
@@ -36,7 +37,7 @@ class RequestBlocks:
     root: bytes
     hashes: list[bytes] = field(default_factory=list)
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and have been through `commit`
-    may_be_named: bool = True  # False: they rest on tokens that were computed before `reset_prefix_cache`
+    may_be_named: bool = True  # False: they depend on tokens from before `reset_prefix_cache`
 
 
 class KVCacheManager:
@@ -75,7 +76,8 @@ class KVCacheManager:
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """The leader's first blocks, for `blocks` of a sibling with the same prompt; none if a window has left one it needs."""
+        """The leader's first blocks, for a sibling that has `blocks` and the same prompt; none if the leader's window has left
+        a block that the sibling needs."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
             if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
@@ -135,7 +137,7 @@ class KVCacheManager:
         blocks.num_committed = 0
 
     def reset_prefix_cache(self, running: Iterable[RequestBlocks]) -> None:
-        """Forget all cached contents. `running`: of all requests that have blocks."""
+        """Forget all cached contents. `running`: the blocks of all requests that have any."""
         self.pool.forget_all()
         for blocks in running:
             blocks.may_be_named = False

@@ -61,7 +61,7 @@ def make_kv_cache_configs(
 ) -> list[KVCacheConfig]:
     """As many blocks as fit, one config per rank. One pool of block ids serves all ranks: the tightest one decides how many.
 
-    With `usual_sequence_len` no more than `max_num_seqs` sequences of so many tokens need, or one of `max_model_len`.
+    If `usual_sequence_len` is set, at most what `max_num_seqs` sequences of this many tokens need, or one of `max_model_len`.
 
     Args:
         ranks: layer name -> spec, of each rank.
@@ -94,7 +94,7 @@ def make_kv_cache_configs(
 
 
 def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> str:
-    """How large the cache of a rank is, why, and what changes it. For the log."""
+    """For the log: how large the cache of a rank is, why, and which option changes it."""
     size = f"the KV cache of a rank is {_size(config.total_bytes)}, {num_tokens_held(config)} tokens"
     if cache.memory_bytes is not None:
         return f"{size}, as kv_cache_memory_bytes says"
@@ -107,7 +107,7 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
 
 
 def num_tokens_held(config: KVCacheConfig) -> int:
-    """Tokens that the KV cache holds, of sequences without a window."""
+    """Tokens that the KV cache can hold, if no layer has a window."""
     return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
 
 

@@ -28,7 +28,7 @@ MIN_WEIGHT_BYTES = 1 << 20  # of a weight worth its measurements
 MAX_TUNED_ROWS = 64  # beyond, the weights are no longer what a product waits for
 _MIN_CALLS = 8  # of one measurement
 _MIN_BYTES_READ = 256 << 20  # by one measurement, where there is as much
-_CACHES_READ = 2  # the size of the cache, times this, is read between two uses of a weight: it is never in the cache
+_CACHES_READ = 2  # times the cache's size is read between two uses of a weight, so that it is never cached
 _REPEATS = 4
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.util.types import AttributeValue
 
-OPERATION = "text_completion"  # tokens in, tokens out: what became of a chat's messages before they came here
+OPERATION = "text_completion"  # the engine sees only tokens, so chats are labelled text_completion too
 
 
 class RequestTracing(EngineObserver):

@@ -77,7 +77,7 @@ class EventWriter:
         self._reasoning = _Trimmed(keeps_start=False)
         self._is_behind_call = False  # nothing but white space has come since
         self._is_left_out = False  # the call that began last
-        self._is_call_open = False  # a call has begun, and its closing markup has not come
+        self._is_call_open = False  # a call has begun, and its closing markup has not come yet
 
     def take_events(self) -> list[Event]:
         events, self._events = join_deltas(self._events), []
@@ -122,22 +122,23 @@ class EventWriter:
             self._num_held += len(text)
 
     def accept(self) -> None:
-        """It was."""
+        """The held text was markup: drop it."""
         self._held.clear()
         self._num_held = 0
 
     def end_call(self) -> None:
-        """It was, and closes the call that began last."""
+        """The held text was the closing markup of the current call: drop it."""
         self.accept()
         self._is_call_open = False
 
     def cut(self) -> None:
-        """The text ends within markup: that of an open call is dropped, other is no markup yet, and stays held."""
+        """The text has ended within markup. The closing markup of an open call is dropped; other text is not markup, and stays
+        held."""
         if self._is_call_open:
             self.accept()
 
     def reject(self) -> None:
-        """It was not."""
+        """The held text was not markup: it is content."""
         held = "".join(self._held)
         self.accept()
         self.content(held)

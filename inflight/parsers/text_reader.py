@@ -57,7 +57,7 @@ class TextReader:
         return self.take(found.end() - self._position) if found else ""
 
     def take_cut(self, *literals: str) -> str | None:
-        """Consume what is left of a text that has ended within one of `literals`, or in front of it; None if it has not."""
+        """If the text ends at the beginning of one of `literals`, or within it, consume the rest and return it; else None."""
         rest = self._text[self._position :]
         is_cut = self._is_finished and any(literal.startswith(rest) for literal in literals)
         return self.take(len(rest)) if is_cut else None

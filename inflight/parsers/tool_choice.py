@@ -7,12 +7,12 @@
 | "required" | calls and nothing else: one, or several with `parallel_tool_calls` |
 | {"name": f} | one call of f |
 
-In a text that must be a call every tool's arguments follow its schema, strict or not. What cannot be enforced is left out
-of the schema of a tool that is not strict. Without `parallel_tool_calls` the text ends behind the first call. Where no
+If the text must be a call, the arguments of every tool follow its schema, strict or not. If the tool is not strict, parts of
+the schema that cannot be enforced are left out. Without `parallel_tool_calls` the text ends behind the first call. Where no
 grammar is at work, `create_output_parser(max_tool_calls=1)` leaves out what follows it.
 
-A request that wants JSON as well (`json` or `json_object` of its constraint) gets a call or the JSON with "auto", and a call
-where one must come.
+If the request also has the constraint `json` or `json_object`, the text is a call or the JSON with "auto", and a call if one is
+required.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Tool:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """What a call's arguments must be. `name` and `is_strict` are of the schema, as in `SchemaPart`."""
+    """The schema of a call's arguments. `name` and `is_strict` as in `SchemaPart`."""
 
     schema: Schema
     name: str
@@ -72,8 +72,8 @@ def constrain_tools(
         markup: how the model writes calls, of `detect_parsers`.
 
     Raises:
-        InvalidRequestError: a tool or the choice is malformed, no call can be made to come, or `params` has a constraint that
-            calls cannot be an alternative to.
+        InvalidRequestError: a tool or the choice is malformed, no call can be enforced, or `params` has a constraint that
+            cannot be combined with calls.
     """
     name = tool_choice.get("name") if isinstance(tool_choice, Mapping) else None
     if name is None and tool_choice not in ("none", "auto", "required"):
@@ -91,8 +91,8 @@ def constrain_tools(
         raise InvalidRequestError(f"{reason} needs tools, and the request has none")
     if own is not None and not is_json:
         raise InvalidRequestError(
-            f"{own.constraint} and {reason} both constrain the text, and only JSON can be an alternative to a call: "
-            "leave out one, or set the tools' strict to false"
+            f"{own.constraint} and {reason} both constrain the text, and only json and json_object can be combined with "
+            "calls: leave out one of the two, or set strict of the tools to false"
         )
     if markup is None:
         raise InvalidRequestError(
@@ -109,7 +109,7 @@ def constrain_tools(
     otherwise = own if wants_json and not is_forced else None
     tag = _structural_tag(markup, arguments, otherwise, is_forced=is_forced, is_single=is_single)
     constraint = StructuredOutputsParams(structural_tag=_text(tag))
-    if otherwise is not None:  # the white space that the request wants in its JSON
+    if otherwise is not None:  # take over the white space that the request wants in its JSON
         constraint = replace(
             otherwise, json=None, json_object=None, structural_tag=constraint.structural_tag, lenient=False
         )
@@ -175,7 +175,7 @@ def _structural_tag(
         }
         calls |= {"maxItems": 1} if is_single else {}
         structures = [{"begin": markup.list_begin, "schema": calls, "end": "", "parts": parts}]
-    elif markup.whole_message and otherwise is not None:  # both begin with a brace: the grammar has to see JSON in both
+    elif markup.whole_message and otherwise is not None:  # both begin with a brace: one schema for both
         parts = [each.part(f"#/anyOf/{i}/properties/parameters") for i, each in enumerate(arguments.values())]
         calls = {"anyOf": _call_schemas(arguments, "parameters", "#/anyOf")}
         structures = [{"begin": "", "schema": calls, "end": "", "parts": parts}]
@@ -198,7 +198,7 @@ def _structural_tag(
 
 
 def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> list[Schema]:
-    """Of calls as JSON objects. The schemas of the arguments move below `root`, and the references in them with them."""
+    """The schemas of calls as JSON objects. Those of the arguments move below `root`, with the references in them."""
     return [
         {
             "type": "object",

@@ -4,8 +4,8 @@ Calls are JSON objects in most of them, `{"name": "f", "arguments": {...}}` (Lla
 name is known when a call starts, and the arguments are passed on as the model writes them, character by character.
 
 What is malformed before a call has started is content, as it stands. Once a call has started nothing takes it back: arguments
-that end before their last brace stay as they are, and what stands behind them instead of the closing markup is content. Where
-the text ends within the closing markup (max_tokens cut it) that part of it is dropped.
+that end before their last brace stay as they are, and what stands behind them instead of the closing markup is content. If
+the text ends within the closing markup (max_tokens cut it), this part of the markup is dropped.
 A name that is none of the request's tools is passed on: the client answers it, as it does for an unknown argument.
 """
 

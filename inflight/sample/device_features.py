@@ -219,8 +219,8 @@ def _ban_bad_words(logits: Tensor, tensors: Tensors, history: Tensor) -> None:
 
 
 def _penalise_repetition(logits: Tensor, tensors: Tensors, history: Tensor) -> None:
-    """`apply_repetition_penalties`. Positions at or after the draw are replaced by the row's
-    first token; writing it twice is harmless."""
+    """`apply_repetition_penalties`. Positions at or after the draw are replaced by the row's first token; writing it twice
+    is harmless."""
     flat, vocab_size = logits.view(-1), logits.shape[1]
     places = torch.arange(history.shape[1], device=history.device)
     for part in _parts(len(tensors["repetition_rows"]), history.shape[1]):

@@ -32,11 +32,11 @@ def derive_seed(seed: int, index: int) -> int:
 
 
 def front_end_seed(seed: int | None, index: int) -> int:
-    """What the requests of front end `index` that bring no seed get theirs from, in [0, 2**64).
+    """The seed of front end `index`, in [0, 2**64): requests of this front end that have no seed get theirs from it.
 
     Args:
-        seed: the engine's; None draws one from the operating system, another at each call.
-        index: 0 keeps `seed`: an engine with one front end then draws what `LLM` with the same seed draws.
+        seed: the engine's seed; None draws a new one from the operating system at each call.
+        index: for 0 the result is `seed`, so an engine with one front end draws the same tokens as `LLM` with this seed.
     """
     if seed is None:
         return secrets.randbits(64)

@@ -1,7 +1,7 @@
-"""`Followers`: children of n > 1. They wait while their leader computes the prompt, and then share its blocks.
+"""`Followers`: the children of n > 1, except the first, which is their leader. They wait while the leader computes the prompt.
 
-A follower is admitted once earlier plans compute the whole prompt but its last token. These steps may still be in flight: the
-follower's step runs after them, and if one of them fails, the follower's step is void too.
+A follower is admitted once earlier plans compute all of the prompt except its last token. Then it shares the leader's blocks.
+These steps may still be in flight: the follower's step runs after them, and if one of them fails, it is void, too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Followers:
     """Holds followers outside the queue's order, so that no plan looks at them before their leader is ready.
 
     Args:
-        requests: all that have not ended, by id. The scheduler's own.
-        queue: of those that wait. The scheduler's own.
+        requests: the scheduler's dict of all requests that have not ended, by id.
+        queue: the scheduler's queue of waiting requests.
     """
 
     def __init__(self, requests: Mapping[str, Request], queue: RequestQueue, block_size: int) -> None:
@@ -34,18 +34,18 @@ class Followers:
         return leader is not None and not _is_ready(leader)
 
     def hold_first(self) -> None:
-        """The first of the queue must wait: take it out of the order until its leader is ready, or gone."""
+        """The first request of the queue must wait: hold it until its leader is ready or has ended."""
         follower = self._queue.hold_first()
         self._held.setdefault(follower.core.prompt_leader or "", []).append(follower)
 
     def release(self, leader: Request) -> None:
-        """Put followers back if their leader is ready or has ended. To be called whenever it has come nearer to that."""
+        """Put followers back if their leader is ready or has ended. To be called whenever the leader may have become so."""
         if leader.request_id in self._held and (_is_ready(leader) or leader.status is RequestStatus.FINISHED):
             for follower in self._held.pop(leader.request_id):
                 self._queue.release(follower)
 
     def running_leader(self, request: Request) -> Request | None:
-        """The sibling whose prompt blocks a follower shares at its first admission. None if it does not run."""
+        """The leader whose prompt blocks the follower shares when it is first admitted. None if the leader does not run."""
         leader = self._requests.get(request.core.prompt_leader or "")
         if leader is None or leader.status is not RequestStatus.RUNNING or request.status is not RequestStatus.WAITING:
             return None

@@ -27,9 +27,9 @@ class RequestGrammars:
 
     def __init__(self, manager: StructuredOutputManager) -> None:
         self._manager = manager
-        # Any: what a future brings is the manager's
-        self._compiling: dict[str, Future[Any]] = {}  # by request
-        self._sharing: dict[Future[Any], list[str]] = {}  # the requests that wait for it; some may have been dropped
+        # Any: only the manager uses the futures' results
+        self._compiling: dict[str, Future[Any]] = {}  # by request id
+        self._sharing: dict[Future[Any], list[str]] = {}  # requests that wait for it; some were dropped
         self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # filled by the threads that compile
         self._unmasked: deque[tuple[SchedulerOutput, list[Request]]] = (
             deque()
@@ -61,9 +61,9 @@ class RequestGrammars:
             return
 
     def take_compiled(self) -> list[tuple[str, str]]:
-        """The requests whose grammars have been compiled since the last call, each with "", or why it has none to use.
+        """The requests whose grammars have been compiled since the last call, each with "", or with why there is no grammar.
 
-        The work is that of these requests alone, however many wait. Requests that share a grammar go on together.
+        The cost depends only on these requests, not on how many wait. Requests that share a grammar are returned together.
         """
         done: list[tuple[str, str]] = []
         while not self._compiled.empty():

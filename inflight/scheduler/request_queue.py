@@ -10,8 +10,8 @@ from inflight.scheduler.request import Request, RequestStatus
 class RequestQueue:
     """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first.
 
-    A request that cannot be admitted yet is *held*: it waits, and is counted, but is not in the heap, so that `peek` does not
-    pass it by in each plan. `release` puts it at its place in the order.
+    A request that cannot be admitted yet is *held*: it waits and is counted, but is not in the heap, so that plans do not look
+    at it. `release` puts it back at its place in the order.
 
     `remove` is lazy: what is not there any more stays in the heap until it comes up, or until it is the larger part.
 
@@ -23,11 +23,11 @@ class RequestQueue:
         self._by_priority = policy == "priority"
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._num_tokens_of: dict[int, int] = {}  # those that wait, by their order
-        self._held: set[int] = set()  # those of them that are not in the heap
+        self._held: set[int] = set()  # requests that wait, but are not in the heap
         self.num_tokens = 0
 
     def __len__(self) -> int:
-        """How many wait, held ones included."""
+        """How many requests wait, including held ones."""
         return len(self._num_tokens_of)
 
     @property
@@ -48,25 +48,25 @@ class RequestQueue:
             heapq.heappush(self._heap, (self.key(request), request))
 
     def peek(self) -> Request | None:
-        """The first that is not held."""
+        """The first request that is not held."""
         while self._heap and self._heap[0][1].order not in self._num_tokens_of:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Request:
-        """Take out what `peek` shows."""
+        """Remove and return the request that `peek` returns."""
         request = self._pop_heap()
         self.num_tokens -= self._num_tokens_of.pop(request.order)
         return request
 
     def hold_first(self) -> Request:
-        """Hold what `peek` shows."""
+        """Hold the request that `peek` returns, and return it."""
         request = self._pop_heap()
         self._held.add(request.order)
         return request
 
     def release(self, request: Request) -> None:
-        """Put back a request that is held; nothing happens if it has been removed meanwhile."""
+        """Put back a held request. Does nothing if the request has been removed meanwhile."""
         if request.order in self._held:
             self._held.remove(request.order)
             heapq.heappush(self._heap, (self.key(request), request))

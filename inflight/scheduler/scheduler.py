@@ -5,8 +5,8 @@ end within one token budget. Side effects:
 
     schedule()             1. running requests get their next tokens, in queue order; when blocks run out, the last
                               in that order is preempted: it loses blocks and slot, and waits with all its tokens
-                           2. waiting requests are admitted while budget, slots and blocks last. Those that wait for a
-                              grammar or for a leader's prompt are not looked at before it is there
+                           2. waiting requests are admitted while budget, slots and blocks last. Requests that wait for a
+                              grammar or for a leader's prompt are held until it is ready
     update_from_output()   1. tokens are appended, with those that a grammar forces; grammars and the prefix cache advance
                            2. requests that end give back blocks and slot
     fill_masks()           the masks of steps in flight that can be made now
@@ -50,7 +50,7 @@ class Scheduler:
     Args:
         grammars: for requests with `structured_outputs`; None where there are none.
         num_speculative_tokens: how many drafts the workers propose for a request, at most.
-        first_step_id: of the first plan.
+        first_step_id: the step id of the first plan.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Scheduler:
         if request.has_grammar:
             assert self._grammars is not None, "the input processor lets no such request through"
             self._grammars.add(request)
-        self._waiting.push(request, is_held=request.has_grammar)  # until the grammar has been compiled
+        self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
         """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
@@ -378,7 +378,7 @@ class Scheduler:
         return self._grammars.give_up_masks() if self._grammars is not None else []
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached contents. Running requests go on with their blocks, which no other request finds any more."""
+        """Forget all cached contents. Running requests keep their blocks, but no other request can reuse these."""
         self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:

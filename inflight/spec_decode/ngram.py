@@ -17,28 +17,26 @@ from inflight.config.engine import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
-MIN_INDEXED = 16384  # tokens: a pass over fewer is as fast as an index
-TAIL_SHARE = (
-    8  # an index is made anew when an eighth of its tokens stand behind it, so making it costs a token a fixed time
-)
-_RECENT = 256  # occurrences that are looked at first
-_TOKEN_BITS, _END_BITS = 20, 24  # of an entry in an index
+MIN_INDEXED = 16384  # tokens: a search through fewer is as fast as an index
+TAIL_SHARE = 8  # rebuild an index when the new tokens are an eighth of it: a constant cost per token
+_RECENT = 256  # newest occurrences, which are looked at first
+_TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
 _TOKEN_MASK, _END_MASK = (1 << _TOKEN_BITS) - 1, (1 << _END_BITS) - 1
 
-Ends = npt.NDArray[np.int64]  # where n-grams end: the indices of the tokens that follow them, rising
+Ends = npt.NDArray[np.int64]  # ends of n-grams: the index of the token that follows each, ascending
 _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 
 class NgramProposer(Proposer):
-    """Looks through a short sequence in each step. Of a long one it keeps an index (`_Index`), 8 bytes a token while the
-    request has its slot: then a step costs the occurrences of the last two tokens, and a look through the tokens that came
-    since the index was made."""
+    """A short sequence is searched in each step. For a long one an index is kept (`_Index`, 8 bytes a token) while the request
+    has its slot. A step then looks at the occurrences of the last two tokens, and searches only the tokens that came after the
+    index was made."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
         self._min, self._max = config.prompt_lookup_min, config.prompt_lookup_max
         assert 1 <= self._min <= self._max, f"n is in [{self._min}, {self._max}]"
-        self._indexed_n = min(self._min, 2)  # the length of the n-grams in an index
+        self._indexed_n = min(self._min, 2)  # length of the n-grams in an index
         self._indexes: dict[int, _Index] = {}  # by slot
 
     def forget(self, slots: Iterable[int]) -> None:
@@ -54,7 +52,7 @@ class NgramProposer(Proposer):
                 tokens = token_ids[slot, :length]
                 ends = self._ends_in_all(tokens) if length < MIN_INDEXED else self._ends_by_index(slot, tokens, room)
                 if len(ends):
-                    # the latest with `room` tokens behind it, or the first
+                    # the latest occurrence that `room` tokens follow; else the first one
                     num_long = int(ends.searchsorted(length - room, side="right"))
                     begin = int(ends[max(num_long - 1, 0)])
                     found = tokens[begin : begin + room]
@@ -62,7 +60,7 @@ class NgramProposer(Proposer):
         return drafts
 
     def _ends_in_all(self, tokens: Int32Array) -> Ends:
-        """Where the longest n-gram at the end occurred before; one pass over the sequence for each n up to it."""
+        """Where the longest n-gram at the end of the sequence occurred before. Each n up to it takes one search."""
         length = len(tokens)
         # occurs[i]: the last n tokens stand at [i, i + n) too, and a token follows them
         occurs = tokens[:-1] == tokens[-1]
@@ -77,7 +75,7 @@ class NgramProposer(Proposer):
         return _NOWHERE if starts is None else starts.nonzero()[0] + size
 
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
-        """The same. The oldest are left out if newer ones have `room` tokens behind them."""
+        """The same, with an index. Old occurrences may be missing if `room` tokens follow a newer one."""
         n, length = self._indexed_n, len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:
@@ -95,8 +93,8 @@ class NgramProposer(Proposer):
         return self._longest(tokens, ends)[1]
 
     def _longest(self, tokens: Int32Array, ends: Ends) -> tuple[int, Ends]:
-        """The largest n that counts and of which the last n-gram occurred at some of `ends`, where the last `_indexed_n` tokens
-        did; and at which. 0 and none if there is no such n."""
+        """The largest allowed n whose n-gram at the end of the sequence also ends at some of `ends`; and these ends. If there
+        is no such n: 0 and no ends. `ends`: where the last `_indexed_n` tokens occur."""
         length, longest, found = len(tokens), 0, _NOWHERE
         for n in range(self._indexed_n, self._max + 1):
             if n > self._indexed_n:
@@ -110,8 +108,8 @@ class NgramProposer(Proposer):
 
 
 class _Index:
-    """Where each n-gram of a sequence ends that a token follows, for one n of 1 or 2. Sorted numbers of 64 bits: the last 20
-    bits of each token, then the end."""
+    """The ends of all n-grams that a token follows, for n = 1 or n = 2. Entries are sorted numbers of 64 bits: the lowest 20
+    bits of each token of the n-gram, then its end."""
 
     def __init__(self, tokens: Int32Array, n: int) -> None:
         self.num_tokens, self._n = len(tokens), n
@@ -122,7 +120,7 @@ class _Index:
         self._entries.sort()
 
     def ends(self, tokens: Int32Array) -> Ends:
-        """Of the last n tokens of a sequence that begins with those in the index."""
+        """The ends at which the last n tokens of the sequence occur. The sequence must begin with the indexed tokens."""
         ngram: list[int] = tokens[-self._n :].tolist()
         number = 0
         for token in ngram:
@@ -130,7 +128,7 @@ class _Index:
         first = self._entries.searchsorted(np.uint64(number << _END_BITS))
         last = self._entries.searchsorted(np.uint64(number << _END_BITS | _END_MASK), side="right")
         ends: Ends = (self._entries[first:last] & np.uint64(_END_MASK)).view(np.int64)
-        if not self._is_exact or max(ngram) > _TOKEN_MASK:  # other tokens may have the same number
+        if not self._is_exact or max(ngram) > _TOKEN_MASK:  # different tokens may have equal entries
             for back, token in enumerate(reversed(ngram), 1):
                 ends = ends[tokens[ends - back] == token]
         return ends

@@ -23,15 +23,15 @@ class Proposer(ABC):
     num_speculative_tokens: int
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Other requests have these slots now. Called before the first `propose` for them; until then a slot's known tokens
-        only grow. The default: nothing is kept of a slot."""
+        """Forget these slots: other requests have them now. Called before the first `propose` for these requests; between two
+        calls the known tokens of a slot only grow. The default does nothing, for proposers that keep nothing of a slot."""
 
     @abstractmethod
     def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
         """Drafts for n requests.
 
         Args:
-            token_ids: [max_num_seqs, max_model_len], row = slot; not modified, and not kept (only what was made of it is).
+            token_ids: [max_num_seqs, max_model_len], row = slot; must not be modified, and no view of it may be kept.
             slots: [n].
             num_tokens: [n], 1 or more: request i's known tokens are `token_ids[slots[i], :num_tokens[i]]`; what stands behind
                 them means nothing.

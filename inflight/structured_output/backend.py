@@ -205,10 +205,10 @@ class GrammarBackend(ABC):
 
     @classmethod
     def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
-        """The part of `compile` that needs no library: shapes, and the walk over JSON schemas. Raises the same.
+        """The part of `compile` that needs no library: checks of shapes, and the walk over JSON schemas. Raises as `compile`.
 
         Returns:
-            what is compiled, and the places in schemas of what it leaves out because this backend cannot enforce it.
+            the spec to compile, and the places in its schemas that were left out because this backend cannot enforce them.
         """
         if spec.kind == "json":
             schema = json.loads(spec.text)

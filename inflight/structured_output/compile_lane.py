@@ -1,12 +1,12 @@
 """`CompileLane`: a bounded queue of compilations, a few of which run at a time, each on a thread of its own.
 
-A compilation that runs cannot be interrupted: the libraries offer no way. So a lane gives its place away instead:
+A running compilation cannot be interrupted, because the libraries offer no way to do so. So another job gets its place:
 
-1. A job that nobody waits for any more is cancelled while it is queued. If it runs, it is written off: it goes on, but no
-   longer counts as running. The next job starts a moment later, when all requests that end together have left their jobs. At
-   most `num_running` jobs are written off in this way at a time.
-2. A job that runs for more than `max_seconds` fails, and is written off.
-3. A job that comes while `max_queued` others wait is refused.
+1. If nobody waits for a job any more, it is cancelled while it is queued. If it runs already, it is written off: it goes on,
+   but no longer counts as running. The next job starts SETTLE_SECONDS later, so that requests which end together can
+   all release their jobs first. At most `num_running` jobs are written off in this way at a time.
+2. A job that runs for more than `max_seconds` fails and is written off.
+3. A job that arrives while `max_queued` others wait is refused.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from functools import partial
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
 
-SETTLE_SECONDS = 0.05  # before the place of a job that nobody waits for is given to the next one
-MAX_CLOSE_SECONDS = 5.0  # that `close` waits for jobs that run
+SETTLE_SECONDS = 0.05  # from the moment when nobody waits for a running job to the start of the next job
+MAX_CLOSE_SECONDS = 5.0  # that `close` waits for running jobs
 
 
 class JobState(Enum):
     QUEUED = auto()
     RUNNING = auto()
-    WRITTEN_OFF = auto()  # it runs, and its place is another's
+    WRITTEN_OFF = auto()  # it runs, but no longer counts as running
     ENDED = auto()
 
 
 @dataclass(eq=False, slots=True)
 class CompileJob:
-    """One compilation. `future` ends with its grammar, or with what `compile_grammar` raises."""
+    """One compilation. `future` gets the grammar, or the exception of `compile_grammar`."""
 
     compile_grammar: Callable[[], CompiledGrammar]
     future: Future[CompiledGrammar] = field(default_factory=Future)
@@ -46,8 +46,8 @@ class CompileLane:
     """Any thread may call.
 
     Args:
-        num_running: jobs that run at a time, beside those that are written off.
-        max_seconds: that a job may run.
+        num_running: jobs that run at a time; jobs that are written off do not count.
+        max_seconds: how long a job may run.
     """
 
     def __init__(self, name: str, *, num_running: int, max_queued: int, max_seconds: float) -> None:
@@ -71,7 +71,7 @@ class CompileLane:
                 job.future.cancel()
             elif len(self._queue) >= self._max_queued:
                 raise OverloadedError(
-                    f"{self._max_queued} grammars wait to be compiled; come again later", retry_after_seconds=1
+                    f"{self._max_queued} grammars wait to be compiled; try again later", retry_after_seconds=1
                 )
             else:
                 self._queue.append(job)
@@ -79,7 +79,7 @@ class CompileLane:
         return job
 
     def leave(self, job: CompileJob) -> None:
-        """Nobody waits for it any more."""
+        """To be called when nobody waits for the job any more."""
         with self._changed:
             if job.state is JobState.QUEUED and job in self._queue:
                 self._queue.remove(job)
@@ -90,7 +90,7 @@ class CompileLane:
                 _call_later(SETTLE_SECONDS, self._fill_places)
 
     def close(self) -> None:
-        """Cancel what is queued, and wait for what runs, for a few seconds."""
+        """Cancel queued jobs, and wait up to MAX_CLOSE_SECONDS for running ones."""
         with self._changed:
             self._is_closed = True
             for job in self._queue:
@@ -103,7 +103,7 @@ class CompileLane:
             self._start_jobs()
 
     def _start_jobs(self) -> None:
-        """The lock is held."""
+        """The caller holds the lock."""
         while self._queue and self._count(JobState.RUNNING) < self._num_running:
             job = self._queue.popleft()
             job.future.set_running_or_notify_cancel()
@@ -120,7 +120,7 @@ class CompileLane:
         error: BaseException | None = None
         try:
             grammar = job.compile_grammar()
-        except BaseException as raised:  # a library's panic, too: it is this request's alone
+        except BaseException as raised:  # even a panic of the library: it concerns this job only
             error = raised
         timer.cancel()
         with self._changed:

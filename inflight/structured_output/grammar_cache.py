@@ -1,7 +1,7 @@
 """`GrammarCache`: compiles grammars off the engine's loop, each once, and keeps the ones used last.
 
-Long texts have a lane of their own, so that no short one waits behind them: a compilation takes from a millisecond to seconds,
-about with the square of its text's length. See `CompileLane` for the bounds of each lane.
+A compilation takes from a millisecond to seconds: its time grows about with the square of the length of its text. So long texts
+have a lane of their own, and short ones never wait for them. See `CompileLane` for the bounds of each lane.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from inflight.structured_output.compile_lane import CompileJob, CompileLane
 from inflight.structured_output.spec import GrammarSpec
 
 LONG_TEXT = 2**14  # characters
-MAX_QUEUED_SHORT, MAX_QUEUED_LONG = 1024, 64  # of the longest texts: 64 MB
+MAX_QUEUED_SHORT, MAX_QUEUED_LONG = 1024, 64  # 64 of the longest texts take 64 MB
 MAX_COMPILE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
 class _Entry:
-    """`num_users`: requests that have asked for it and have not released it."""
+    """`num_users`: requests that have called `get` for it and not yet `release`."""
 
     lane: CompileLane
     job: CompileJob
@@ -33,7 +33,7 @@ class _Entry:
 
 
 class GrammarCache:
-    """Compilations by spec, least recently used first. A failed one is kept as well: it would fail again.
+    """Compilations by spec, least recently used first. A failed compilation is kept as well, because it would fail again.
 
     One that is being compiled is never evicted, and what is evicted lives on in the matchers made from it. Any thread may call.
 
@@ -65,7 +65,7 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """The grammar, compiled or on its way; returns at once. To be followed by one `release`.
+        """The grammar, compiled or being compiled. Returns at once. The caller must call `release` once.
 
         The future fails with what `GrammarBackend.compile` raises, with an `OverloadedError` if too many grammars wait, or with
         an `InvalidRequestError` if this one takes too long.
@@ -86,11 +86,11 @@ class GrammarCache:
             return entry.job.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
-        """A request no longer needs what `get` returned. A compilation that no request waits for is cancelled; if it runs, its
-        place becomes another's."""
+        """To be called when a request no longer needs what `get` returned. A compilation that no request waits for is
+        cancelled; if it runs already, it is written off (`CompileLane`)."""
         with self._lock:
             entry = self._entries.get(spec)
-            if entry is None or entry.job.future is not future:  # refused, or evicted since
+            if entry is None or entry.job.future is not future:  # it was refused, or evicted meanwhile
                 return
             entry.num_users -= 1
             if entry.num_users > 0 or entry.job.future.done():
@@ -107,7 +107,7 @@ class GrammarCache:
             return self._backend
 
     def close(self) -> None:
-        """Waits some seconds for what is being compiled; what has not begun is cancelled."""
+        """Cancel queued compilations, and wait some seconds for running ones."""
         self._short.close()
         self._long.close()
 
@@ -118,7 +118,7 @@ class GrammarCache:
         idle = [(spec, entry.job.future) for spec, entry in self._entries.items() if entry.job.future.done()]
         sizes = [(spec, _size_bytes(spec, future)) for spec, future in idle]
         num_bytes = sum(size for _, size in sizes)
-        for spec, size in sizes[:-1] if len(sizes) == len(self._entries) else sizes:  # never the one asked for
+        for spec, size in sizes[:-1] if len(sizes) == len(self._entries) else sizes:  # never evict the newest one
             if len(self._entries) <= self._max_count and num_bytes <= self._max_bytes:
                 break
             del self._entries[spec]

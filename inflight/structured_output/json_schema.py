@@ -1,16 +1,16 @@
 """A walk over a JSON schema before it is compiled: what a backend cannot enforce is left out and named, or refused.
 
-JSON Schema (draft 2020-12, and the older spellings `definitions`, `items` as a list, `additionalItems`) says that keywords it
-does not define are ignored, and so are they here. Of those that it defines, and a backend does not enforce:
+The standard is JSON Schema (draft 2020-12, with the older spellings `definitions`, `items` as a list, `additionalItems`).
+Keywords that it does not define are ignored, as it demands. Keywords that it defines and a backend does not enforce:
 
 | | strict | lenient |
 |---|---|---|
-| `propertyNames` that every string satisfies, `uniqueItems: false` | left out: they assert nothing | as strict |
-| `uniqueItems`, a `format` that is not known (an annotation by the standard) | left out, and named | as strict |
+| `propertyNames` that every string satisfies, `uniqueItems: false` | left out: every value satisfies them | as strict |
+| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out, and named | as strict |
 | all others | refused, with the path in the schema | left out, and named |
 
-A schema without an assertion admits more texts, never fewer: what comes out keeps to all the rest. Only what can be reached is
-read: a definition that nothing refers to is not.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords still hold. A definition that no
+reference reaches is not read.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ class SchemaSupport:
 def relax_schema(
     schema: object, support: SchemaSupport, parts: Sequence[SchemaPart] = (), where: str = "json"
 ) -> list[str]:
-    """Leave out, in `schema` itself, what `support` does not cover, as the module's table says.
+    """Remove from `schema`, in place, the keywords that `support` does not cover, as the table at the top says.
 
     Args:
-        schema: JSON data that belongs to the caller.
-        parts: whose schemas they are, and which of them are strict. Every place of `schema` outside of them is strict.
-        where: the name of these places, for messages.
+        schema: JSON data; it is changed.
+        parts: places of `schema` with a name of their own, each strict or not. Everything outside of them is strict.
+        where: the name of everything outside of `parts`, for messages.
 
     Returns:
-        what is left out and asserted something: "tools[0] ('f'): #/properties/a/uniqueItems".
+        the places of keywords that were left out and could reject a value: "tools[0] ('f'): #/properties/a/uniqueItems".
 
     Raises:
-        InvalidRequestError: what is refused, or is no schema at all; named in the same way.
+        InvalidRequestError: a keyword is refused, or this is no schema; the message names the place in the same way.
     """
     return _Walk(schema, support, parts, where).run()
 
 
 def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
-    """Every subschema that `relax_schema` reads and has not refused, but true and false: (JSON pointer, subschema)."""
+    """(JSON pointer, subschema) for every subschema that `relax_schema` reads, except `true` and `false`."""
     return _Walk(schema, SchemaSupport(frozenset()), (), "").nodes()
 
 
@@ -96,13 +96,13 @@ def keyword_paths(schema: object, keyword: str) -> list[str]:
 
 
 def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
-    """A place in a schema as its author knows it: the schema's name, and the path in it."""
+    """A place in a schema in its author's words: the schema's name, and the path in that schema."""
     part = _find_part(path, parts)
     return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
 
 
 def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
-    """Whose schema it is."""
+    """The part that contains `path`."""
     return next((part for part in parts if f"{path}/".startswith(f"{part.pointer}/")), None)
 
 
@@ -116,7 +116,7 @@ class _Walk:
         self._left_out: list[str] = []
 
     def run(self) -> list[str]:
-        for path, node in self.nodes():  # a node's children are looked up after it was relaxed
+        for path, node in self.nodes():  # `nodes` finds the children of a node after the node was relaxed
             part = self._part(path)
             self._relax(node, path, is_strict=part is None or part.is_strict)
             self._check_keywords(node, path)
@@ -142,7 +142,7 @@ class _Walk:
     def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
         if (
             not is_strict and "oneOf" in node and "anyOf" not in node
-        ):  # a backend may not prove that branches do not overlap
+        ):  # a backend may be unable to prove that branches do not overlap
             node["anyOf"] = node.pop("oneOf")
         for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
             if keyword not in node:
@@ -259,14 +259,14 @@ class _Walk:
 
 
 def _asserts_nothing(keyword: str, value: object) -> bool:
-    """Names of properties are strings anyway."""
+    """Whether every value satisfies the keyword; names of properties are always strings."""
     if keyword == "propertyNames":
         return value is True or value in ({}, {"type": "string"})
     return keyword == "uniqueItems" and value is False
 
 
 def _is_foreign(reference: object) -> bool:
-    """A reference to another document, or to an anchor."""
+    """Whether it refers to another document, or to an anchor."""
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 

@@ -257,7 +257,7 @@ def _free_text_lark(
 def _tags_only_lark(
     structural_tag: StructuralTag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]
 ) -> str:
-    """Tags and nothing else, or what the tag says else: one JSON text, or free text that does not begin with a trigger."""
+    """Tags only; or `otherwise`, one JSON text; or, without `otherwise`, free text that does not begin with a trigger."""
     tags = " | ".join(_tag_lark(tag, 0, spec, special_tokens) for tag in structural_tag.tags)
     separator = _lark_text(structural_tag.separator or "", special_tokens)
     start = "tag" if structural_tag.stop_after_first else f"tag ({separator} tag)*"
@@ -297,7 +297,7 @@ def _lark_text(text: str, special_tokens: Mapping[str, _SpecialToken]) -> str:
 
 
 def _one_ofs(spec: GrammarSpec) -> list[str]:
-    """Where they stand."""
+    """The places of `oneOf` in the schemas of the constraint."""
     if spec.kind == "json":
         return keyword_paths(json.loads(spec.text), "oneOf")
     places = (
@@ -309,7 +309,7 @@ def _one_ofs(spec: GrammarSpec) -> list[str]:
 
 
 def _shorten(error: str) -> str:
-    """What the library says, in one line; of its limits it speaks in terms of its own."""
+    """The library's error in one line. An error about one of its limits is replaced by our own words."""
     if _LIMITS.search(error):
         return "it is too complex: give it fewer alternatives and properties, or shorter repetitions and lengths"
     text = " ".join(error.replace("<non-verbose/>", "").split())

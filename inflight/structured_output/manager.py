@@ -217,7 +217,8 @@ class StructuredOutputManager:
         return FilledMasks(masks, self._find_errors(jobs, job_requests, masks))
 
     def drop(self, request_id: str) -> None:
-        """Forget a request, whatever its status; one that is not known is none. What is compiled for it alone is given up."""
+        """Forget a request, whatever its status. Does nothing for an unknown request. Gives up a compilation that only this
+        request waits for."""
         if (entry := self._entries.pop(request_id, None)) is not None:
             self._cache.release(entry.spec, entry.future)
 

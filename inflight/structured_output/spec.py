@@ -18,7 +18,7 @@ _OPTIONS = ("separator", "at_least_one", "stop_after_first", "otherwise")
 _DOCUMENT_FIELDS = frozenset({"type", "structures", "triggers", *_OPTIONS})
 _KNOWN_FIELDS = ", ".join(sorted(_DOCUMENT_FIELDS))
 _TAG_FIELDS = ("begin", "schema", "end")
-RESPONSE_FORMAT = "response_format"  # how messages call the schema of a constraint that is `lenient`
+RESPONSE_FORMAT = "response_format"  # name of the schema of a `lenient` constraint in messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GrammarSpec:
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
         whitespace: a regex of what may stand between JSON tokens; "" is nothing. Of no meaning for other kinds.
         separators: what stands between the items of JSON, and behind a key. More than "," and ":" without `whitespace` only.
-        is_lenient: of a JSON schema what cannot be enforced is left out. A structural tag says it of each of its schemas.
+        is_lenient: leave out of a JSON schema what cannot be enforced. A structural tag has `SchemaPart`s instead.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class GrammarSpec:
 
     @property
     def subject(self) -> str:
-        """How its author calls it: nobody wrote the structural tag that is made of a request's tools."""
+        """The constraint in its author's words: a structural tag that was made of a request's tools is called "tools"."""
         if self.kind == "structural_tag" and any(tag.parts for tag in parse_structural_tag(self.text).all_tags):
             return "tools"
         return self.kind
@@ -67,12 +67,12 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPart:
-    """A place in a schema that somebody else has written than the rest of it.
+    """A place in a schema that has another author than the rest of the schema.
 
     Attributes:
-        pointer: of the place, "#" for the whole schema, or "#/items/anyOf/0".
-        name: for messages, like "tools[0] ('f')".
-        is_strict: its author relies on all of it. What cannot be enforced of another one is left out.
+        pointer: JSON pointer of the place: "#" for the whole schema, or "#/items/anyOf/0".
+        name: for messages, as "tools[0] ('f')".
+        is_strict: refuse what cannot be enforced. If False, it is left out.
     """
 
     pointer: str
@@ -85,9 +85,9 @@ class SchemaPart:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One structure of a structural tag: `begin`, JSON by `schema`, `end`. `trigger` is the one that `begin` starts with.
+    """One structure of a structural tag: `begin`, JSON by `schema`, `end`. `trigger` is the trigger that `begin` starts with.
 
-    `parts` say whose schemas `schema` holds; empty: its author wrote the tag.
+    `parts`: the schemas that `schema` was made of; empty if the author of the tag wrote it.
     """
 
     trigger: str
@@ -105,7 +105,7 @@ class StructuralTag:
             or it is free text that does not begin with a trigger, white space before it left aside.
         at_least_one: it is tags.
         stop_after_first: the text ends behind the first tag.
-        otherwise: what the text may be instead of tags; then it is no free text. Its trigger is "".
+        otherwise: a structure that the text may be instead of tags; free text is then not allowed. Its trigger is "".
     """
 
     tags: tuple[Tag, ...]
@@ -143,7 +143,7 @@ def parse_structural_tag(text: str) -> StructuralTag:
     structures, triggers = document["structures"], document["triggers"]
     if not isinstance(structures, list) or not structures:
         raise InvalidRequestError("structural_tag: structures must be a list with at least one entry")
-    has_free_text = "otherwise" not in document  # else nothing has to be kept from beginning with a trigger
+    has_free_text = "otherwise" not in document  # only free text must be kept from beginning with a trigger
     if not isinstance(triggers, list) or not all(
         isinstance(trigger, str) and (trigger or not has_free_text) for trigger in triggers
     ):

@@ -27,10 +27,10 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """The templates of one tokenizer, by name; "default" and "tool_use" are the names that count.
+    """The templates of one tokenizer, by name; only "default" and "tool_use" are used.
 
     Attributes:
-        default_source: the Jinja text of the template that is named so.
+        default_source: the Jinja text of the template "default".
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
@@ -49,7 +49,7 @@ class ChatTemplate:
                 parsed = environment.parse(source)
                 self._keeps_parts[name] = _loops_over_content(parsed)
                 self._compiled[name] = environment.from_string(parsed)
-            except Exception as error:  # what is nested too deep is a SyntaxError, a RecursionError or a MemoryError
+            except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
                 line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
 
@@ -155,7 +155,7 @@ def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _loops_over_content(template: nodes.Template) -> bool:
-    """Whether it has a loop like {% for part in message.content %}, message['content'] or content."""
+    """Whether the template has a loop over message.content, message['content'] or content."""
     return any(
         "content" in (getattr(node, "attr", None), getattr(node, "name", None), getattr(node, "value", None))
         for loop in template.find_all(nodes.For)

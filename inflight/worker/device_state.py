@@ -6,7 +6,7 @@ One int32 tensor holds it all, so that one kernel brings any part of it up to a 
     of the step, by row     query_start_loc, seq_lens, slots
     of the step, by draw    logits_indices, draw_slots, draw_positions
     of the slots            last_tokens, columns (how each is sampled), block_tables,
-                            history (the tokens of each, which only penalties and banned words read)
+                            history (the tokens of each slot; only penalties and banned words read them)
 
 Slot `max_num_seqs` is the dummy slot: all its blocks are the dummy block, and what pads a step belongs to it. Written on
 `compute` only, in step order.
@@ -68,7 +68,7 @@ class StateSizes:
 class DeviceState:
     """
     Raises:
-        ConfigError: it would have more elements than entries can name.
+        ConfigError: it would have more elements than an index of 32 bits can address.
 
     Attributes:
         flat: everything, int32 [n].
@@ -82,7 +82,7 @@ class DeviceState:
         for name, shape in sizes.parts().items():
             self.start[name] = total
             total += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        # the configuration was checked already, but for block tables of more than one KV group
+        # the configuration was checked already, except for block tables of more than one KV group
         check_device_state(total, max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len)
         self.flat = torch.zeros(total, dtype=torch.int32, device=device)
 

@@ -129,8 +129,8 @@ class GraphModelRunner(Runner):
     # -- start-up --------------------------------------------------------------------------------------------------------
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """The state; the backend's scratch; and the graphs: what the largest of them takes as it runs, and the driver's part of
-        each."""
+        """Bytes for the state, the backend's scratch memory and the graphs: what the largest graph needs while it runs, and
+        what the driver needs for each graph."""
         state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
         largest = max([0, *self._mixed_sizes, *self._decode_sizes])
         num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
@@ -142,8 +142,8 @@ class GraphModelRunner(Runner):
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
         num_bytes, history_bytes = self._state.flat.nbytes, self._state.part("history").nbytes
         logger.info(
-            "the state of the slots takes %.0f MiB of the GPU, %.0f of them for the tokens of max_num_seqs requests of "
-            "max_model_len tokens",
+            "the state of the slots takes %.0f MiB of the GPU; %.0f MiB of these are for the tokens of max_num_seqs requests "
+            "of max_model_len tokens",
             num_bytes / 2**20,
             history_bytes / 2**20,
         )
@@ -208,7 +208,7 @@ class GraphModelRunner(Runner):
             staged = self._ring.take()
             try:
                 counts = self._stage_entries(staged, plan, inputs, shape)
-            except BaseException:  # the step is never launched, so nobody else gives the slot back
+            except BaseException:  # the step is not launched, so give the slot back here
                 staged.is_in_use = False
                 raise
             return DeviceStep(

@@ -38,7 +38,8 @@ class StepInputs:
     drawn_in_step: int  # the latest step that draws one of them; NO_STEP where there is none
     draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens: drafts to be verified
     draft_slots: Int32Array  # [num_drafts]
-    continues: int = NO_STEP  # the step before, if this one has its rows, each one token further: the one drawn there
+    # the previous step, if this step has the same rows, each advanced by the token which that step drew; else NO_STEP
+    continues: int = NO_STEP
 
     @property
     def draw_tokens(self) -> npt.NDArray[np.int64]:
@@ -87,7 +88,7 @@ class InputBatch:
         return inputs
 
     def _continued(self, plan: SchedulerOutput) -> StepInputs | None:
-        """Fast path: a plan of the same rows as the step of decodes before it, with nothing new. None for other plans."""
+        """Fast path for a plan with the same rows as the previous pure-decode step, and nothing new. None for other plans."""
         if self._before is None or plan.new_requests or plan.forced_tokens is not None or len(plan.max_draft_tokens):
             return None
         before, inputs = self._before

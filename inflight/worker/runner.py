@@ -105,7 +105,7 @@ class Runner(ABC):
         )
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """What `initialize` and later steps take of the device beside the arena, if the profile run took `peak_bytes`."""
+        """Bytes of the device that `initialize` and later steps need besides the arena; the profile run needed `peak_bytes`."""
         cache, num_threads = self._config.cache, self._config.device.num_threads
         return max(
             (

@@ -117,8 +117,8 @@ class Worker(WorkerBase):
     def load_model(self) -> None:
         """
         Raises:
-            OutOfMemoryError: a GPU is too small for its weights, or the memory for a KV cache of the size that was asked for;
-                nothing has been loaded.
+            OutOfMemoryError: a GPU has too little memory for its weights, or the machine for a KV cache of the requested size.
+                Nothing has been loaded.
         """
         if self._runner is None:
             self._check_memory()
@@ -145,7 +145,7 @@ class Worker(WorkerBase):
 
     @property
     def _num_sharing_memory(self) -> int:
-        """Ranks that share this one's memory: on a CPU those of the node."""
+        """How many ranks share this rank's memory: on a CPU all ranks of the node."""
         return self._config.parallel.num_local_ranks if self._device.kind == "cpu" else 1
 
     @torch.inference_mode()
@@ -285,11 +285,11 @@ class Worker(WorkerBase):
         return ", ".join(self._timeline.under_way())
 
     def is_waiting(self) -> bool:
-        receives = any(phase.startswith("receive ") for phase in self._timeline.under_way())  # from the stage before
+        receives = any(phase.startswith("receive ") for phase in self._timeline.under_way())
         return receives or self._world.is_waiting
 
     def check_health(self) -> None:
-        """Compute a step of no request: a device that an error has broken for good fails it."""
+        """Compute a step without requests. It fails if an error has broken the device for good."""
         if self._has_left and self._config.parallel.world_size > 1:
             raise ConnectionError(f"rank {self.rank} has left its groups")
         self.execute_dummy_batch()

@@ -1,4 +1,4 @@
-"""Where the server under test listens. `run.py` starts it; these tests need nothing of Inflight's own packages."""
+"""The address and the key of the server under test, which `run.py` starts. These tests do not import Inflight."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ KEY = secrets.token_hex(16)
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests of some clients that live in one environment."""
+    """The tests of the clients that share one environment."""
 
     name: str
     command: list[str]
     seconds: float
-    missing: str = ""  # why it cannot run here
+    missing: str = ""  # why the suite cannot run here; "" if it can
 
 
 def pytest(environment: str, *files: str) -> list[str]:
@@ -69,7 +69,7 @@ def suites() -> list[Suite]:
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
-    """The address of a server that is ready. It ends with the block."""
+    """The address of a server that is ready. The server ends with the `with` block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -114,7 +114,7 @@ def wait_until_ready(started: subprocess.Popen[bytes], url: str) -> None:
 
 
 def run(suite: Suite, url: str) -> str:
-    """Says in one line how it went; "passed" is the only good word."""
+    """Run a suite. Returns "passed", or what went wrong in one line."""
     if suite.missing:
         return f"skipped: {suite.missing}"
     environment = {
@@ -122,7 +122,7 @@ def run(suite: Suite, url: str) -> str:
         "INFLIGHT_CLIENT_TESTS_URL": url,
         "INFLIGHT_CLIENT_TESTS_KEY": KEY,
         "INFLIGHT_CLIENT_TESTS_VLLM": str(ENVIRONMENTS / "vllm" / "bin" / "python"),
-        # nothing is fetched from a hub, and nothing is told to anybody
+        # no downloads from a hub, no telemetry
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
         "LANGSMITH_TRACING": "false",
@@ -137,7 +137,7 @@ def run(suite: Suite, url: str) -> str:
         return f"failed: not finished after {suite.seconds:.0f} seconds"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)  # also what a test has left behind
+            os.killpg(started.pid, signal.SIGKILL)  # and all processes that a test has left behind
         started.wait()
     return "passed" if code == 0 else f"failed: exit code {code}"
 

@@ -37,7 +37,7 @@ def content(answer: tuple[int, Any]) -> str:
 
 
 def test_upgrade_to_http2_is_ignored(url: str, api_key: str) -> None:
-    """Java's default client offers it with every request, as does `curl --http2`."""
+    """Java's default client sends `Upgrade: h2c` with every request, as does `curl --http2`."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAEAAEAAAAIAAAAA"}
     assert content(ask(url, api_key, **offer)) == SUM_ANSWER
 

@@ -93,7 +93,7 @@ def test_streamed_call(model: ChatOpenAI) -> None:
 def test_structured_output(model: ChatOpenAI, method: Literal["json_schema", "function_calling", "json_mode"]) -> None:
     person = model.with_structured_output(Person, method=method).invoke(EXTRACT)
     assert isinstance(person, Person)
-    if method != "function_calling":  # where it extracts by a call, the small model is not reliable
+    if method != "function_calling":  # the small model is not reliable when it extracts by a call
         assert person == Person(**PERSON)  # type: ignore[arg-type]
 
 

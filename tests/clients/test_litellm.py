@@ -27,7 +27,7 @@ from conversations import (
     user,
 )
 
-# "openai/..." for any server of OpenAI's API; "hosted_vllm/..." for those with vLLM's further fields
+# "openai/..." is for any server with OpenAI's API, "hosted_vllm/..." for servers with vLLM's extra fields
 PROVIDERS = ["openai", "hosted_vllm"]
 
 
@@ -70,7 +70,7 @@ def test_text_completion(common: dict[str, Any]) -> None:
 
 
 def test_documented_tool_loop(server: dict[str, Any]) -> None:
-    """The message of the answer is appended as it came, with the fields that LiteLLM adds to it."""
+    """The answer's message is sent back unchanged, with the fields that LiteLLM adds to it."""
     messages: list[Any] = [user(WEATHER_QUESTION)]
     first: Any = litellm.completion(messages=messages, tools=[WEATHER_TOOL], tool_choice="auto", **server)
     message = first.choices[0].message
@@ -130,7 +130,7 @@ def test_abort_in_mid_stream(server: dict[str, Any]) -> None:
 
 
 def test_anthropic_adapter(common: dict[str, Any]) -> None:
-    """With "openai/..." LiteLLM takes the Responses API for it, which Inflight does not serve."""
+    """With "openai/..." LiteLLM would use the Responses API, which Inflight does not serve."""
     server = {**common, "model": f"hosted_vllm/{MODEL}"}
 
     async def ask() -> Any:
@@ -147,7 +147,7 @@ def test_context_overflow_has_its_own_class(server: dict[str, Any]) -> None:
 
 
 def test_router_falls_back_on_context_overflow(server: dict[str, Any]) -> None:
-    """The fallback is the same server with a short answer in place of the model's: what counts is that it is asked."""
+    """The fallback is a mocked short answer: the test checks only that the router uses it."""
     other = {**server, "mock_response": "from the larger model"}
     router = litellm.Router(
         model_list=[

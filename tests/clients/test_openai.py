@@ -1,4 +1,4 @@
-"""OpenAI's own Python SDK. Runs with its current major version, and with the one before it."""
+"""OpenAI's own Python SDK, in its current major version and in the previous one."""
 
 from __future__ import annotations
 
@@ -185,13 +185,13 @@ def test_call_of_the_stream_helper_goes_back_into_the_history(client: OpenAI) ->
 
 @pytest.mark.parametrize("tool", [PYDANTIC_TOOL, WEATHER_TOOL], ids=["strict tool", "tool"])
 def test_an_output_format_and_tools_give_a_call_or_the_format(client: OpenAI, tool: Any) -> None:
-    """The format is of texts. It is no reason against a call."""
+    """The format holds for texts only; the model may still call a tool."""
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON_SCHEMA, "strict": True}}
     called = ask(client, WEATHER_QUESTION, tools=[tool], response_format=schema).choices[0]
     assert called.finish_reason == "tool_calls"
     assert json.loads(called.message.tool_calls[0].function.arguments) == WEATHER_CALL
     answered = ask(client, EXTRACT, tools=[tool], response_format=schema).choices[0]
-    if answered.finish_reason == "tool_calls":  # the model's choice, which a call here is too
+    if answered.finish_reason == "tool_calls":  # the model may choose either
         assert set(json.loads(answered.message.tool_calls[0].function.arguments)) == {"city"}
     else:
         Person.model_validate_json(answered.message.content)
@@ -233,7 +233,7 @@ def test_schema_keywords_that_cannot_be_enforced(client: OpenAI, keyword: Any, w
 
 
 def test_not_in_a_schema_that_is_not_strict(client: OpenAI) -> None:
-    """It is left out there. A strict schema with it is refused, as OpenAI does, for who writes it relies on it."""
+    """The keyword is ignored if the schema is not strict. A strict schema with it is refused, as by OpenAI."""
     schema = {"type": "object", "properties": {"value": {"type": "string", "not": {"const": "nothing"}}}}
     function: dict[str, Any] = {"name": "set_value", "parameters": {**schema, "required": ["value"]}}
     more = {"tool_choice": "required", "max_tokens": 300}
@@ -385,10 +385,10 @@ def test_timeout_of_the_client(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("text", ["words", "none"])
 def test_a_completion_stream_has_a_chunk_for_each_token(client: OpenAI, url: str, text: str) -> None:
-    """Also for a token without text: load generators take the first chunk's time as the first token's."""
+    """A token without text has a chunk, too: load generators take the time of the first chunk as that of the first token."""
     num_tokens = 20
     more: dict[str, Any] = {"ignore_eos": True}
-    if text == "none":  # special tokens are left out of the text
+    if text == "none":  # the text has no special tokens
         body = {"model": MODEL, "prompt": "<|im_start|>"}
         ids = httpx.post(f"{url}/tokenize", json=body, headers=client.auth_headers).json()["tokens"]
         assert len(ids) == 1

@@ -34,7 +34,7 @@ def get_weather(city: str) -> str:
     return WEATHER_RESULT
 
 
-set_tracing_disabled(True)  # traces go to OpenAI
+set_tracing_disabled(True)  # it would send traces to OpenAI
 
 
 def model_of(base_url: str, api_key: str) -> OpenAIChatCompletionsModel:

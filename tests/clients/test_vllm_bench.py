@@ -1,4 +1,4 @@
-"""vLLM's `bench serve`, from an environment of its own: it brings torch."""
+"""vLLM's `bench serve`. It has an environment of its own, because it needs torch."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_bench_serve(url: str, api_key: str, tmp_path: Path, backend: str) -> No
     assert result["total_output_tokens"] == num_prompts * output_len
     assert result["mean_ttft_ms"] > 0
     assert result["mean_tpot_ms"] > 0
-    # One chunk a token, so that TTFT and the times between tokens are those of tokens. Under load two may share one.
+    # Each token has its chunk, so TTFT and the times between chunks are right. Under load two tokens may share a chunk.
     for gaps in result["itls"]:
         assert output_len / 2 <= len(gaps) + 1 <= output_len + 1

@@ -1,4 +1,4 @@
-"""`vllm bench serve` without the rest of vLLM's command line, whose imports need the whole engine's packages."""
+"""`vllm bench serve` without the rest of vLLM's command line, which imports the packages of the whole engine."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def test_variables_that_nothing_reads_are_told_with_the_nearest_name() -> None:
         "INFLIGHT_PORT_80_TCP_PROTO": "tcp",
     }
     near, far = envs.unknown_variables({**given, **kubernetes}, envs.NAMES)
-    assert near.startswith("INFLIGHT_LOG_LEVL is no variable")
+    assert near.startswith("INFLIGHT_LOG_LEVL is not a variable")
     assert near.endswith("did you mean INFLIGHT_LOG_LEVEL?")
-    assert far == "INFLIGHT_ZZZ is no variable of Inflight, and is not read"
+    assert far == "INFLIGHT_ZZZ is not a variable of Inflight; it is ignored"
     assert envs.kubernetes_variables({**given, **kubernetes}) == list(kubernetes)
     assert envs.kubernetes_variables({"INFLIGHT_PORT": "80"}) == [], "this is a user's"

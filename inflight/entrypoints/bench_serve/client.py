@@ -75,7 +75,7 @@ class BenchClient:
                     raise ConnectionError(f"{self._base_url}{path} answers {answer.status}: {text}")
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise ConnectionError(f"{self._base_url}{path} cannot be asked: {_reason(error)}") from error
+            raise ConnectionError(f"{self._base_url}{path} gave no answer: {_reason(error)}") from error
 
     def request_body(self, model: str, request: BenchRequest) -> dict[str, Any]:  # Any: JSON
         """What is posted for a request."""
@@ -110,7 +110,7 @@ class BenchClient:
 
 
 def _reason(error: Exception) -> str:
-    """In words: aiohttp's own show its connection's key."""
+    """The reason in words. aiohttp's own messages show its internal connection key."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         why = error.os_error.strerror if number is None else os.strerror(number) if number > 0 else str(error.os_error)

@@ -64,11 +64,11 @@ def command(function: Command) -> Command:
 
 
 class GroupedHelp(TyperCommand):
-    """Help as plain text (drawing boxes costs more time than all the rest), options under their group's title. Errors say what
-    was given, and what to do.
+    """Help as plain text, with the options under the title of their group (to draw boxes would take more time than all the
+    rest). Errors say what was given, and what to do.
 
     Attributes:
-        argument_hint: for a command that takes options only: how to give it what was given as an argument.
+        argument_hint: for a command that takes options only: what to write instead of an argument.
     """
 
     argument_hint = "this command takes options only"
@@ -77,7 +77,7 @@ class GroupedHelp(TyperCommand):
         arguments = self.own_arguments(ctx, args)
         given, rest = self.read_line(ctx, arguments)
         if rest and not any(each.param_type_name == "argument" for each in self.params):
-            ctx.fail(f"{rest[0]!r} is no option: {self.argument_hint}")
+            ctx.fail(f"{rest[0]!r} is not an option: {self.argument_hint}")
         try:
             left: list[str] = super().parse_args(ctx, arguments)
         except typer.BadParameter as error:
@@ -89,7 +89,7 @@ class GroupedHelp(TyperCommand):
         return left
 
     def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
-        """Without the flags of other engines, which are told."""
+        """`args` without the flags of other engines. Prints a note for each flag that it leaves out."""
         with_value = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)}
         try:
             sorted_out = sort_out(args, with_value)
@@ -100,19 +100,19 @@ class GroupedHelp(TyperCommand):
         return sorted_out.arguments
 
     def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
-        """The texts of the options by their names, and the arguments behind them."""
+        """The options' values as text, by name, and the arguments that are no options."""
         try:
             given, rest, _ = self.make_parser(ctx).parse_args(args=list(arguments))
         except Exception as error:
             name = getattr(error, "option_name", None)
             if name is None or not hasattr(
                 error, "possibilities"
-            ):  # typer has the class that says so under different names
+            ):  # an unknown option: typer's versions name this class differently
                 raise
             known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             ctx.fail(
-                f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; -h lists all there are")
+                f"there is no option {name}" + (f"; did you mean {near[0]}?" if near else "; -h lists all options")
             )
         return given, rest
 
@@ -137,7 +137,7 @@ class ModelCommand(GroupedHelp):
 
 
 def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
-    """One line: where the value stands, the value, and what may stand there. `error` is what a parser says."""
+    """One line for a wrong value: where it was given, the value, and what is allowed. `error` is the parser's."""
     message = error.message
     if repr(value) in message:
         return f"{where}: {message}"

@@ -87,7 +87,9 @@ class EngineOptions:
     generation_config: Annotated[
         str, _model("Take sampling defaults from the model's generation_config.json.", metavar="auto|none")
     ] = "auto"
-    dtype: Annotated[str, _model("Of weights and activations.", metavar="auto|bfloat16|float16|float32")] = "auto"
+    dtype: Annotated[str, _model("Data type of weights and activations.", metavar="auto|bfloat16|float16|float32")] = (
+        "auto"
+    )
     load_format: Annotated[
         str, _model("dummy draws random weights from the config alone.", metavar="auto|safetensors|gguf|dummy")
     ] = "auto"
@@ -112,7 +114,7 @@ class EngineOptions:
         int | None,
         _engine(
             "Size of the KV cache: 2G, 512M, ... Default: what --gpu-memory-utilization leaves; on a CPU at most "
-            "--max-num-seqs sequences of 1,024 tokens.",
+            "room for --max-num-seqs sequences of 1,024 tokens.",
             parser=parse_bytes,
             metavar="BYTES",
         ),
@@ -120,7 +122,7 @@ class EngineOptions:
     gpu_memory_utilization: Annotated[
         float | None,
         _engine(
-            "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache is all that it leaves. "
+            "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache takes all that it leaves. "
             "Default: 0.9, on a CPU 0.5.",
             metavar="X",
         ),
@@ -141,16 +143,18 @@ class EngineOptions:
             show_default=False,
         ),
     ] = True
-    scheduling_policy: Annotated[str, _engine("Who is served first.", metavar="fcfs|priority")] = "fcfs"
+    scheduling_policy: Annotated[
+        str, _engine("Order of requests: by arrival, or by priority.", metavar="fcfs|priority")
+    ] = "fcfs"
     device: Annotated[str, _engine("What to run on; auto takes GPUs if they can be used.", metavar="auto|cpu|cuda")] = (
         "auto"
     )
     enforce_eager: Annotated[bool, _engine("GPU: launch kernel by kernel, without CUDA graphs.", "--enforce-eager")] = (
         False
     )
-    attention_backend: Annotated[str, _engine("GPU: whose attention kernels.", metavar="auto|triton|flashinfer")] = (
-        "auto"
-    )
+    attention_backend: Annotated[
+        str, _engine("GPU: which attention kernels to use.", metavar="auto|triton|flashinfer")
+    ] = "auto"
     cuda_graph_max_tokens: Annotated[
         int | None, _engine("GPU: capture steps with prompts up to N tokens. Default: 512.", metavar="N")
     ] = None
@@ -168,7 +172,7 @@ class EngineOptions:
     head_quantization: Annotated[
         str,
         _engine(
-            "The same for the head. Default: int8 with --quantization.",
+            "--quantization for the head (lm_head). auto: int8 if --quantization is set, else none.",
             metavar="auto|none|int8|int4|fp8",
         ),
     ] = "auto"
@@ -181,7 +185,8 @@ class EngineOptions:
     cpu_threads_bind: Annotated[
         str | None,
         _engine(
-            "Cores of these threads: 0-3,8. Default: INFLIGHT_CPU_THREADS_BIND, or auto.", metavar="auto|off|CORES"
+            "Cores of the compute threads: 0-3,8. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
+            metavar="auto|off|CORES",
         ),
     ] = None
     tensor_parallel_size: TensorParallelSize = 1
@@ -190,14 +195,17 @@ class EngineOptions:
         str | None, _parallel("Layers of each stage, as 8,8,6,6. Default: by their cost.", metavar="N,N,...")
     ] = None
     pipeline_stagger: Annotated[
-        int | None, _parallel("A request draws in every N-th step. Default: measured at the start.", metavar="N")
+        int | None,
+        _parallel("A request draws a token in every N-th step. Default: measured at the start.", metavar="N"),
     ] = None
     pipeline_depth: Annotated[
         int | None, _parallel("Steps in flight over all stages. Default: pipeline_stagger + 1.", metavar="N")
     ] = None
     async_scheduling: Annotated[
         bool | None,
-        _parallel("Plan a step while the one before runs.", "--async-scheduling/--no-async-scheduling"),
+        _parallel(
+            "Plan a step while the previous one runs (on by default).", "--async-scheduling/--no-async-scheduling"
+        ),
     ] = None
     speculative_config: Annotated[
         dict[str, Any] | None,
@@ -208,13 +216,14 @@ class EngineOptions:
         ),
     ] = None
     structured_outputs_backend: Annotated[
-        str, _engine("The library behind --structured-outputs.", metavar="llguidance|xgrammar")
+        str, _engine("Library that enforces structured outputs.", metavar="llguidance|xgrammar")
     ] = "llguidance"
     reasoning_end: Annotated[
         str, _engine("Text that ends a model's thinking, as </think>: grammars start after it.", metavar="TEXT")
     ] = ""
     distributed_executor_backend: Annotated[
-        str | None, _parallel("Ranks as threads or as processes. Default: as processes if many.", metavar="uni|mp")
+        str | None,
+        _parallel("Ranks as threads (uni) or processes (mp). Default: uni for one rank, else mp.", metavar="uni|mp"),
     ] = None
     nnodes: NumNodes = 1
     node_rank: NodeRank = 0

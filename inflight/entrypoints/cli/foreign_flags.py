@@ -1,4 +1,4 @@
-"""Flags of other engines: most are left out, and told; those whose loss would change what is served are refused."""
+"""Flags of other engines: a flag that has no effect here is ignored with a note, one that cannot be ignored is refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inflight.errors import ConfigError
 class _Flag:
     """
     Attributes:
-        note: why nothing is lost without it, or why it is refused.
-        takes_value: the next argument belongs to it.
+        note: why the flag has no effect here, or why it is refused.
+        takes_value: the next argument is the flag's value.
     """
 
     note: str
@@ -23,31 +23,31 @@ class _Flag:
 _IGNORED = {
     "--enable-auto-tool-choice": _Flag("tool calls are always read; --tool-call-parser says how"),
     "--trust-remote-code": _Flag(
-        "no code of a model's folder is ever run; a model that needs its own is refused as it loads"
+        "no code of a model's folder is ever run; a model that needs such code is refused when it is loaded"
     ),
-    "--disable-log-requests": _Flag("--access-log off is what you may want"),
-    "--no-enable-log-requests": _Flag("--access-log off is what you may want"),
-    "--enable-log-requests": _Flag("--access-log has a line for every request, without its text"),
+    "--disable-log-requests": _Flag("use --access-log off to log no requests"),
+    "--no-enable-log-requests": _Flag("use --access-log off to log no requests"),
+    "--enable-log-requests": _Flag("--access-log writes a line for every request, without its text"),
     "--max-log-len": _Flag("prompts are never logged", takes_value=True),
     "--disable-log-stats": _Flag("statistics are at /metrics only"),
     "--disable-uvicorn-access-log": _Flag("--access-log off does this"),
-    "--uvicorn-log-level": _Flag("the level of the log is INFLIGHT_LOG_LEVEL", takes_value=True),
+    "--uvicorn-log-level": _Flag("INFLIGHT_LOG_LEVEL sets the level of the log", takes_value=True),
     "--swap-space": _Flag("preempted requests are computed again, not swapped", takes_value=True),
     "--cpu-offload-gb": _Flag("weights stay on one device", takes_value=True),
     "--disable-frontend-multiprocessing": _Flag("--api-server-count is the number of front ends"),
     "--disable-custom-all-reduce": _Flag("there is one kind of all-reduce"),
-    "--disable-fastapi-docs": _Flag("there are no such pages"),
+    "--disable-fastapi-docs": _Flag("the server has no such pages"),
     "--use-v2-block-manager": _Flag("there is one block manager"),
     "--max-parallel-loading-workers": _Flag("weights are read in parallel anyway", takes_value=True),
-    "--download-dir": _Flag("HF_HOME says where models are kept", takes_value=True),
-    "--tokenizer-mode": _Flag("tokenizer.json is read, by one library", takes_value=True),
+    "--download-dir": _Flag("HF_HOME sets the folder of downloaded models", takes_value=True),
+    "--tokenizer-mode": _Flag("one library reads tokenizer.json; there is no other mode", takes_value=True),
     "--max-seq-len-to-capture": _Flag("--cuda-graph-max-tokens bounds what is captured", takes_value=True),
     "--max-seq-len": _Flag("--max-model-len bounds a sequence", takes_value=True),
     "--compilation-config": _Flag("nothing is compiled at run time", takes_value=True),
     "--guided-decoding-backend": _Flag("--structured-outputs-backend chooses the library", takes_value=True),
-    "--chat-template-content-format": _Flag("the format is found in the template", takes_value=True),
-    "--response-role": _Flag("answers are of the assistant", takes_value=True),
-    "--root-path": _Flag("the proxy has to leave the prefix out", takes_value=True),
+    "--chat-template-content-format": _Flag("the server finds the format in the template", takes_value=True),
+    "--response-role": _Flag("the role of answers is always assistant", takes_value=True),
+    "--root-path": _Flag("let the proxy remove the prefix from paths", takes_value=True),
 }
 _REFUSED = {
     "--enable-lora": _Flag("LoRA adapters are not served"),
@@ -65,8 +65,8 @@ _REFUSED = {
 class Sorted:
     """
     Attributes:
-        arguments: without the flags of others.
-        notes: a sentence for each that was left out.
+        arguments: the arguments without the flags of other engines.
+        notes: a sentence for each flag that was left out.
     """
 
     arguments: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ def sort_out(arguments: Sequence[str], with_value: Collection[str]) -> Sorted:
     """
     Args:
         arguments: of a command line.
-        with_value: our own options that take the next argument as their value, whatever it looks like.
+        with_value: our own options whose value is the next argument, even if that looks like a flag.
 
     Raises:
         ConfigError: one of the flags is refused.

@@ -62,14 +62,14 @@ class LayeredCommand(GroupedHelp):
                 except ConfigError as error:
                     problems.append(str(error))
         if rest:
-            ctx.fail(f"{self.name} takes one MODEL, and got {rest[0]!r} besides")
+            ctx.fail(f"{self.name} takes one MODEL; {rest[0]!r} is a second one")
         return rest
 
     def _read_variables(self, ctx: Any) -> None:  # Any: as above
-        """Tell of variables that name no option. Kubernetes' are removed: INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80 is no port."""
+        """Warn of variables that name no option. Remove those of Kubernetes, as INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
         prefix = f"{ctx.auto_envvar_prefix}_"
         for name in envs.kubernetes_variables(os.environ, prefix):
-            note = f"{name}={os.environ.pop(name)!r} is Kubernetes' variable of a Service of this name, and is not read"
+            note = f"{name}={os.environ.pop(name)!r} was set by Kubernetes for a Service of this name; it is ignored"
             if name == f"{prefix}PORT":
                 typer.echo(f"note: {note}", err=True)
         known = {f"{prefix}{each.name.upper()}" for each in self.params if getattr(each, "allow_from_autoenv", False)}
@@ -78,7 +78,7 @@ class LayeredCommand(GroupedHelp):
 
 
 def _where(context: Any, name: str) -> str:  # Any: as above
-    """Where the value of an option was found, as a user would look for it."""
+    """Where the value of an option was given: the variable, the key in the config file, or the option."""
     source = context.get_parameter_source(name)
     kind = "" if source is None else source.name
     if kind == "ENVIRONMENT":
@@ -89,7 +89,7 @@ def _where(context: Any, name: str) -> str:  # Any: as above
 
 
 def with_sources(context: typer.Context, problem: str) -> str:
-    """The problem, with the source behind each value that is not from the command line: port=0 (INFLIGHT_SERVE_PORT) is"""
+    """The problem; behind each value that is not from the command line its source: port=0 (INFLIGHT_SERVE_PORT) is"""
 
     def add(match: re.Match[str]) -> str:
         source = context.get_parameter_source(match[1])
@@ -100,7 +100,7 @@ def with_sources(context: typer.Context, problem: str) -> str:
 
 
 def problems_of(context: typer.Context) -> list[str]:
-    """What could not be read; to be added to."""
+    """The list of problems so far; callers append to it."""
     found: list[str] = context.meta[_PROBLEMS]
     return found
 

@@ -49,7 +49,7 @@ def serve(
         int | None,
         typer.Option(
             metavar="N",
-            help="Makes texts repeatable: requests without a seed get theirs from it. Default: another one at each start.",
+            help="Makes texts repeatable: requests without a seed get one from it. Default: a new seed at each start.",
         ),
     ] = None,
     *,

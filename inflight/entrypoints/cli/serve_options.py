@@ -56,16 +56,16 @@ def _answer(help: str, *names: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Fields have the names and the defaults of `ServerSettings`; what may be given several times is singular here."""
+    """Fields have the names and defaults of `ServerSettings`. An option that may be repeated has a singular name here."""
 
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 for all.", metavar="HOST")] = "127.0.0.1"
     port: Annotated[int, _server("Port to listen on; 0 takes a free one.", metavar="PORT")] = 8000
     uds: Annotated[str | None, _server("Listen on this unix socket instead.", metavar="PATH")] = None
     backlog: Annotated[int, _server("Connections that the kernel holds until accepted.", metavar="N")] = 2048
     api_server_count: Annotated[
-        int, _server("Processes for HTTP and tokenisation, before one engine.", metavar="N")
+        int, _server("Processes for HTTP and tokenisation, which share one engine.", metavar="N")
     ] = 1
-    shutdown_timeout: Annotated[float, _server("What SIGTERM leaves running requests to end.", metavar="SECONDS")] = (
+    shutdown_timeout: Annotated[float, _server("Time that running requests have after SIGTERM.", metavar="SECONDS")] = (
         30.0
     )
     keep_alive_timeout: Annotated[float, _server("How long an idle connection stays open.", metavar="SECONDS")] = 75.0
@@ -76,8 +76,8 @@ class ServerOptions:
     api_key: Annotated[
         list[str] | None,
         _access(
-            "Key that requests have to bring. May be repeated. Everybody on this machine sees it in `ps`: better "
-            "INFLIGHT_API_KEY or --api-key-file.",
+            "Key that requests must have. May be repeated. Everybody on this machine sees it in `ps`: use "
+            "INFLIGHT_API_KEY or --api-key-file instead.",
             metavar="KEY",
             envvar=list(reversed(envs.API_KEY_VARIABLES)),
         ),
@@ -89,29 +89,32 @@ class ServerOptions:
         bool, _access("Serve /metrics without a key.", "--metrics-public/--no-metrics-public", show_default=False)
     ] = False
     ssl_certfile: Annotated[str | None, _access("Speak TLS with this certificate chain (PEM).", metavar="PATH")] = None
-    ssl_keyfile: Annotated[str | None, _access("Its private key. Default: it is in the same file.", metavar="PATH")] = (
-        None
-    )
+    ssl_keyfile: Annotated[
+        str | None,
+        _access("Private key of the certificate (PEM). Default: the file of --ssl-certfile.", metavar="PATH"),
+    ] = None
     ssl_ca_certs: Annotated[
         str | None, _access("Clients must show a certificate signed by one of these.", metavar="PATH")
     ] = None
     allowed_hosts: Annotated[
         list[str] | None,
         _access(
-            "Names that requests may give this server in `Host`; *.example.com for all below, * for all. May be repeated. "
-            "Default: all, but localhost alone where it listens on loopback and asks for no key.",
+            "Name that the `Host` header may have; *.example.com for all names below it, * for every name. May be repeated. "
+            "Default: every name; only local names if the server listens on loopback and asks for no key.",
             metavar="NAME",
         ),
     ] = None
     allowed_origin: Annotated[
         list[str] | None,
-        _access("Web pages of this origin may call (CORS); * for all. May be repeated.", metavar="ORIGIN"),
+        _access("Origin whose web pages may send requests (CORS); * for all. May be repeated.", metavar="ORIGIN"),
     ] = None
     allowed_method: Annotated[
-        list[str] | None, _access("With these methods. May be repeated. Default: GET, POST.", metavar="METHOD")
+        list[str] | None,
+        _access("Method that these pages may use (CORS). May be repeated. Default: GET, POST.", metavar="METHOD"),
     ] = None
     allowed_header: Annotated[
-        list[str] | None, _access("And these headers. May be repeated. Default: all.", metavar="HEADER")
+        list[str] | None,
+        _access("Header that these pages may send (CORS). May be repeated. Default: all.", metavar="HEADER"),
     ] = None
     allow_credentials: Annotated[
         bool,
@@ -120,21 +123,22 @@ class ServerOptions:
         ),
     ] = False
     max_queued_requests: Annotated[
-        int | None, _limit("Requests that may wait; more is a 503.", parser=parse_bound, metavar=f"N|{NO_BOUND}")
+        int | None,
+        _limit("Sequences that may wait, n of a request; more is a 503.", parser=parse_bound, metavar=f"N|{NO_BOUND}"),
     ] = 1024
     max_queued_tokens: Annotated[
-        int | None, _limit("Prompt tokens that may wait.", parser=parse_bound, metavar=f"N|{NO_BOUND}")
+        int | None, _limit("Prompt tokens that may wait; more is a 503.", parser=parse_bound, metavar=f"N|{NO_BOUND}")
     ] = 4 * 2**20
     request_timeout: Annotated[
         float | None, _limit("A request's deadline, from arrival to last token. Default: none.", metavar="SECONDS")
     ] = None
-    header_timeout: Annotated[float, _limit("What a client has to send its headers.", metavar="SECONDS")] = 20.0
-    body_timeout: Annotated[float, _limit("What it has to send the body then.", metavar="SECONDS")] = 120.0
+    header_timeout: Annotated[float, _limit("Time that a client has to send its headers.", metavar="SECONDS")] = 20.0
+    body_timeout: Annotated[float, _limit("Time that a client then has to send the body.", metavar="SECONDS")] = 120.0
     write_timeout: Annotated[
-        float, _limit("When a client that reads nothing of its response is let go.", metavar="SECONDS")
+        float, _limit("Time after which the connection of a client that reads nothing is closed.", metavar="SECONDS")
     ] = 60.0
     template_timeout: Annotated[
-        float, _limit("Processor time that a chat template of a request's own has.", metavar="SECONDS")
+        float, _limit("Processor time that a chat template of a request may take.", metavar="SECONDS")
     ] = 1.0
     max_connections: Annotated[int, _limit("Open connections of each front end; one more is a 503.", metavar="N")] = (
         4096
@@ -144,25 +148,27 @@ class ServerOptions:
     ] = 16 * 2**20
     max_total_body_bytes: Annotated[
         int,
-        _limit("All request bodies of a front end together; more is a 503.", parser=parse_bytes, metavar="BYTES"),
+        _limit(
+            "Size of all request bodies of a front end together; more is a 503.", parser=parse_bytes, metavar="BYTES"
+        ),
     ] = 512 * 2**20
     max_header_bytes: Annotated[
-        int, _limit("Request line and headers together; more is a 431.", parser=parse_bytes, metavar="BYTES")
+        int, _limit("Size of request line and headers together; more is a 431.", parser=parse_bytes, metavar="BYTES")
     ] = 64 * 2**10
     stream_keep_alive_interval: Annotated[
         float | None,
         _answer(
-            "Send a comment on a stream that has had no event for so long.",
+            "Send a comment on a stream that has had no event for this time.",
             parser=parse_seconds,
             metavar="SECONDS|none",
         ),
     ] = 10.0
     served_model_name: Annotated[
         list[str] | None,
-        _answer("What requests call the model. May be repeated; answers say the first.", metavar="NAME"),
+        _answer("Name by which requests ask for the model. May be repeated; answers have the first.", metavar="NAME"),
     ] = None
     tool_call_parser: Annotated[str, _answer("How the model writes tool calls.", metavar="auto|none|NAME")] = "auto"
-    reasoning_parser: Annotated[str, _answer("How it marks its thinking.", metavar="auto|none|NAME")] = "auto"
+    reasoning_parser: Annotated[str, _answer("How the model marks its thinking.", metavar="auto|none|NAME")] = "auto"
     enable_request_chat_template: Annotated[
         bool,
         _answer(
@@ -174,7 +180,7 @@ class ServerOptions:
     strict_fields: Annotated[
         bool,
         _answer(
-            "Refuse requests with fields that are not known here. Default: ignore them, and name them in the answer's header.",
+            "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header.",
             "--strict-fields/--no-strict-fields",
             show_default=False,
         ),

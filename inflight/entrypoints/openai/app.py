@@ -23,8 +23,8 @@ def build_app(
     metrics: ServingMetrics | None = None,
     templates: TemplateProcesses | None = None,
 ) -> FastAPI:
-    """`engine` is started, and closed, by the caller, and so are `templates`. Without `metrics` there is no /metrics, without
-    `templates` no request may bring a chat template.
+    """The caller starts and closes `engine` and `templates`. Without `metrics` there is no /metrics; without `templates` no
+    request may bring a chat template.
 
     Raises:
         ConfigError: a parser that the settings name is not known.

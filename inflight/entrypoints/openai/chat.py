@@ -62,7 +62,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
 def _constrain(
     server: ApiServer, body: ChatCompletionRequest, tool_choice: ToolChoice
 ) -> tuple[SamplingParams, list[dict[str, Any]] | None]:
-    """The parameters, and the tools as JSON, or None for no tools. On a thread: tools and schemas may be megabytes."""
+    """The parameters, and the tools as JSON (None: no tools). Runs on a thread, because tools and schemas may be megabytes."""
     tools = None if tool_choice == "none" else plain_tools(body.tools)
     params = _sampling_params(server, body)
     if tools:
@@ -105,7 +105,7 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
-    """Not where an answer is continued, nor by a template of the request's own that does not know the model's tag."""
+    """False if the chat continues an answer, or if its own template does not contain the tag that ends the thinking."""
     if body.continue_final_message:
         return False
     return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template

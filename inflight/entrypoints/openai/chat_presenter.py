@@ -57,7 +57,7 @@ class ChatPresenter(Presenter):
         """One chunk per event of the parser. The first carries log-probabilities and ids, the last how the choice ended."""
         finished = choice.finish_reason is not None
         if parser is None:
-            shows = bool(choice.text or (choice.token_ids and not finished))  # a token without text is a chunk, too
+            shows = bool(choice.text or (choice.token_ids and not finished))  # a token without text makes a chunk, too
             deltas = ['{"content":' + encode_json(choice.text) + "}"] if shows else []
         else:
             parsed = parser.push(choice.text) if choice.text else []

@@ -89,5 +89,5 @@ class CompletionPresenter(Presenter):
 
 
 def _is_new(choice: CompletionOutput, shown: dict[str, Any]) -> bool:
-    """A token is, also one without text: clients measure the times between tokens by their chunks."""
+    """A token makes a chunk even if it has no text: clients measure the time between tokens by the chunks."""
     return bool(choice.token_ids or shown["text"] or shown["logprobs"] or choice.finish_reason)

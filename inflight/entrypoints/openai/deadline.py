@@ -1,4 +1,4 @@
-"""`within_deadline`: what belongs to a request before its tokens ends when the request's time is over."""
+"""`within_deadline`: ends the work before a request's first token (body, template, tokenising) at the request's deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def within_deadline(arrival: float, timeout: float | None) -> AsyncIterato
     """
     Args:
         arrival: `time.monotonic()` when the request came.
-        timeout: seconds from there; None: no deadline.
+        timeout: seconds from `arrival` to the deadline; None: no deadline.
 
     Raises:
         RequestTimeoutError: the time is over.
@@ -26,5 +26,5 @@ async def within_deadline(arrival: float, timeout: float | None) -> AsyncIterato
     except TimeoutError:
         if not scope.expired():
             raise
-        message = f"the request did not begin to run within the {timeout:g} s that it has"
+        message = f"the request did not begin to run within its deadline of {timeout:g} s"
         raise RequestTimeoutError(message) from None

@@ -32,7 +32,7 @@ from inflight.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
-MAX_PARAM = 256  # characters; it may hold keys that the client chose
+MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
 _MAX_COMPARED = 100  # errors of one request: each is compared with each
@@ -98,10 +98,10 @@ class FieldError(InvalidRequestError):
 
 
 def to_api_error(error: Exception, prompt_field: str | None = None) -> ApiError:
-    """What the client is told. What it cannot have caused is logged, and told in general terms.
+    """The answer for an exception. If the request cannot have caused it, the log has the details, and the answer has none.
 
     Args:
-        prompt_field: of the request, that a prompt which is too long came from.
+        prompt_field: `param` if the prompt is too long: the field of the request that the prompt comes from.
     """
     if isinstance(error, ApiError):
         return error
@@ -161,7 +161,7 @@ def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: 
     told: dict[str, dict[str, None]] = {}
     for error in errors[:_MAX_COMPARED]:
         told.setdefault(_where(error, body), {})[_what(error)] = None
-    # of a union's branches the ones count that got furthest; where all stop at one place, the value may be any of them
+    # report the branches of a union that matched furthest; if all fail at the same place, report what each of them wants
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
     whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
     messages = [f"{where}: {what}" if where else what for where, what in whats.items()]
@@ -177,7 +177,7 @@ def _what(error: Mapping[str, Any]) -> str:
 
 def _where(error: Mapping[str, Any], body: object) -> str:
     """("body", "messages", 0, "role") -> "messages[0].role". pydantic puts the names of a union's branches between the fields:
-    what is no key of the object that stands there is one of them."""
+    a part that is not a key of the object at this place is such a name."""
     loc: Sequence[str | int] = error["loc"]
     path, value = "", body
     for i, part in enumerate(loc[1:] if loc and loc[0] in ("body", "path", "query") else loc, 1):

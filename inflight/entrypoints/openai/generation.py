@@ -46,7 +46,7 @@ async def submit(
         InflightError: nothing runs.
     """
     num_sequences = sum(prompt.params.n for prompt in request.prompts)
-    engine.check_admission(num_sequences)  # before thousands of them are made
+    engine.check_admission(num_sequences)  # before thousands of sequences are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # unique in the engine, also where the client gives the same request id twice; the log finds it by that
     request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
@@ -177,10 +177,10 @@ async def _last(stream: OutputStream) -> RequestOutput:
 def _check(output: RequestOutput) -> None:
     """
     Raises:
-        InvalidRequestError: the request is the cause: a grammar that cannot be compiled.
+        InvalidRequestError: the request is the cause; for instance its grammar cannot be compiled.
         EngineError: a step failed, or its logits are not finite.
     """
     if any(choice.finish_reason == "error" for choice in output.outputs):
-        if output.engine_failed or output.error == NOTHING_TO_DRAW:  # no field of a request forbids every token
+        if output.engine_failed or output.error == NOTHING_TO_DRAW:  # no field can forbid every token
             raise EngineError(output.error)
         raise InvalidRequestError(output.error or "the request could not be completed")

@@ -42,14 +42,14 @@ Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
 class StreamOptions(StrictModel):
     include_usage: bool | None = Field(None, description="A last chunk without choices carries the usage.")
     continuous_usage_stats: bool | None = Field(None, description="Every chunk carries the usage so far.")
-    include_obfuscation: Annotated[bool | None, no_effect("Padding against eavesdroppers is not written.")] = None
+    include_obfuscation: Annotated[bool | None, no_effect("The server adds no padding to chunks.")] = None
 
 
 class JsonSchemaFormat(StrictModel):
     name: Annotated[str, no_effect("A name for the schema.", min_length=1, max_length=64)]
     description: Annotated[str | None, no_effect("What the schema is for. The model does not see it.")] = None
     schema_: Schema | None = Field(None, alias="schema", description="The JSON schema that the text satisfies.")
-    strict: bool | None = Field(None, description="Refuse a schema of which something cannot be enforced.")
+    strict: bool | None = Field(None, description="Refuse a schema if a part of it cannot be enforced.")
 
 
 class TextFormat(StrictModel):
@@ -58,7 +58,7 @@ class TextFormat(StrictModel):
 
 class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
-    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, not strict.")
+    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, but not strict.")
 
 
 class JsonSchemaResponseFormat(StrictModel):
@@ -88,31 +88,50 @@ class GenerationFields(StrictModel):
 
     model: str | None = Field(None, description="One of /v1/models; left out, the first of them.")
     # what is drawn
-    n: int | None = Field(None, ge=1, le=MAX_N, description="How many completions of each prompt.")
+    n: int | None = Field(None, ge=1, le=MAX_N, description="The number of answers to each prompt.")
     temperature: float | None = Field(None, ge=0, le=1e4, description="0 is greedy.")
-    top_p: float | None = Field(None, gt=0, le=1, description="The smallest set of tokens of this probability is kept.")
-    top_k: int | None = Field(None, ge=-1, le=MAX_INT, description="So many tokens are kept; 0 and -1 keep all.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Tokens below this share of the best are dropped.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted once from what was emitted.")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Subtracted each time it was emitted.")
-    repetition_penalty: float | None = Field(None, gt=0, le=1e4, description="Divides what is in prompt or output.")
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Only the smallest set of most probable tokens with this total probability is kept.",
+    )
+    top_k: int | None = Field(
+        None, ge=-1, le=MAX_INT, description="Only this number of the most probable tokens is kept; 0 and -1 keep all."
+    )
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Tokens with less than this share of the best token's probability are dropped."
+    )
+    presence_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted from the logit of each token that was emitted."
+    )
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Subtracted from the logit of a token for each time that it was emitted."
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=1e4, description="Lowers the logits of tokens that are in the prompt or the output."
+    )
     seed: int | None = Field(None, ge=-MAX_SEED - 1, le=MAX_SEED, description="Makes the draws repeatable.")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIAS, description="Token id -> added to its logit."
     )
-    bad_words: list[StopString] | None = Field(None, max_length=MAX_BAD_WORDS, description="Never completed.")
+    bad_words: list[StopString] | None = Field(
+        None, max_length=MAX_BAD_WORDS, description="Texts that the answer never contains."
+    )
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, description="Nothing else is drawn."
+        None, min_length=1, description="Only these tokens are drawn."
     )
     # where it ends
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Strings that end the text."
     )
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end it."
+        None, max_length=MAX_STOP_TOKEN_IDS, description="Tokens that end the text."
     )
     ignore_eos: bool | None = Field(None, description="Go on past the model's own end tokens.")
-    min_tokens: int | None = Field(None, ge=0, le=MAX_INT, description="No end before so many tokens.")
+    min_tokens: int | None = Field(
+        None, ge=0, le=MAX_INT, description="The answer does not end before this number of tokens."
+    )
     include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
     skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
     # what the text must be
@@ -131,26 +150,34 @@ class GenerationFields(StrictModel):
     )
     # how it is shown
     stream: bool | None = Field(None, description="Server-sent events, ended by [DONE].")
-    stream_options: StreamOptions | None = Field(None, description="Of a stream only.")
+    stream_options: StreamOptions | None = Field(None, description="Options of a stream; only with stream.")
     return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=MAX_INT, description="Only so many tokens of a prompt's end are kept; -1: as many as fit."
+        None,
+        ge=-1,
+        le=MAX_INT,
+        description="Keep only this number of tokens, from the end of the prompt; -1: as many as fit.",
     )
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="So many log-probabilities of each prompt token; not in a stream."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of this number of tokens at each place of the prompt; not in a stream.",
     )
     # what changes nothing
-    user: Annotated[str | None, no_effect("A mark of the caller's own; nothing is stored.")] = None
-    safety_identifier: Annotated[str | None, no_effect("As user.")] = None
-    metadata: Annotated[dict[str, Any] | None, no_effect("Marks of the caller's own.")] = None
+    user: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
+    safety_identifier: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
+    metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
     prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without it.")] = None
-    prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks go first.")] = None
-    service_tier: Annotated[str | None, no_effect("There is one tier.")] = None
-    # what would change the answer, and cannot be done
+    prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks are dropped first.")] = None
+    service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None
+    # fields that would change the answer, and are not supported
     use_beam_search: Annotated[
-        Literal[False] | None, neutral("Answers are drawn: use n, and logprobs to rank them.")
+        Literal[False] | None, neutral("Not supported: use n, and rank the answers by logprobs.")
     ] = None
-    logits_processors: Annotated[list[Any] | None, neutral("No code runs for a request.", max_length=0)] = None
+    logits_processors: Annotated[
+        list[Any] | None, neutral("Not supported: the server runs no code for a request.", max_length=0)
+    ] = None
 
     def sampling_params(
         self,
@@ -201,7 +228,7 @@ class GenerationFields(StrictModel):
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """What `truncate_prompt_tokens` leaves of a prompt: its end."""
+        """The end of the prompt that `truncate_prompt_tokens` keeps."""
         wanted = self.truncate_prompt_tokens
         if wanted is None:
             return token_ids

@@ -72,11 +72,11 @@ def _respond(
     prompt_field: str,
     ignored: list[str],
 ) -> Response:
-    """All of it happens in the response, where the client is listened to: rendering and tokenising too.
+    """All work happens inside the response, where a disconnect of the client is seen: rendering and tokenising too.
 
     Args:
-        prompt_field: what a prompt that is too long is made of.
-        ignored: fields that the answer's header names, with those parts of schemas that cannot be enforced.
+        prompt_field: the field that the prompt is made of, for the error of a prompt that is too long.
+        ignored: unknown fields; the answer's header names them, and the parts of schemas that cannot be enforced.
     """
 
     async def work(send: Send) -> None:

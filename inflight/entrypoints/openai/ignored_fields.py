@@ -1,7 +1,7 @@
-"""Fields of a request that are not known here. They are left out and told, or refused with `strict_fields`.
+"""Unknown fields of a request: they are removed and reported, or refused with `strict_fields`.
 
-Such a field may be another engine's, or newer than this server, or data of the client's own that its library sends along. So
-the request is answered without it. The log names each such field once, and the answer's header names those of its request.
+Such a field may belong to another engine, be newer than this server, or be data that a client library adds. So the request is
+answered without it. The log names each such field once, and an answer's header names the unknown fields of its request.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 HEADER = b"x-ignored-fields"
 MAX_NAMES = 16  # of one header
 MAX_NAME_LENGTH = 100  # characters
-MAX_LOGGED_NAMES = 1000  # clients choose the names: neither the log nor this memory may grow with them
+MAX_LOGGED_NAMES = 1000  # clients choose the names, so the log and this memory need a bound
 _INDEX = re.compile(r"\[\d+\]")
-_PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # what stands in a header as it is; all else is percent-encoded
+_PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # characters that a header holds unchanged; all others are percent-encoded
 
 
 class IgnoredFields:
-    """Of one server; used by the event loop's thread.
+    """One per server; used by the event loop's thread only.
 
     Args:
         is_strict: refuse them.
@@ -36,25 +36,25 @@ class IgnoredFields:
         self._logged: set[str] = set()
 
     def take_out(self, body: StrictModel) -> list[str]:
-        """Leave them out of `body`, at every level; their names, as `messages[].parsed`. One that is null asks for nothing.
+        """Remove unknown fields from `body`, at every level. Returns the names of those that are not null: `messages[].parsed`.
 
         Raises:
-            FieldError: there are some, and the server is strict.
+            FieldError: there are such fields, and the server is strict.
         """
         found: dict[str, None] = {}
         for path, extra in _take_unknown(body, ""):
             for key in extra:
                 if self._is_strict:
                     where = f"{path}{key}"
-                    message = f"{where}: this field is not known here, and --strict-fields refuses it: leave it out"
+                    message = f"{where}: this field is not known here, and --strict-fields is set: leave it out"
                     raise FieldError(where, message)
-                if len(found) > MAX_NAMES:  # one more than is shown: it shows that there are more
+                if len(found) > MAX_NAMES:  # one name more than the header shows: then it ends with "and more"
                     break
                 found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
         return list(found)
 
     def header(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
-        """The header that names them, or none; and the log's line for those that it has not named yet."""
+        """The header that names these fields (none for no field). Logs the fields that were not logged before."""
         distinct = list(dict.fromkeys(names))
         if not distinct:
             return []
@@ -67,16 +67,16 @@ class IgnoredFields:
         for name in names:
             if name not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
                 self._logged.add(name)
-                logger.warning("a request has %s, which is not known here, or not enforced, and is ignored", name)
+                logger.warning("a request has %s, which is unknown here or cannot be enforced; it is ignored", name)
 
 
 def _plain(name: str) -> str:
-    """As a header can carry it."""
+    """The name as a header can hold it."""
     return quote(name[:MAX_NAME_LENGTH], safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH]
 
 
 def _take_unknown(value: object, path: str) -> Iterator[tuple[str, list[str]]]:
-    """("messages[0].", ["parsed"]) for each object that had some; they are taken out."""
+    """Remove the unknown fields. Yields ("messages[0].", ["parsed"]) for each object that had any."""
     if isinstance(value, StrictModel):
         dot = f"{path}." if path else ""
         if extra := value.__pydantic_extra__:

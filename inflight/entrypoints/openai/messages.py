@@ -14,7 +14,7 @@ from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
 MAX_ARGUMENTS = 2**18  # characters of one call
-_NOT_SHOWN = {"refusal", "audio", "annotations"}  # to templates
+_NOT_SHOWN = {"refusal", "audio", "annotations"}  # accepted, but templates do not see them
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -23,9 +23,7 @@ def _check_part_type(kind: object) -> object:
     if isinstance(kind, str) and kind != "text":
         found = next((media for media in ("image", "audio", "video", "file") if media in kind), None)
         what = f"{kind!r} is of type {found}" if found else f"the type {kind!r} is not known"
-        raise PydanticCustomError(
-            "part_type", f"{what}, and this model takes text only: no images, audio, video or files"
-        )
+        raise PydanticCustomError("part_type", f"{what}; this model takes text only: no images, audio, video or files")
     return kind
 
 
@@ -37,7 +35,7 @@ class TextPart(StrictModel):
 class CalledFunction(StrictModel):
     name: ToolName
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = Field(
-        None, description="A JSON object, mostly as text. One that is cut or malformed is taken as it is."
+        None, description="A JSON object, mostly as text. Text that is cut or malformed is accepted."
     )
 
 
@@ -63,9 +61,9 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = Field(None, description="For templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
     function_call: Annotated[None, neutral("Use tool_calls.")] = None
-    refusal: Annotated[str | None, no_effect("Another model's: templates know none.")] = None
-    audio: Annotated[dict[str, Any] | None, no_effect("Another model's: its text is in content.")] = None
-    annotations: Annotated[list[Any] | None, no_effect("Another model's: templates know none.")] = None
+    refusal: Annotated[str | None, no_effect("Of other models; templates do not see it.")] = None
+    audio: Annotated[dict[str, Any] | None, no_effect("Of other models; its text is in content.")] = None
+    annotations: Annotated[list[Any] | None, no_effect("Of other models; templates do not see them.")] = None
 
 
 class FunctionDefinition(StrictModel):
@@ -93,18 +91,19 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """What the template sees: the fields that are given; the arguments of calls as objects, which templates write as JSON.
-    Arguments that are no JSON object stay text: a model wrote them, and `max_tokens` may have cut them."""
+    """The messages as the template sees them: only fields that are given, and the arguments of calls as objects, because
+    templates write objects as JSON. Arguments that are no JSON object stay text: a model wrote them, or `max_tokens` cut
+    them."""
     return [_template_message(message) for message in messages]
 
 
 def malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those that `template_messages` left as text."""
+    """The arguments that `template_messages` left as text."""
     return [text for _, text in _malformed(messages)]
 
 
 def read_malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Make objects of them, of what can be read: {"city": ""} of '{"city": "', and {} of no JSON at all."""
+    """Replace them with objects of what can be read: {"city": ""} for '{"city": "', {} for text that is no JSON."""
     for function, text in _malformed(messages):
         try:
             value = from_json(text, allow_partial="trailing-strings")
@@ -135,7 +134,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
         value = json.loads(text)
-        if "\\ud" in text.lower():  # half of a surrogate pair is no text: no tokenizer takes it
+        if "\\ud" in text.lower():  # half of a surrogate pair is no valid text, and no tokenizer accepts it
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text

@@ -1,9 +1,9 @@
-"""`StrictModel`: a JSON object of a request, whose fields have exactly the types that it names.
+"""`StrictModel`: a JSON object of a request. Each known field must have exactly its declared type.
 
-Fields that it does not name are kept aside, for `ignored_fields` to take out.
+Unknown fields are kept apart; `ignored_fields` removes them.
 
-A field says in its description what it does. One that does nothing carries `no_effect`. One that is known, but of which only
-the value that changes nothing is served, carries `neutral`. docs/server-api.md and the field test are made of these.
+The description of a field says what the field does. A field that does nothing is made with `no_effect`. A field of which only
+the value that changes nothing is accepted is made with `neutral`. docs/server-api.md and the field test use these marks.
 """
 
 from __future__ import annotations

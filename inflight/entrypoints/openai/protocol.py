@@ -28,17 +28,21 @@ class ChatTemplateFields(StrictModel):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS, description="Functions the model may call."
     )
-    add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; true if left out.")
-    continue_final_message: bool | None = Field(None, description="Go on with the last message instead.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Open the assistant's turn; true if left out, except with continue_final_message."
+    )
+    continue_final_message: bool | None = Field(None, description="Go on with the last message; open no new turn.")
     chat_template: str | None = Field(
         None, max_length=MAX_TEMPLATE_LENGTH, description="Jinja; only with --enable-request-chat-template."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the template.")
     documents: list[dict[str, Any]] | None = Field(
-        None, max_length=MAX_DOCUMENTS, description="For templates that show them, mostly title and text."
+        None,
+        max_length=MAX_DOCUMENTS,
+        description="Documents for the chat template, mostly objects with title and text.",
     )
     add_special_tokens: bool | None = Field(
-        None, description="Tokens around the prompt that the tokenizer adds; false if left out: the template has them."
+        None, description="The tokenizer adds its special tokens; false if left out, because the template has them."
     )
 
 
@@ -47,9 +51,12 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
 
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The most tokens of an answer.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="Older name of max_completion_tokens.")
-    logprobs: bool | None = Field(None, description="Each token with its log-probability.")
+    logprobs: bool | None = Field(None, description="The log-probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="And so many of the most probable ones; needs logprobs."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of this number of the most probable tokens at each place; needs logprobs.",
     )
     tool_choice: ToolChoice | None = Field(None, description="none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
@@ -59,11 +66,15 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     modalities: Annotated[list[Literal["text"]] | None, neutral("Text only.", max_length=1, min_length=1)] = None
     audio: Annotated[None, neutral("Text only.")] = None
     store: Annotated[bool | None, no_effect("Nothing is stored.")] = None
-    prediction: Annotated[dict[str, Any] | None, no_effect("Drafts are the engine's own (speculative_config).")] = None
+    prediction: Annotated[dict[str, Any] | None, no_effect("The engine makes its own drafts (speculative_config).")] = (
+        None
+    )
     functions: Annotated[None, neutral("Use tools.")] = None
     function_call: Annotated[Literal["none", "auto"] | None, neutral("Use tool_choice.")] = None
     web_search_options: Annotated[None, neutral("The server fetches nothing.")] = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, no_effect("Ask for it in the messages.")] = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, no_effect("Ask for short or long answers in the messages.")
+    ] = None
 
 
 class CompletionRequest(GenerationFields):
@@ -78,12 +89,17 @@ class CompletionRequest(GenerationFields):
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_INT, description="The most tokens of a completion; 16 if left out. 0 only with echo."
     )
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Each token with so many of the best.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of each token and of this number of the most probable ones.",
+    )
     echo: bool | None = Field(None, description="The prompt stands before the completion, in logprobs too.")
     add_special_tokens: bool | None = Field(
-        None, description="Tokens around a text prompt that the tokenizer adds; true if left out."
+        None, description="The tokenizer adds its special tokens to a text prompt; true if left out."
     )
-    best_of: Annotated[int | None, neutral("Only n itself.", ge=1, le=MAX_N)] = None
+    best_of: Annotated[int | None, neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)] = None
     suffix: Annotated[None, neutral("Filling in the middle is not served.")] = None
 
 

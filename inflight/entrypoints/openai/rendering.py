@@ -31,7 +31,7 @@ async def render_messages(
     chat_template_kwargs: dict[str, Any] | None,
     add_special_tokens: bool | None,
 ) -> list[int]:
-    """The prompt's token ids. None is the default of each argument; `tools` are those of `plain_tools`.
+    """The prompt's token ids. If an argument is None, its default holds; `tools` is what `plain_tools` returns.
 
     Raises:
         InvalidRequestError: the template refuses them, or a template of the request's own is not allowed.
@@ -66,11 +66,13 @@ async def render_messages(
 async def _render_calls(
     render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
 ) -> str:
-    """Render `messages`. Arguments that are no JSON object are handed over as text if the template writes this text unchanged,
-    and else as an object: most templates write JSON of what they get."""
+    """Render `messages`. If arguments are no JSON object, the template gets them as text if it writes this text unchanged;
+    otherwise it gets an object. Most templates convert to JSON what they get, so text would become a quoted string."""
     malformed = await asyncio.to_thread(malformed_arguments, messages)
     if malformed:
-        with suppress(InvalidRequestError):  # a template that goes through the members
+        with suppress(
+            InvalidRequestError
+        ):  # the template may iterate over the members of the arguments, and fails on text
             text = await render(messages)
             if all(arguments in text for arguments in malformed):
                 return text

@@ -175,7 +175,7 @@ class DetokenizedText(Body):
 
 
 class TokenizerInfo(Body):
-    """By the names of tokenizer_config.json."""
+    """The answer of /tokenizer_info. Fields have the names of tokenizer_config.json."""
 
     tokenizer_class: str = "PreTrainedTokenizerFast"
     bos_token: str | None = None

@@ -21,14 +21,14 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class ApiServer:
-    """Immutable, but for the names that `ignored_fields` has logged.
+    """Immutable, except for the names that `ignored_fields` has logged.
 
     Attributes:
         metrics: None counts nothing.
         model_names: under which the one model is served; the first is its name in answers that name none.
-        templates: renders chat templates that requests bring; None: none may.
+        templates: renders chat templates of requests; None: requests may not bring any.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
-        ignored_fields: tells of those that are not known here.
+        ignored_fields: removes and reports unknown fields.
         fingerprint: changes when the same request may give another answer.
     """
 

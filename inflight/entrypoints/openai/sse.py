@@ -49,7 +49,7 @@ async def send_json(send: Send, body: bytes) -> None:
 
 
 def with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
-    """`send` with further headers in the answer."""
+    """`send` that adds these headers to the answer."""
 
     async def send_more(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -60,11 +60,12 @@ def with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
 
 
 class EventStream:
-    """The status line goes with the first event: until then the answer can still be an error with a status of its own.
+    """The status line is sent with the first event: until then the answer can still be an error with its own status.
 
     Args:
-        keep_alive: seconds without an event after which a comment is sent: a proxy would close a stream that waits in a queue.
-            Clients pass over comments (HTML, section 9.2.6). The first one begins the answer. None: none is sent.
+        keep_alive: seconds without an event after which a comment is sent, so that no proxy closes a stream that waits in
+            the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
+            comments.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None) -> None:
@@ -72,7 +73,7 @@ class EventStream:
         self._send = send
         self._keep_alive = keep_alive
         self._sent_at = time.monotonic()
-        self._lock = asyncio.Lock()  # events and comments do not mix
+        self._lock = asyncio.Lock()  # one writer at a time: events or a comment
 
     async def send(self, events: bytes) -> None:
         """Returns when the server takes more: a slow client holds its own stream up, and nothing else."""

@@ -17,7 +17,7 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import arrival_time
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
-# Parsing a body, and checking it with pydantic, holds the interpreter's lock: these limits bound for how long.
+# Parsing a body and checking it with pydantic hold the GIL; these limits cap for how long.
 MAX_VALUES = 2**18  # of one body
 MAX_KEYS = 4096  # of one object
 _SLICE = 2**18  # bytes that are looked through in one go
@@ -35,7 +35,7 @@ class JsonRoute(APIRoute):
             if not has_body:
                 return await handle(request)
             _check_content_type(request)
-            # the body's arrival, its parsing and its checks: what follows is the response's
+            # covers the arrival of the body, its parsing and its checks; the response has the deadline itself
             async with within_deadline(arrival_time(request), request.app.state.request_timeout):
                 return await handle(_StrictRequest(request.scope, request.receive))
 
@@ -57,7 +57,7 @@ def _check_content_type(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict JSON. A byte-order mark before it is left out, as RFC 8259, section 8.1 allows.
+    """Strict JSON. A byte-order mark before it is ignored, as RFC 8259, section 8.1 allows.
 
     Raises:
         ApiError: 400, with what is wrong.

@@ -42,7 +42,7 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
         return card(server.check_model(model))
 
     async def tokenizer_info() -> TokenizerInfo:
-        """What clients need that render chats and tokenise prompts by themselves."""
+        """For clients that render chats and tokenise prompts themselves: special tokens, chat template, length."""
         if server.engine.tokenizer is None:
             raise ApiError(404, "this server has no tokenizer", code="not_found")
         template = None if server.engine.chat_template is None else server.engine.chat_template.default_source
@@ -93,7 +93,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
     def in_time(
         request: Request, body: TokenizeRequest | DetokenizeRequest, make: Callable[[], Awaitable[bytes]]
     ) -> Response:
-        """The answer that `make` makes within the request's deadline."""
+        """The answer of `make`, or an error if it takes longer than the request's deadline."""
         header = server.ignored_fields.header(server.ignored_fields.take_out(body))
 
         async def work(send: Send) -> None:

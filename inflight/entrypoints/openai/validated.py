@@ -51,9 +51,9 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """Checked as far as that goes without the engine's limits, rendered and tokenised.
+    """A request that is rendered and tokenised, and checked except against the engine's limits.
 
-    `thinks_first`: a chat whose template lets the model think before it answers; a grammar waits for the end of that.
+    `thinks_first`: the model may think before it answers, so a grammar starts only after the thinking.
     """
 
     prompts: tuple[TokenPrompt, ...]

@@ -48,7 +48,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
             else:
                 supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")  # for several only
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
-            # No thread that still runs here is waited for, and no process of ours outlives this one.
+            # Exit without waiting for threads that still run. No process that this one started outlives it.
             listener.close()
             logging.shutdown()
             sys.stdout.flush()

@@ -17,11 +17,11 @@ OptionValue = str | list[str]
 
 
 def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, OptionValue], list[str]]:
-    """The values of the options that the file names, and what is wrong with the other entries; `options` are all there are, as
-    `max_model_len`.
+    """The values of the options that the file names, and the problems of its other entries. `options` are the names of all
+    options, in the form `max_model_len`.
 
-    Numbers and booleans are the text that the option would be given, mappings are JSON,
-    lists stay lists; null is an option that is not given. So whatever reads the command line reads this too.
+    Numbers and booleans become the text that the command line would have, mappings become JSON, lists stay lists, and null is
+    an option that is not given. So the code that reads the command line reads these values too.
 
     Raises:
         ConfigError: the file cannot be read, or is no YAML mapping.

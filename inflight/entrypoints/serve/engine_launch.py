@@ -1,6 +1,7 @@
 """The engine's process, for the command that supervises several front ends.
 
-Imported on a thread once the front ends have been started: the import takes longer than their first answer.
+The supervisor imports this module on a thread after it has started the front ends, because the import takes longer than they
+need for their first answer.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ __all__ = ["LaunchedEngine", "resolve_config"]
 
 
 class LaunchedEngine:
-    """Attributes:
-    sockets: one to the engine for each front end.
+    """
+    Attributes:
+        sockets: one to the engine for each front end.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig, num_front_ends: int) -> None:

@@ -38,7 +38,7 @@ def main() -> int:
         return EXIT_COMMAND_GONE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            _leave(runner.run(_serve(start, listener, control)))  # no thread that still runs here is waited for
+            _leave(runner.run(_serve(start, listener, control)))  # exits without waiting for threads
     except InflightError as error:
         tell_failure(control, error)
         return EXIT_FAILED

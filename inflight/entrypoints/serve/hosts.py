@@ -1,4 +1,4 @@
-"""`AllowedHosts`: a request names the server in its `Host` header, by a name that the server goes by."""
+"""`AllowedHosts`: refuses requests whose `Host` header has a name that is not allowed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, header_of, send_error
 from inflight.entrypoints.serve.settings import is_loopback
 
-_PROBES = frozenset({"/health", "/live", "/ready"})  # they say nothing that a web page could use
+_PROBES = frozenset({"/health", "/live", "/ready"})  # their answers have nothing that a web page could use
 _MAX_SHOWN = 100  # characters of a refused name
 
 
@@ -34,9 +34,9 @@ class AllowedHosts:
             return
         shown = given.decode("ascii", "replace")[:_MAX_SHOWN]
         message = (
-            f"the Host header says {shown!r}, which is none of this server's names: the server was started with "
-            "--allowed-hosts, or answers this machine only and asks for no key, so that it takes localhost alone. Call it by "
-            "an allowed name, let the proxy send one, or start the server with --allowed-hosts NAME (or with an API key)"
+            f"the Host header has {shown!r}, which is not an allowed name of this server. The server was started with "
+            "--allowed-hosts, or it listens on loopback and asks for no key, so only local names are allowed. Use an allowed "
+            "name, let the proxy send one, or start the server with --allowed-hosts NAME or with an API key"
         )
         await send_error(send, 403, message, kind="invalid_request_error", code="host_not_allowed")
 

@@ -1,10 +1,10 @@
 """The order in which a request passes the middlewares. The outermost comes first, and sees every response of those within.
 
-Spellings        what follows sees one spelling of a path and of a method
+Spellings        gives all that follow one spelling of each path and method
 RequestIds       every response, a refusal too, has an id ...
 AccessLog        ... and a line in the log, and counts in the metrics
 SizeLimits       before anything reads what was sent
-AllowedHosts     before CORS: a page under a foreign name is told nothing
+AllowedHosts     before CORS: a page under a foreign name learns nothing from preflights
 CORS             browsers read a refusal only with its headers; preflights end here
 Authentication   nothing behind it is reached without a key, not even the fact that a route exists
 Gate             starting, draining, dead: 503

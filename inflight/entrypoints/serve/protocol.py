@@ -6,10 +6,10 @@ when it is whole, and no rest of a body that comes after the response.
 
 Two more differences from uvicorn:
 
-1. A connection that is lost ends the request that runs on it, also where others wait behind it (pipelining). uvicorn tells only
-   the newest one, and stops reading while others wait, so that it does not see the end of the connection.
-2. `Upgrade` is ignored, as RFC 9110, section 7.8 lets a server: the request is answered in HTTP/1.1. httptools stops behind the
-   head and takes the body for the other protocol's.
+1. When a connection is lost, the request that runs on it ends, even if further requests wait on it (pipelining). uvicorn ends
+   only the newest request, and stops reading while requests wait, so it does not see the end of the connection.
+2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows: the request is answered in HTTP/1.1. httptools stops parsing behind
+   the head of such a request, because it takes the body for data of the other protocol.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from uvicorn.server import ServerState
 from inflight.entrypoints.serve.error_response import RETRY_AFTER_SECONDS
 from inflight.entrypoints.serve.settings import ServerSettings
 
-# What may wait behind the request that runs on a connection. More closes it: clients that pipeline have to be ready to ask
-# again (RFC 9112, section 9.3.2).
+# Requests and bytes that may wait on a connection while a request runs. If there are more, the connection is closed: a client
+# that pipelines must be able to repeat its requests (RFC 9112, section 9.3.2).
 MAX_PIPELINED_REQUESTS = 32
 MAX_PIPELINED_BYTES = 256 * 2**10
 
@@ -46,11 +46,11 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._num_head_bytes = 0
-        self._num_waiting_bytes = 0  # read while a request waits behind the one that runs
+        self._num_waiting_bytes = 0  # bytes read since a request waits behind the one that runs
         self._is_in_head = False
         self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the head or the body that is awaited
-        self._write_timer: asyncio.TimerHandle | None = None  # of a client that is to read
+        self._write_timer: asyncio.TimerHandle | None = None  # runs while the client has something to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._close()
 
     def _feed(self, data: bytes) -> None:
-        """uvicorn's `data_received`, but for `Upgrade`."""
+        """uvicorn's `data_received`, except that `Upgrade` is ignored."""
         self._unset_keepalive_if_required()
         while data and not self.transport.is_closing():
             try:
@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def _head_without_upgrade(self) -> bytes:
-        """The head that has been read, with which another parser begins anew."""
+        """The head that has been read, without `Upgrade`: a new parser reads it again."""
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
@@ -117,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await(self.settings.header_timeout)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` reads an upgrade's head once more
+        if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` parses the head of an upgrade again
             return
         self._is_in_head = False
         self._await(self.settings.body_timeout)
@@ -140,7 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _go_on_reading(self) -> None:
-        """uvicorn stops reading while requests wait. But only what is read tells that the client has gone."""
+        """uvicorn stops reading while requests wait; but the end of the connection is seen only while reading."""
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -188,19 +188,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """The transport closes when all is written. A client that reads nothing does not keep it open."""
+        """The transport closes when all is written; the timer closes it if the client reads nothing."""
         if not self.transport.is_closing():
             self.transport.close()
             self._watch_client()
 
     def _watch_client(self) -> None:
-        """Nothing is written meanwhile: the transport is full, or closing."""
+        """Start the timer. Until it ends nothing is written: the transport is full, or closing."""
         self._cancel_write_timer()
         num_unsent = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(self.settings.write_timeout, self._check_client, num_unsent)
 
     def _check_client(self, num_unsent_before: int) -> None:
-        """A client that has read something in the time has as much time again."""
+        """If the client has read something in this time, the timer begins again."""
         self._write_timer = None
         if 0 < self.transport.get_write_buffer_size() < num_unsent_before:
             self._watch_client()

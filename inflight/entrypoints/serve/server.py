@@ -96,7 +96,7 @@ class Server:
             ConfigError, EngineError: the engine could not start, or has died. Nothing is left running.
         """
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
-        http.add_done_callback(lambda _: self._shutdown.begin())  # it ends early only if it fails
+        http.add_done_callback(lambda _: self._shutdown.begin())  # if it ends early, it has failed
         try:
             self._running = await self._unless(self._shutdown.begun, self._start())
             if self._running is not None:

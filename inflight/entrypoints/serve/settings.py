@@ -64,20 +64,19 @@ class ServerSettings:
         served_model_names: what requests may call the model; the first is what answers say. Empty: the model's own name.
         api_keys: any one of them lets a request in. Empty: no key is asked for.
         metrics_public: serve /metrics without a key.
-        allowed_hosts: names that requests may give the server in `Host`; "*.example.com" is every name below example.com, "*"
-        is
-            every name. Empty: every name, but a server that is local and asks for no key takes local names only.
+        allowed_hosts: names that the `Host` header may have; "*.example.com" is every name below example.com, "*" every name.
+            Empty: local names only if the server is local and asks for no key, else every name.
         max_body_bytes: largest request body; more is a 413.
-        max_total_body_bytes: bodies of all requests of a front end together, until they are answered; more is a 503.
+        max_total_body_bytes: size of the bodies of all requests that a front end has not answered yet; more is a 503.
         max_header_bytes: request line and headers together; more is a 431.
         shutdown_timeout: seconds that requests have to end after SIGTERM.
         request_timeout: seconds from a request's arrival to its last token; None is no deadline.
         keep_alive_timeout: seconds that an idle connection stays open: more than a load balancer keeps its own.
         header_timeout: seconds that a client has to send its request line and headers.
         body_timeout: seconds that it has to send the body then.
-        write_timeout: seconds after which a connection is closed whose client reads nothing of what is written.
-        stream_keep_alive_interval: seconds without an event after which a stream sends a comment; None sends none.
-        template_timeout: seconds of processor time that a chat template of a request's own has to compile and render.
+        write_timeout: if a client reads nothing of its response for this many seconds, its connection is closed.
+        stream_keep_alive_interval: seconds without an event after which a stream sends a comment; None: it sends none.
+        template_timeout: seconds of processor time in which a chat template of a request must compile and render.
         max_connections: that each front end holds open; one more is a 503, and closed.
         backlog: connections that the kernel holds until they are accepted.
         allowed_origins: of browsers (CORS), "*" for all; empty: no CORS headers are sent.
@@ -94,7 +93,7 @@ class ServerSettings:
         tool_call_parser: its name, "auto" for the one that fits the chat template, or "none".
         reasoning_parser: the same for a model's thinking.
         enable_request_chat_template: let a request bring a chat template of its own (it runs in the sandbox).
-        strict_fields: refuse requests with fields that are not known here; by default they are ignored, and told.
+        strict_fields: refuse requests with unknown fields; by default these fields are ignored, and the answer names them.
         otlp_traces_endpoint: URL that OpenTelemetry traces are sent to.
 
     Raises:
@@ -161,10 +160,10 @@ class ServerSettings:
 
     @property
     def accepted_hosts(self) -> tuple[str, ...]:
-        """`allowed_hosts`, or what holds where they are empty.
+        """`allowed_hosts`, or its default if it is empty.
 
-        A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then read what a local server answers. A
-        key, or the name in `Host`, tells its requests from those of this machine's user.
+        A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then read what a local server answers.
+        Requests of such a page have no key, and the page's name in `Host`.
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -227,7 +226,7 @@ class ServerSettings:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether it is an address of this machine's loopback; a name is none."""
+    """Whether `host` is a loopback address; False for a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
 """`Shutdown`: asked for once, the server lets its requests end; asked for again, it cuts its connections.
 
-Whatever hangs then, the process ends: a thread of faulthandler, which needs neither the event loop nor Python's lock, prints
-where all threads are, and exits with code 1.
+If something hangs, the process ends all the same: faulthandler's thread, which needs neither the event loop nor the GIL, prints
+the stack of every thread and exits with code 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CUT_SECONDS = 5.0  # what the engine has to end once connections are cut
-END_SECONDS = 35.0  # what everything has after the last request: connections 5, the engine 25, the rest
+END_SECONDS = 35.0  # from the last request to the end of the process: connections 5, the engine 25, the rest 5
 _STDERR = 2
 
 
@@ -25,8 +25,8 @@ class Shutdown:
     """Of one event loop, and of a process that does nothing else.
 
     Args:
-        shutdown_timeout: seconds that running requests have.
-        end_seconds: that the process has after those.
+        shutdown_timeout: seconds that running requests have to end.
+        end_seconds: seconds that the process then has to end.
 
     Attributes:
         begun: new requests are refused, running ones have their time.

@@ -1,5 +1,4 @@
-"""`SizeLimits`: no body is collected that is larger than allowed, whatever length it announces, nor more of all bodies
-together."""
+"""`SizeLimits`: bounds the size of each request body, whatever length it announces, and of all request bodies together."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ class SizeLimits:
     large. A body that finds no room beside the bodies of other requests is a 503. After that, `receive` reports a disconnect,
     and what the app sends is dropped.
 
-    A body counts from its first byte until its request is answered: the app may hold it so long.
+    A body counts from its first byte until its request is answered, because the app may keep it until then.
 
     Args:
-        max_total_body_bytes: of all requests together.
+        max_total_body_bytes: size of the bodies of all requests together.
     """
 
     def __init__(self, app: ASGIApp, *, max_header_bytes: int, max_body_bytes: int, max_total_body_bytes: int) -> None:
@@ -93,9 +92,7 @@ class SizeLimits:
         )
 
     async def _refuse_for_now(self, receive: Receive, send: Send, has_more: bool) -> None:
-        message = (
-            f"the bodies of all requests fill the {self._max_total} bytes that they may have together; try again later"
-        )
+        message = f"the bodies of all requests together reach the limit of {self._max_total} bytes; try again later"
         await send_error(
             _lingering(receive, send, has_more),
             503,
@@ -107,8 +104,9 @@ class SizeLimits:
 
 
 def _lingering(receive: Receive, send: Send, has_more: bool) -> Send:
-    """The response ends, and with it the connection, when the client has sent all: closed with bytes unread, the kernel would
-    reset it, and the client might never see why."""
+    """End the response, and with it the connection, only after the client has sent its whole body, or after
+    LINGER_SECONDS. If the connection were closed while bytes are unread, the kernel would reset it, and the client might
+    never see the response."""
 
     async def send_last(message: Message) -> None:
         if message["type"] == "http.response.body" and has_more:

@@ -1,16 +1,16 @@
-"""`Spellings`: other ways to ask for a route that is there: /v1/models/ is /v1/models, and HEAD is GET without the body."""
+"""`Spellings`: other spellings of a request: /v1/models/ is the route /v1/models, and HEAD is GET without the body."""
 
 from __future__ import annotations
 
 from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send
 
-SENT_METHOD = "sent_method"  # in scope["state"], where it is not the scope's own
+SENT_METHOD = "sent_method"  # key in scope["state"] of the method that the client sent, if the scope has another one
 
 
 class Spellings:
-    """The outermost of all: whatever checks a path or a method behind it sees what the app sees.
+    """The outermost middleware, so that all others see the same path and method as the app.
 
-    The server that calls it keeps the scope that came, and so leaves out the body of an answer to HEAD.
+    uvicorn keeps the original scope, with HEAD as the method, and therefore sends no body.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CUT_GRACE_SECONDS = 2.0  # that a front end has beyond what it leaves the engine
-LAST_SECONDS = 2.0  # between the last word of a front end and its end
+LAST_SECONDS = 2.0  # that a front end has to exit after its last message
 
 
 class FrontEndProcess:
@@ -114,7 +114,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     """
     shutdown = Shutdown(
         settings.shutdown_timeout, 2 * END_SECONDS
-    )  # the front ends have END_SECONDS, and then the engine
+    )  # END_SECONDS for the front ends, and then as much for the engine
     front_ends: list[FrontEndProcess] = []
     engine: LaunchedEngine | None = None
 

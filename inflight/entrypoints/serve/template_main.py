@@ -1,8 +1,8 @@
 """The program that renders chat templates of requests: `python -m inflight.entrypoints.serve.template_main TITLE FD`.
 
-The descriptor is a stream socket. A job comes as JSON behind its length, and its answer goes back in the same form; see
-`template_process`. Before each job a timer is set to the processor time that the job has. When the time is over the kernel ends
-the process (SIGPROF): nothing less ends a loop of a template. The kernel bounds the memory, too.
+The descriptor is a stream socket. A job is JSON with its length before it, and its answer has the same form; see
+`template_process`. Before each job a timer is set to the processor time that the job may take. When it ends, the kernel
+ends the process (SIGPROF): there is no other way to end a template's loop. The kernel bounds the memory, too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from inflight.executor.process import name_process
 from inflight.tokenizer.chat_template import ChatTemplate
 
 LENGTH = struct.Struct("<Q")
-MAX_MEMORY_BYTES = 2**30  # beside what the process has as it begins
-_NICENESS = 5  # the engine goes before
+MAX_MEMORY_BYTES = 2**30  # in addition to what the process has at its start
+_NICENESS = 5  # the engine has priority
 
 
 def main() -> None:
     name_process(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the end of the stream ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to the whole group; this process ends with its stream
     os.nice(_NICENESS)
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

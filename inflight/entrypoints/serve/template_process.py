@@ -1,7 +1,7 @@
-"""`TemplateProcesses`: renders chat templates of requests, in processes that the kernel ends when their time is over.
+"""`TemplateProcesses`: renders chat templates of requests in processes, which the kernel ends when their time is over.
 
-Jinja's sandbox bounds what a template can reach, not for how long it runs: eight nested loops of a thousand rounds are a line
-of text, and no thread that runs them can be stopped. Here such a template costs its own request, and one process.
+Jinja's sandbox limits what a template can access, but not how long it runs: one line of text can hold eight nested loops of a
+thousand rounds each, and a thread that runs them cannot be stopped. Here such a template ends its own request and one process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
 from inflight.executor.process import ChildProcess, stop_processes
 
 MAX_PROCESSES = 2
-MAX_WAITING = 64  # requests that wait for a process
-START_SECONDS = 30.0  # of a process, on a machine that is busy
-WALL_FACTOR = 5  # wall-clock time that a job has for each second of processor time
+MAX_WAITING = 64  # requests that may wait for a process
+START_SECONDS = 30.0  # within which a process must start, even on a busy machine
+WALL_FACTOR = 5  # seconds of wall-clock time that a job has for each second of processor time
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
 
 
 class TemplateProcesses:
-    """Of one event loop. Processes start when they are needed, and stay for the next request.
+    """Used by one event loop. Processes start when they are needed, and stay for later requests.
 
     Args:
-        seconds: processor time of one template, with the time to compile it.
+        seconds: processor time in which one template must compile and render.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class TemplateProcesses:
         """
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(
-                f"{MAX_WAITING} requests with chat templates of their own wait already; try again later",
+                f"{MAX_WAITING} requests that have chat templates wait already; try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         job |= {"source": source, "special_tokens": dict(special_tokens), "seconds": self._seconds}
@@ -79,7 +79,9 @@ class TemplateProcesses:
         except (TimeoutError, EOFError, ConnectionError) as error:
             ended_by = helper.close()
             too_slow = isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF
-            why = f"takes longer than the {self._seconds:g} s that it has here" if too_slow else "cannot be rendered"
+            why = (
+                f"takes longer than the {self._seconds:g} s of --template-timeout" if too_slow else "cannot be rendered"
+            )
             raise TokenizerError(f"chat_template: the template {why}") from None
         except BaseException:  # the client has gone
             helper.close()
@@ -88,7 +90,7 @@ class TemplateProcesses:
         return answer
 
     def close(self) -> None:
-        """End the processes that wait. Those that render end with their requests, or with their time."""
+        """End the idle processes. A process that renders ends with its request, or when its time is over."""
         while self._idle:
             self._idle.pop().close()
 
@@ -124,7 +126,7 @@ class _Helper:
         return received
 
     def close(self) -> int | None:
-        """Ends the process if it has not ended; how it ended, as `subprocess` says it. To be called once."""
+        """End the process if it still runs; return its exit code as `subprocess` defines it. To be called once."""
         self._socket.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)

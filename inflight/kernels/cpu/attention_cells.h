@@ -203,9 +203,9 @@ inline bool has_nan(const float* scores, int from, int to) {
     return false;
 }
 
-// The scores, in powers of 2, of the vectors [first, end) of a chunk, of which the row sees the keys [from, to): to weights,
-// with `largest_score` and `sum_so_far` brought up to date. `value_scales`: of the chunk's vectors, where Cells::kScaled. A score
-// or a scale that is NaN makes the sum NaN, and with it the row's result: maxima forget a NaN, sums do not.
+// Turns the scores (exponents of 2) of a chunk's vectors [first, end) into weights, and updates `largest_score` and `sum_so_far`.
+// The row sees the keys [from, to) only. `value_scales`: the scales of the chunk's vectors, if Cells::kScaled. If a score or a
+// scale is NaN, the sum becomes NaN, and so does the row's result: a maximum can lose a NaN, a sum cannot.
 template <typename Cells>
 Softened soften(
     float* scores, typename Cells::Weight* weights, const float* const* value_scales, int first, int end, int from, int to,
@@ -226,7 +226,7 @@ Softened soften(
             std::fill(weights + first * kLanes, weights + end * kLanes, typename Cells::Weight{});
             return {1.0f, 0.0f};
         }
-        now = 0.0f;  // any number: the sum becomes NaN
+        now = 0.0f;  // any number will do: the sum becomes NaN
     }
     VecF total = zero();
     most = zero();
@@ -238,7 +238,7 @@ Softened soften(
             x = mul(x, load(value_scales[i]));
             if (is_cut(i)) x = cut(x, i, 0.0f);  // a scale behind the last token may be anything
             most = max(most, x);
-            total = fma(x, zero(), total);  // nothing, or NaN
+            total = fma(x, zero(), total);  // adds 0, or NaN if x is not finite
             store(scores + i * kLanes, x);
         } else {
             store(weights + i * kLanes, x);

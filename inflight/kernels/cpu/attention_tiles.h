@@ -1,4 +1,4 @@
-// Which parts of a step's attention there are for threads to take, and where their results wait to be merged.
+// How a step's attention is divided among threads: tiles, parts of tiles, and the memory for results that are not merged yet.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 #include "attention_cells.h"
 
 constexpr int kTileRows = 48;
-constexpr int kSplitKeys = 1024;            // several threads may share a sequence in pieces of so many keys
-constexpr int64_t kPartialBytes = 1 << 20;  // for each thread, of results that wait to be merged
+constexpr int kSplitKeys = 1024;            // keys of a split: the smallest part of a sequence that a thread takes
+constexpr int64_t kPartialBytes = 1 << 20;  // per thread: memory for results that are not merged yet
 
 struct Tile {
     int row;
     int first_head, end_head;    // key heads
     int first, end;              // query rows of each: token * (heads per key head) + head
-    int first_split, end_split;  // the keys that it goes over, in kSplitKeys
-    int64_t partial;             // where its result waits to be merged, in floats; -1: it is the whole result
+    int first_split, end_split;  // its keys are [first_split, end_split) * kSplitKeys
+    int64_t partial;             // index of the first float of its unmerged result; -1: the tile is not shared
 
     int rows_of_head() const { return end - first; }
     int num_rows() const { return (end_head - first_head) * rows_of_head(); }
@@ -30,16 +30,16 @@ struct Segment {  // tokens of one request that fall into one group of the cache
 
 struct Work {
     std::vector<Segment> segments;
-    std::vector<Tile> tiles;  // whole ones; then, where there are too few, what threads compute instead
+    std::vector<Tile> tiles;  // num_whole whole tiles; if threads share tiles, then the parts that they compute
     size_t num_whole = 0;
     int num_threads = 1;
-    int first_splits = 0;        // of a shared tile's first part, other parts have one; 0: no tile is shared
-    int64_t partial_floats = 0;  // what all results that wait to be merged take
+    int first_splits = 0;        // splits in the first part of a shared tile; each other part has one; 0: no tile is shared
+    int64_t partial_floats = 0;  // memory of all unmerged results, in floats
 
     int num_parts(const Tile& whole) const { return std::max(1, whole.num_splits() - first_splits + 1); }
 };
 
-// Of the state of a tile: a multiple of a cache line.
+// Size of a tile's state in floats, rounded up to whole cache lines.
 inline int64_t state_floats(int num_rows, int head_dim) { return (static_cast<int64_t>(num_rows) * (head_dim + 2) + 15) / 16 * 16; }
 
 inline State state_at(float* memory, int num_rows, int head_dim) {
@@ -47,9 +47,9 @@ inline State state_at(float* memory, int num_rows, int head_dim) {
     return State{largest, largest + num_rows, memory};
 }
 
-// Where there are few tiles for many threads, threads share the splits of a tile. Its parts are one split each, or, where so many
-// results would take more than `kPartialBytes` a thread, the first part is longer: it has its splits merged when it is done. In
-// both ways splits are merged one by one, in order: a row gets the same result bit for bit.
+// If there are few tiles for many threads, the threads share tiles: each part of a shared tile is one split. If the results of
+// all parts would take more than `kPartialBytes` per thread, the first part of each tile gets several splits, and merges them
+// itself. Either way splits are merged one by one, in order, so a row's result is the same bit for bit.
 inline void share_tiles(Work& work, int head_dim) {
     work.first_splits = 0;
     work.partial_floats = 0;
@@ -75,7 +75,7 @@ inline void share_tiles(Work& work, int head_dim) {
             few = middle + 1;
     }
     work.first_splits = few;
-    for (size_t i = 0; i < work.num_whole; i++) {  // first parts, and what stays whole: the longest work comes first
+    for (size_t i = 0; i < work.num_whole; i++) {  // whole tiles and first parts, before the shorter parts
         Tile part = work.tiles[i];
         if (work.num_parts(part) > 1) {
             part.partial = work.tiles[i].partial = work.partial_floats;
@@ -94,11 +94,11 @@ inline void share_tiles(Work& work, int head_dim) {
         }
 }
 
-class Space {  // of one thread, kept from call to call; what it holds is not set to anything
+class Space {  // scratch memory of one thread, kept from call to call; not initialised
   public:
     float* at_least(int64_t count) {
         if (size_ < count) {
-            floats_.reset();  // before there is more
+            floats_.reset();  // free the old memory before the new is allocated
             floats_.reset(static_cast<float*>(operator new(count * sizeof(float), kLine)));
             size_ = count;
         }

@@ -14,13 +14,13 @@ struct StepTensors {  // strides in elements, from one token to the next
     T* out;
 };
 
-// Integers that are x but for a factor, which is returned: the largest becomes the largest of the type. If a number of x is
-// infinite or NaN, which no integer can say, the factor is NaN: whatever is computed from the row is NaN too. `size`: a multiple
-// of 16. A row is quantised by itself, so it does not matter what else is in the step.
+// Writes x as integers, and returns the factor with x = factor * integers. The largest element becomes the largest integer of the
+// type. If an element is infinite or NaN, the factor is NaN, so that all that is computed from the row is NaN. `size`: a multiple
+// of 16. Each row has a factor of its own, so its result does not depend on other rows of the step.
 template <typename T, typename Integer>
 inline float quantise(const T* x, Integer* integers, int size) {
     constexpr float kTop = sizeof(Integer) == 1 ? 127.0f : 32767.0f;
-    VecF most = zero(), broken = zero();  // the second is NaN once a number is not finite; a maximum forgets a NaN
+    VecF most = zero(), broken = zero();  // `broken` becomes NaN if an element is not finite; a maximum can lose a NaN
     for (int i = 0; i < size; i += kLanes) {
         const VecF values = load(x + i);
         most = max(most, max(values, sub(zero(), values)));

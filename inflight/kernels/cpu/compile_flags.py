@@ -1,4 +1,4 @@
-"""How the C++ kernels are compiled, and the digest of what a library was built from: the sources and this file.
+"""How the C++ kernels are compiled; and the digest of the sources and of this file, by which a stale library is found.
 
 `setup.py` runs this file by its path, before anything is installed: it imports the standard library only.
 """
@@ -16,7 +16,7 @@ INSTRUCTION_SET_FLAGS = {  # the names stand in library.py, with what the proces
 COMMON_FLAGS = [
     "-std=c++17",
     "-O3",
-    # not when linking: the library uses the OpenMP runtime that torch has loaded, there must be only one
+    # for the compiler only, not for the linker: the library uses the OpenMP runtime that torch has loaded; there must be one
     "-fopenmp",
     # a cell of the cache holds integers and their float scales: both are read through pointers into the same memory
     "-fno-strict-aliasing",

@@ -1,5 +1,5 @@
-// Decoder layers in one call: between two kernels nothing has to be asked of the interpreter, whose lock another thread may hold and
-// whose memory the weights have just driven out of the cache.
+// All decoder layers in one call. Between two kernels the Python interpreter is not used: another thread may hold its lock, and
+// the weights have evicted its memory from the cache.
 
 #include <cstring>
 

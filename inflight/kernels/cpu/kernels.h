@@ -125,7 +125,8 @@ INFLIGHT_EXPORT void inflight_paged_attention(
     const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value, int64_t value_stride,
     void* out, void* cache, const AttentionStep* step, const HeadLayout* layout, float scale);
 
-// The most that `inflight_paged_attention` keeps for itself, called from one thread whose pool has `num_threads`.
+// The most memory, in bytes, that `inflight_paged_attention` keeps from call to call. Assumes that one thread calls it, whose
+// OpenMP pool has `num_threads` threads.
 INFLIGHT_EXPORT int64_t inflight_attention_scratch_bytes(int32_t head_dim, int32_t num_threads);
 
 // All layers, one after the other, as the functions above compute them.

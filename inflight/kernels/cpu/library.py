@@ -205,7 +205,7 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
 
 
 def _check_sources(library: ctypes.CDLL, path: Path) -> None:
-    """An editable install keeps its libraries when sources or flags change: a library that is not of these is refused."""
+    """Refuse a stale library: an editable install keeps its libraries when sources or flags change."""
     if not source_files(_FOLDER):
         return  # a wheel
     library.inflight_source_hash.restype = c_char_p

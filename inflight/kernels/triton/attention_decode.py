@@ -1,7 +1,7 @@
 """Paged attention of one query token a row: split over the keys, and put together again, in one kernel.
 
-A program is (row, key head, split). Short rows use one split, and so do rows that are not very long where rows and heads fill
-the device. Else each leaves what it found in `partials`, and the one that a counter tells it is the last of its row and
+A program is (row, key head, split). Short rows use one split; so do rows that are not very long, if rows and heads fill the
+device. Otherwise each program stores its result in `partials`, and the one that a counter shows to be the last of its row and
 head combines them, in the order of the splits whoever comes last: the result does not depend on which. It leaves the counter at
 0 again.
 """
@@ -196,7 +196,7 @@ class DecodeScratch:
 
     @staticmethod
     def num_bytes(num_multiprocessors: int, per_head: int, head_dim: int) -> int:
-        """Of what `allocate` gives."""
+        """Size in bytes of what `allocate` returns."""
         return 4 * max_partials(num_multiprocessors) * (per_head * (head_dim + 2) + 1)
 
     @staticmethod

@@ -20,7 +20,7 @@ from torch import Tensor
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
 ROWS_AT_ONCE = 256  # that a program compares with its index
-LEAST_SHARED_BYTES = 99 << 10  # of one program, on the GPUs with the least of it: sm_86 and sm_89
+LEAST_SHARED_BYTES = 99 << 10  # that one program can use on the GPUs with the least shared memory: sm_86 and sm_89
 
 
 @triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc"])
@@ -49,7 +49,7 @@ def attention_mixed_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # One axis for tiles and heads: the others end at 65,535. A row's last tiles have the most keys: they start first.
+    # Tiles and heads share axis 0: the other axes end at 65,535. A row's last tiles have the most keys, so they start first.
     head = tl.program_id(0) % NUM_KV_HEADS
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
     row = -1
@@ -107,16 +107,17 @@ def attention_mixed_kernel(
 
 
 def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
-    """Queries (tokens times heads) and keys in a tile, warps and stages (block ids take two, keys and values the others).
+    """(queries in a tile, that is tokens times heads; keys in a tile; warps; stages). Block ids take two stages, keys and
+    values the others.
 
-    `max_shared_bytes`: that a program can have on the device, `LEAST_SHARED_BYTES` or more. Fewer queries would read keys and
-    values from the second-level cache faster than it gives them; more do not fit registers.
+    `max_shared_bytes`: shared memory that a program can use on the device, at least `LEAST_SHARED_BYTES`. With fewer queries in
+    a tile the second-level cache would be too slow for the reads of keys and values; more queries do not fit the registers.
     """
     if dtype == torch.float32:
         return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
     if head_dim <= 128:
         return 128, 64, 8, 5
-    return 64, 32, 8, 5 if max_shared_bytes >= 132 << 10 else 4  # of keys and values of 256 a stage takes 32 KiB
+    return 64, 32, 8, 5 if max_shared_bytes >= 132 << 10 else 4  # with keys and values of 256 a stage takes 32 KiB
 
 
 def attention_mixed(

@@ -22,7 +22,7 @@ def quantize_rows_kernel(
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
     wide = tl.load(x + row * x_stride + columns, mask=is_there, other=0.0).to(tl.float32)
-    is_finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), axis=0) == 1  # a maximum may forget a NaN
+    is_finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), axis=0) == 1  # a maximum can lose a NaN
     scale = tl.where(is_finite, tl.maximum(tl.max(tl.abs(wide), axis=0), LEAST) / LARGEST, float("nan"))
     tl.store(scales + row, scale)
     # the quotient may be a rounding above the largest
@@ -33,7 +33,7 @@ def quantize_rows_kernel(
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [num_rows, size], its rows strided -> float8_e4m3fn [num_rows, size] and float32 [num_rows, 1], whose product is x.
 
-    The product of a row with an infinity or a NaN is NaN everywhere.
+    If a row of x has an infinity or a NaN, the whole row of the product is NaN.
     """
     num_rows, size = x.shape
     assert x.stride(1) == 1

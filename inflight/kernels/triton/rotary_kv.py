@@ -1,7 +1,7 @@
 """RMSNorm of queries and keys, their rotation, keys and values into the cache: one pass over what a projection made.
 
-In float32, rounded once at the end. A cache in float8_e4m3fn holds the elements without a scale; numbers beyond its range of
-±448 become its ends, infinities and NaN become NaN: what is computed from them must not look like a number.
+Computed in float32, and rounded once at the end. A cache in float8_e4m3fn holds the elements without a scale. Numbers beyond
+its range become ±448. Infinities and NaN become NaN, so that all that is computed from them is NaN, too.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ class TileConfig:
 
 
 def is_of_the_tile(error: Exception) -> bool:
-    """Whether other tiles may run: this GPU has too little of something for this one, or the compiler fails. An error of the
-    device is none of these: after it nothing runs there."""
+    """Whether another tile may succeed: this one needs more of a resource than the GPU has, or the compiler failed. False for
+    an error of the device, after which nothing runs on it."""
     if isinstance(error, (OutOfResources, CompilationError, PTXASError)):
         return True
-    return isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)  # Triton's, of a pass that fails
+    return isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)  # a compiler pass failed
 
 
 class SplitKScratch:

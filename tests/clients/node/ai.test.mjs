@@ -1,4 +1,4 @@
-// Vercel's AI SDK, with its provider for servers of OpenAI's API and with OpenAI's own in chat mode.
+// Vercel's AI SDK, with its provider for OpenAI-compatible servers, and with its provider for OpenAI in chat mode.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { createOpenAI } from "@ai-sdk/openai";

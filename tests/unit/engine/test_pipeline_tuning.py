@@ -123,7 +123,7 @@ def test_what_was_measured_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         tune(monkeypatch, pipeline_config(2), SimulatedPipeline(2, 0.020, 0.010))
     (record,) = caplog.records
     assert (
-        "a token's way through all stages and back takes 60.00 ms, the slowest stage 20.00 ms: stagger 3, 4 steps in"
+        "a token's way through all stages and back takes 60.00 ms, and the slowest stage takes 20.00 ms: stagger 3, 4 steps in"
         in (record.getMessage())
     )
 

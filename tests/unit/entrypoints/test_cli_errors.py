@@ -19,10 +19,10 @@ def said(line: str, code: int = 2) -> str:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("generate hello", "'hello' is no option: give a prompt as -p TEXT"),
-        ("chat ./model", "'./model' is no option: give a model as -m MODEL"),
-        ("env x", "'x' is no option: this command takes options only"),
-        ("serve a b", "takes one MODEL, and got 'b' besides"),
+        ("generate hello", "'hello' is not an option: give a prompt as -p TEXT"),
+        ("chat ./model", "'./model' is not an option: give a model as -m MODEL"),
+        ("env x", "'x' is not an option: this command takes options only"),
+        ("serve a b", "takes one MODEL; 'b' is a second one"),
         ("generate -p x --max-tokens abc", "--max-tokens: 'abc' should be an integer"),
         ("chat --temperature hot", "--temperature: 'hot' should be a number"),
         ("bench serve --num-prompts 0", "--num-prompts: '0' should be greater than or equal to 1"),

@@ -194,7 +194,7 @@ def test_a_wrong_option_is_one_line(arguments: list[str], message: str) -> None:
 def test_no_server_is_one_line() -> None:
     result = run("http://127.0.0.1:9", "--num-prompts=1")
     assert result.exit_code == 1
-    assert "http://127.0.0.1:9/v1/models cannot be asked" in result.output
+    assert "http://127.0.0.1:9/v1/models gave no answer" in result.output
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

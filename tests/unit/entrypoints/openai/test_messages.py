@@ -107,7 +107,7 @@ def test_a_template_that_refuses_the_messages_refuses_them() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("image_url", "'image_url' is of type image, and this model takes text only: no images"),
+        ("image_url", "'image_url' is of type image; this model takes text only: no images"),
         ("input_audio", "is of type audio"),
         ("video_url", "is of type video"),
         ("file", "is of type file"),

@@ -174,7 +174,7 @@ def test_variables_of_kubernetes_are_told_and_not_read(monkeypatch: pytest.Monke
     done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file)])
     assert done.exit_code == 0, done.output
     assert done.output.count("note:") == 1
-    assert "INFLIGHT_SERVE_PORT='tcp://10.0.0.1:80' is Kubernetes'" in done.output
+    assert "INFLIGHT_SERVE_PORT='tcp://10.0.0.1:80' was set by Kubernetes" in done.output
     assert "warning" not in done.output
     monkeypatch.setenv("INFLIGHT_SERVE_PORT", "tcp://10.0.0.1:80")
     assert parsed(["--config", str(file)])["port"] == 0, "the file is asked next"
@@ -186,7 +186,7 @@ def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, ["serve", "--check", "--port", "0"])
     assert done.exit_code == 0
     assert (
-        "warning: INFLIGHT_SERVE_PROT is no variable of Inflight, and is not read; did you mean INFLIGHT_SERVE_PORT?"
+        "warning: INFLIGHT_SERVE_PROT is not a variable of Inflight; it is ignored; did you mean INFLIGHT_SERVE_PORT?"
         in done.output
     )
     assert "did you mean INFLIGHT_LOG_LEVEL?" in done.output
