@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._feed(data)
         self._num_bodiless_bytes = 0 if self._is_moving else self._num_bodiless_bytes + len(data)
         if self._num_bodiless_bytes > self.settings.max_header_bytes:
-            if self._is_answering_another():
+            if self._would_be_misread():
                 self._close()
             else:
                 self._refuse(_TOO_LARGE)
@@ -221,18 +221,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        if self._is_answering_another():
+        if self._would_be_misread():
             self._close()
         else:
             super().send_400_response(msg)
             self._watch_client()
 
-    def _is_answering_another(self) -> bool:
+    def _would_be_misread(self) -> bool:
         """Whether a client would take a refusal of what is read for a part of a response, or for another request's."""
         running = self._running
-        if running is None or running.response_complete:
+        if running is None:
             return False
-        return self._is_in_head or running is not self.cycle or bool(running.response_started)
+        if self._is_in_head:
+            return not running.response_complete
+        return running is not self.cycle or bool(running.response_started)
 
     def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():

@@ -372,3 +372,23 @@ def test_no_refusal_is_written_into_the_response_of_another_request(behind: byte
             writer.close()
 
     on_loop(test)
+
+
+@pytest.mark.parametrize("behind", [b"0\r\n" + b"X: y\r\n" * 20_000, b"not a length\r\n"])
+def test_no_refusal_follows_a_response_that_came_before_the_end_of_its_request(behind: bytes) -> None:
+    async def test() -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send_json(send, 401, {})
+
+        async with served(app, max_header_bytes=1024) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CHUNKED)
+            received = await reader.readuntil(b"{}")
+            writer.write(behind)
+            with contextlib.suppress(ConnectionError):
+                while part := await reader.read(2**16):
+                    received += part
+            assert received.count(b"HTTP/1.1") == 1
+            writer.close()
+
+    on_loop(test)
