@@ -19,6 +19,7 @@ from inflight.entrypoints.cli.command import (
     set_log_level,
 )
 from inflight.entrypoints.cli.layered import LayeredCommand
+from inflight.entrypoints.cli.standard_streams import open_standard_streams
 
 EPILOG = """\b
 Examples:
@@ -89,4 +90,5 @@ def inflight_options(
 
 def main() -> None:
     """What `pyproject.toml` installs as `inflight`."""
+    open_standard_streams()
     app()

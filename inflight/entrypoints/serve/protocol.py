@@ -4,12 +4,13 @@ how long a client may leave a response unread.
 httptools collects a head of any size, and uvicorn waits for it, and for the body, however long; a middleware sees a head only
 when it is whole, and no rest of a body that comes after the response.
 
-Two more differences from uvicorn:
+More differences from uvicorn:
 
 1. When a connection is lost, the request that runs on it ends, even if further requests wait on it (pipelining). uvicorn ends
    only the newest request, and stops reading while requests wait, so it does not see the end of the connection.
 2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows: the request is answered in HTTP/1.1. httptools stops parsing behind
    the head of such a request, because it takes the body for data of the other protocol.
+3. The server leaves out trailers, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers of their request.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MAX_PIPELINED_BYTES = 256 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The head is counted by reads: one read more than `max_header_bytes` may be held before `SizeLimits` counts exactly."""
+    """What comes without a piece of a body is counted by reads: the head, before `SizeLimits` counts it exactly, but also
+    trailers and chunks' extensions. One read more than `max_header_bytes` may be held."""
 
     settings: ServerSettings
 
@@ -45,9 +47,10 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._num_head_bytes = 0
+        self._num_bodiless_bytes = 0  # bytes read since the last piece of a body, or the last end of a head or a request
         self._num_waiting_bytes = 0  # bytes read since a request waits behind the one that runs
         self._is_in_head = False
+        self._is_moving = False  # what was read last held a piece of a body, or the end of a head or a request
         self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the head or the body that is awaited
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the client has something to read
@@ -72,15 +75,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused
             return
-        if self._num_head_bytes > self.settings.max_header_bytes:  # and still no end of the head
-            self._refuse(_TOO_LARGE)
-            return
-        self._num_head_bytes += len(data)
+        self._is_moving = False
         self._feed(data)
-        if not self._is_in_head:
-            self._num_head_bytes = 0
-        elif self._num_head_bytes > self.settings.max_header_bytes:
-            self._refuse(_TOO_LARGE)
+        self._num_bodiless_bytes = 0 if self._is_moving else self._num_bodiless_bytes + len(data)
+        if self._num_bodiless_bytes > self.settings.max_header_bytes:
+            if self._would_be_misread():
+                self._close()
+            else:
+                self._refuse(_TOO_LARGE)
         self._num_waiting_bytes = self._num_waiting_bytes + len(data) if self.pipeline else 0
         if self._num_waiting_bytes > MAX_PIPELINED_BYTES:
             self._close()
@@ -116,10 +118,14 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is None:
             self._await(self.settings.header_timeout)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # else it is a trailer
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` parses the head of an upgrade again
             return
-        self._is_in_head = False
+        self._is_in_head, self._is_moving = False, True
         self._await(self.settings.body_timeout)
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._close()
@@ -128,6 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._go_on_reading()
 
     def on_body(self, body: bytes) -> None:
+        self._is_moving = True
         if not self.transport.is_closing():
             super().on_body(body)
             self._go_on_reading()
@@ -135,6 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        self._is_moving = True
         self._cancel_timer()
         if not self.transport.is_closing():
             super().on_message_complete()
@@ -211,6 +219,22 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        if self._would_be_misread():
+            self._close()
+        else:
+            super().send_400_response(msg)
+            self._watch_client()
+
+    def _would_be_misread(self) -> bool:
+        """Whether a client would take a refusal of what is read for a part of a response, or for another request's."""
+        running = self._running
+        if running is None:
+            return False
+        if self._is_in_head:
+            return not running.response_complete
+        return running is not self.cycle or bool(running.response_started)
 
     def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():

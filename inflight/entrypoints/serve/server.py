@@ -87,7 +87,7 @@ class Server:
         self._gate = Gate(self._count_refusal)
         self._running: Running | None = None
         self._lines = None if settings.access_log == "off" else LineWriter()
-        self._http = _make_uvicorn(wrap(self._gate, settings, self._count, self._lines), settings, ssl_context)
+        self._http = make_uvicorn(wrap(self._gate, settings, self._count, self._lines), settings, ssl_context)
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until the shutdown; returns the exit code. To be called once.
@@ -168,14 +168,47 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are ours: uvicorn's handlers would close the listener at the first one."""
+    """Signals are ours: uvicorn's handlers would close the listener at the first one.
+
+    Args:
+        handshake_timeout: seconds that a client has for TLS's handshake. A connection is no protocol's before, and not counted.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout = (
+            handshake_timeout if config.ssl is not None else None
+        )  # asyncio wants none without TLS
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own knows no time limit of a handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+
+        def make_protocol() -> asyncio.Protocol:
+            protocol: Any = config.http_protocol_class  # Any: a name or a class
+            made: asyncio.Protocol = protocol(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        self.servers = [
+            await loop.create_server(
+                make_protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_timeout,
+            )
+            for listener in sockets or []
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
 
-def _make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLContext | None) -> uvicorn.Server:
+def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLContext | None) -> uvicorn.Server:
     config = uvicorn.Config(
         cast("Any", app),  # Any: uvicorn names every message's fields
         http=bounded_protocol(settings),
@@ -191,7 +224,7 @@ def _make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCo
     )
     config.load()
     config.ssl = ssl_context
-    return _Uvicorn(config)
+    return _Uvicorn(config, settings.header_timeout)
 
 
 async def _watch(running: Running) -> None:

@@ -72,7 +72,7 @@ class ServerSettings:
         shutdown_timeout: seconds that requests have to end after SIGTERM.
         request_timeout: seconds from a request's arrival to its last token; None is no deadline.
         keep_alive_timeout: seconds that an idle connection stays open: more than a load balancer keeps its own.
-        header_timeout: seconds that a client has to send its request line and headers.
+        header_timeout: seconds that a client has to send its request line and headers, and for TLS's handshake before.
         body_timeout: seconds that it has to send the body then.
         write_timeout: if a client reads nothing of its response for this many seconds, its connection is closed.
         stream_keep_alive_interval: seconds without an event after which a stream sends a comment; None: it sends none.

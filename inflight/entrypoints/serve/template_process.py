@@ -71,8 +71,9 @@ class TemplateProcesses:
         return text
 
     async def _ask(self, content: bytes) -> dict[str, Any]:
-        seconds = WALL_FACTOR * self._seconds + (0.0 if self._idle else START_SECONDS)
-        helper = self._idle.pop() if self._idle else _Helper()
+        helper = self._take_idle()
+        seconds = WALL_FACTOR * self._seconds + (0.0 if helper is not None else START_SECONDS)
+        helper = helper or _Helper()
         try:
             async with asyncio.timeout(seconds):
                 answer = await helper.ask(content)
@@ -89,6 +90,14 @@ class TemplateProcesses:
         self._idle.append(helper)
         return answer
 
+    def _take_idle(self) -> _Helper | None:
+        while self._idle:
+            helper = self._idle.pop()
+            if helper.is_alive:
+                return helper
+            helper.close()  # somebody has ended it while it waited: the kernel, when memory ran short
+        return None
+
     def close(self) -> None:
         """End the idle processes. A process that renders ends with its request, or when its time is over."""
         while self._idle:
@@ -103,6 +112,10 @@ class _Helper:
         with theirs:
             self._process = ChildProcess("inflight: template", _MODULE, [theirs.fileno()])
         self._socket.setblocking(False)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive
 
     async def ask(self, content: bytes) -> dict[str, Any]:
         """

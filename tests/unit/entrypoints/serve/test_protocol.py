@@ -296,3 +296,99 @@ def test_the_last_of_a_response_is_not_waited_for_without_end(end: str) -> None:
         protocol.connection_lost(None)
 
     on_loop(test)
+
+
+CHUNKED = b"POST /read HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+
+
+def test_trailers_are_read_and_are_no_headers() -> None:
+    async def test() -> None:
+        async with served(Waiting()) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CHUNKED + b"0\r\nAuthorization: Bearer sk-other\r\nHost: other\r\n\r\n" + GET)
+            first, second = await read_json(reader), await read_json(reader)
+            assert first["body"] == "hi" and second["path"] == "/next"
+            assert first["headers"] == {"host": "localhost", "transfer-encoding": "chunked"}
+            writer.close()
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("beginning", [b"0\r\n", b"0\r\nX: ", b"2;"])
+def test_what_comes_without_a_body_is_bounded_like_a_head(beginning: bytes) -> None:
+    """Trailers, one trailer, the extension of a chunk: without a bound, the server would keep all that comes."""
+
+    async def test() -> None:
+        async with served(Waiting(), max_header_bytes=2048) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CHUNKED + beginning)
+            with contextlib.suppress(ConnectionError):
+                for i in range(40):
+                    writer.write(b"Y%d: z\r\n" % i * 20 if beginning == b"0\r\n" else b"y" * 200)
+                    await writer.drain()
+                    await asyncio.sleep(0.002)
+                assert (await reader.read()).startswith(b"HTTP/1.1 431")
+            writer.close()
+
+    on_loop(test)
+
+
+def test_the_head_behind_a_large_body_is_not_counted_with_it() -> None:
+    async def test() -> None:
+        async with served(Waiting(), max_header_bytes=1024) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            body = b"x" * 20_000
+            writer.write(b"POST /read HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body + GET[:9])
+            assert (await read_json(reader))["body"] == body.decode()
+            writer.write(GET[9:])
+            assert (await read_json(reader))["path"] == "/next"
+            writer.close()
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("behind", [b"\0\r\n\r\n", GET[:9] + b"x" * 100_000])
+def test_no_refusal_is_written_into_the_response_of_another_request(behind: bytes) -> None:
+    async def test() -> None:
+        began = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"data", "more_body": True})
+            began.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        async with served(app) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET)
+            await began.wait()
+            writer.write(behind)
+            received = b""
+            with contextlib.suppress(ConnectionError):
+                while part := await reader.read(2**16):
+                    received += part
+            assert received.count(b"HTTP/1.1") == 1
+            writer.close()
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("behind", [b"0\r\n" + b"X: y\r\n" * 20_000, b"not a length\r\n"])
+def test_no_refusal_follows_a_response_that_came_before_the_end_of_its_request(behind: bytes) -> None:
+    async def test() -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send_json(send, 401, {})
+
+        async with served(app, max_header_bytes=1024) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CHUNKED)
+            received = await reader.readuntil(b"{}")
+            writer.write(behind)
+            with contextlib.suppress(ConnectionError):
+                while part := await reader.read(2**16):
+                    received += part
+            assert received.count(b"HTTP/1.1") == 1
+            writer.close()
+
+    on_loop(test)

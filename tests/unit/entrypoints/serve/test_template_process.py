@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -66,16 +67,21 @@ def test_endless_templates_cost_their_own_requests_only() -> None:
     asyncio.run(test())
 
 
-def test_a_client_that_goes_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes, as they are started."""
+    found: list[Any] = []
     whole = template_process.ChildProcess
 
     def start(*args: Any) -> Any:
-        started.append(whole(*args))
-        return started[-1]
+        found.append(whole(*args))
+        return found[-1]
 
     monkeypatch.setattr(template_process, "ChildProcess", start)
+    return found
 
+
+def test_a_client_that_goes_ends_its_process(started: list[Any]) -> None:
     async def test() -> None:
         async with processes(60.0) as templates:
             task = asyncio.create_task(templates.render(ENDLESS, {}, **JOB))
@@ -86,6 +92,19 @@ def test_a_client_that_goes_ends_its_process(monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert not started[0].is_alive
+
+    asyncio.run(test())
+
+
+def test_a_process_that_was_killed_while_it_waited_costs_no_request(started: list[Any]) -> None:
+    async def test() -> None:
+        async with processes() as templates:
+            assert await templates.render(SIMPLE, {"bos_token": ""}, **JOB) == "hi"
+            started[0].send_signal(signal.SIGKILL)
+            while started[0].is_alive:
+                await asyncio.sleep(0.01)
+            assert await templates.render(SIMPLE, {"bos_token": ""}, **JOB) == "hi"
+            assert len(started) == 2
 
     asyncio.run(test())
 
