@@ -62,7 +62,8 @@ class InvalidRequestError(InflightError, ValueError):
 class ContextLengthExceededError(InvalidRequestError):
     """The prompt has so many tokens that none can follow it.
 
-    Clients recognise this error by how its message begins: "This model's maximum context length is N tokens. However, ".
+    Clients recognise this error by its message: "This model's maximum context length is N tokens. However, the prompt is too
+    long: ".
     """
 
 
