@@ -221,7 +221,7 @@ def test_endpoints_beside_generation(client: httpx.Client) -> None:
     assert (
         client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
     )
-    for path in ("/health", "/ready", "/tokenizer_info", "/version", "/v1/models", "/openapi.json"):
+    for path in ("/health", "/ping", "/ready", "/tokenizer_info", "/version", "/v1/models", "/openapi.json"):
         assert client.get(path).status_code == 200
     assert client.post("/reset_prefix_cache").json() == {"status": "reset"}
     assert client.get("/v1/models/" + MODEL).json()["max_model_len"] == 2048
