@@ -16,7 +16,7 @@ import pytest
 from inflight.engine.admission import QueueLimits
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
 from inflight.entrypoints.serve.settings import ServerSettings
-from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server
+from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server, wait_until_idle
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
@@ -290,6 +290,6 @@ def test_a_full_queue_is_a_503_at_once() -> None:
             response = client.post(TEXT, json={**ENDLESS, "prompt": ["c", "d"]})
             assert error_of(response, 503)["code"] == "overloaded"
             assert int(response.headers["retry-after"]) >= 1
-        assert running.engine.num_unfinished_requests == 0
+        wait_until_idle(running)
         refused = f'inflight:requests_refused_total{{model_name="{MODEL}",reason="queue_full"}} 1.0'
         assert refused in client.get("/metrics").text
