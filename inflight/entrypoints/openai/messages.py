@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -108,6 +109,7 @@ def read_malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
     for function, text in _malformed(messages):
         try:
             value = from_json(text, allow_partial="trailing-strings")
+            json.dumps(value, allow_nan=False)  # a number may be infinite
         except ValueError:
             value = {}
         function["arguments"] = value if isinstance(value, dict) else {}
@@ -134,9 +136,24 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         if "\\ud" in text.lower():  # half of a surrogate pair is no text: no tokenizer takes it
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text
     return value if isinstance(value, dict) else text
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(number: str) -> float:
+    """
+    Raises:
+        ValueError: it is as large as 1e999, which is written as Infinity.
+    """
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no finite number")
+    return value
