@@ -32,6 +32,7 @@ from inflight.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
+_KEPT_END = 200  # of these: what is wrong mostly stands behind what was given
 MAX_PARAM = 256  # characters; it may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
@@ -87,7 +88,7 @@ class ApiError(HTTPException):
         """ASCII: what the client sent comes back escaped, lone surrogates included."""
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
-            message = message[: MAX_MESSAGE - 1] + "…"
+            message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
         param = None if self.param is None else self.param[:MAX_PARAM]
         error = {"message": message, "type": self.type, "param": param, "code": self.code}
         return json.dumps({"error": error}).encode("ascii")

@@ -30,9 +30,19 @@ def _check_part_type(kind: object) -> object:
     return kind
 
 
+def _refusal_as_text(part: object) -> object:
+    """Another model's refusal, as a part of its message, is what it has said."""
+    if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}
+    return part
+
+
 class TextPart(StrictModel):
     type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
     text: str
+
+
+ContentPart = Annotated[TextPart, BeforeValidator(_refusal_as_text)]
 
 
 class CalledFunction(StrictModel):
@@ -53,7 +63,7 @@ class ChatMessage(StrictModel):
     """One message. What an answer of this server holds may be sent back as it is."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
         None, description="Text; None with tool_calls only."
     )
     name: str | None = Field(None, description="For templates that show it.")

@@ -142,3 +142,12 @@ def test_messages_are_about_json(body: Any, expected: str | None) -> None:
     _, message = told(ChatCompletionRequest, body)
     assert "dictionary" not in message
     assert expected is None or set(message.split("; ")) == set(expected.split("; "))
+
+
+def test_a_long_message_keeps_its_end() -> None:
+    """A path into a deep schema is long, and what is wrong stands behind it."""
+    message = json.loads(ApiError(400, "a" * 5000 + " is nested too deep").body())["error"]["message"]
+    assert len(message) == 1000
+    assert message.startswith("aaa")
+    assert message.endswith(" is nested too deep")
+    assert "…" in message
