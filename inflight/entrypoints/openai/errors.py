@@ -168,7 +168,10 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
     """One message of pydantic's several; `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
-    for error in errors[:_MAX_COMPARED]:
+    compared = errors[:_MAX_COMPARED]
+    # a list of too many items: they fit this branch of a union, and no other branch
+    too_long = [error for error in compared if error["type"] == "too_long"]
+    for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
     # of a union's branches the ones count that got furthest; where all stop at one place, the value may be any of them
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]

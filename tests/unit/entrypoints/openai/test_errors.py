@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from inflight.entrypoints.openai.errors import ApiError, _validation_error, to_api_error
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
@@ -151,3 +151,9 @@ def test_a_long_message_keeps_its_end() -> None:
     assert message.startswith("aaa")
     assert message.endswith(" is nested too deep")
     assert "…" in message
+
+
+@pytest.mark.parametrize("prompt", ["x", [5]])
+def test_too_many_prompts_are_told_as_such(prompt: object) -> None:
+    param, message = told(CompletionRequest, {"prompt": [prompt] * 257})
+    assert (param, message) == ("prompt", "prompt: list should have at most 256 items, not 257")
