@@ -62,7 +62,8 @@ class InvalidRequestError(InflightError, ValueError):
 class ContextLengthExceededError(InvalidRequestError):
     """The prompt has so many tokens that the context has no room for another one.
 
-    Clients recognise this error by the beginning of its message: "This model's maximum context length is N tokens. However, ".
+    Clients recognise this error by its message: "This model's maximum context length is N tokens. However, the prompt is too
+    long: ".
     """
 
 

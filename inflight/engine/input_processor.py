@@ -241,8 +241,8 @@ class InputProcessor:
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
             raise ContextLengthExceededError(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt has {how_exact}"
-                f"{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten the prompt."
+                f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt is too long: "
+                f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it."
             )
         return room
 

@@ -113,4 +113,5 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
         return {str.__str__(key): plain_json(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-    raise InvalidRequestError(f"{where} is a {type(value).__name__}; only JSON data can stand there")
+    what = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
+    raise InvalidRequestError(f"{where} is {what}; only JSON data can stand there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,14 @@ class RunningServer:
     url: str
     engine: AsyncLLM
     loop: asyncio.AbstractEventLoop
+
+
+def wait_until_idle(server: RunningServer) -> None:
+    """A client that has gone is noticed a moment later."""
+    deadline = time.monotonic() + 5
+    while server.engine.num_unfinished_requests and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert server.engine.num_unfinished_requests == 0
 
 
 def demo_args(**more: object) -> EngineArgs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from inflight.entrypoints.serve.settings import ServerSettings
-from tests.e2e.openai_server import MODEL, RunningServer, running_server
+from tests.e2e.openai_server import MODEL, RunningServer, running_server, wait_until_idle
 
 SUM: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
 STORY: list[Any] = [{"role": "user", "content": "Tell me a long story about a fox named Anna in the forest."}]
@@ -250,13 +249,6 @@ def test_async_streams_side_by_side(server: RunningServer) -> None:
 
     texts = asyncio.run(main())
     assert [text.split("=")[-1].strip() for text in texts] == [str(number + 5) for number in range(8)]
-
-
-def wait_until_idle(server: RunningServer) -> None:
-    deadline = time.monotonic() + 5
-    while server.engine.num_unfinished_requests and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert server.engine.num_unfinished_requests == 0
 
 
 LONG: dict[str, Any] = {"model": MODEL, "ignore_eos": True, "max_tokens": 1900, "temperature": 1.0}

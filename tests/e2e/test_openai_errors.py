@@ -16,7 +16,7 @@ import pytest
 from inflight.engine.admission import QueueLimits
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
 from inflight.entrypoints.serve.settings import ServerSettings
-from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server
+from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server, wait_until_idle
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
@@ -54,47 +54,60 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": HELLO, "use_beam_search": True}, "use_beam_search", "False"),
     (CHAT, {"messages": HELLO, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "no prompt"),
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "system"),
-    (CHAT, {"messages": [{"role": "user"}]}, None, "content"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0]", "no content"),
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content[0].type",
         "no images",
     ),
+    (CHAT, {"messages": HELLO, "stream": True, "guided_regex": "(("}, "guided_regex", "regex"),
+    (CHAT, {"messages": HELLO, "tools": [TOOL, TOOL], "tool_choice": "required"}, "tools[1]", "earlier tool"),
+    ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0]", "no content"),
     (CHAT, {"messages": HELLO, "temperature": "1"}, "temperature", "number"),
     (CHAT, {"messages": HELLO, "temperature": True}, "temperature", "number"),
     (CHAT, {"messages": HELLO, "n": True}, "n", "integer"),
     (CHAT, {"messages": HELLO, "n": 2.0}, "n", "integer"),
     (CHAT, {"messages": HELLO, "n": 100_000}, "n", "128"),
-    (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, None, "temperature=0"),
+    (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, "n", "temperature=0"),
     (CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),
     (CHAT, {"messages": HELLO, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
     (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
     (CHAT, {"messages": HELLO, "logit_bias": {"cat": 1}}, "logit_bias", "cat"),
-    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, None, "99999"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, "logit_bias", "99999"),
     (CHAT, {"messages": HELLO, "store": "yes"}, "store", "boolean"),
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities[0]", "text"),
-    (CHAT, {"messages": HELLO, "functions": []}, "functions", "None"),
-    (CHAT, {"messages": HELLO, "priority": 1}, None, "priority"),
+    (CHAT, {"messages": HELLO, "functions": []}, "functions", "not served: leave it out"),
+    (CHAT, {"messages": HELLO, "priority": 1}, "priority", "priority"),
     (CHAT, {"messages": HELLO, "chat_template": "{{ 1 }}"}, "chat_template", "takes no"),
-    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, None, "messages"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
     (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice", "no tools"),
     (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function", "required"),
-    (CHAT, {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True}, None, "exclude"),
+    (
+        CHAT,
+        {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True},
+        "continue_final_message",
+        "exclude",
+    ),
     (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, "response_format", "json_object"),
     (CHAT, {"messages": HELLO, "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "each"),
-    (CHAT, {"messages": HELLO, "guided_json": {"type": "no such type"}}, None, "type"),
-    (CHAT, {"messages": HELLO, "guided_regex": "(("}, None, "regex"),
-    (CHAT, {"messages": HELLO, "structured_outputs": {"regex": "a", "grammar": "b"}}, None, "exactly one"),
+    (CHAT, {"messages": HELLO, "guided_json": {"type": "no such type"}}, "guided_json", "type"),
+    (CHAT, {"messages": HELLO, "guided_regex": "(("}, "guided_regex", "regex"),
+    (
+        CHAT,
+        {"messages": HELLO, "structured_outputs": {"regex": "a", "grammar": "b"}},
+        "structured_outputs",
+        "exactly one",
+    ),
     (CHAT, {"messages": [{"role": "user", "content": "a\ud800"}]}, None, "surrogate"),
     (CHAT, {"messages": HELLO, "\ud800": 1}, None, "surrogate"),
     (CHAT, {"messages": HELLO, "stop": ["\ud800"], "cache_salt": "\ud800"}, None, "surrogate"),
     (TEXT, {"prompt": []}, "prompt", "at least 1"),
     (TEXT, {"prompt": [1, "a"]}, "prompt[0]", "valid"),
     (TEXT, {"prompt": {"a": 1}}, "prompt", "string"),
-    (TEXT, {"prompt": ""}, None, "empty"),
-    (TEXT, {"prompt": [99999]}, None, "99999"),
+    (TEXT, {"prompt": ""}, "prompt", "empty"),
+    (TEXT, {"prompt": [99999]}, "prompt", "99999"),
     (TEXT, {"prompt": [5] * 3000}, "prompt", "3000 tokens"),
     (TEXT, {"prompt": ["x", "far too long " * 40_000]}, "prompt", "maximum context length is 2048 tokens. However"),
     (CHAT, {"messages": [{"role": "user", "content": "far too long " * 40_000}]}, "messages", "has at least"),
@@ -102,9 +115,9 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (TEXT, {"prompt": [[5] * 2000] * 10, "prompt_logprobs": 100}, None, "2020000 log-probabilities"),
     (CHAT, {"messages": HELLO, "n": 3, "logprobs": True, "top_logprobs": 100}, None, "log-probabilities"),
     (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
-    (TEXT, {"prompt": "x", "suffix": "y"}, "suffix", "None"),
+    (TEXT, {"prompt": "x", "suffix": "y"}, "suffix", "leave it out"),
     (TEXT, {"prompt": "x", "best_of": 3}, "best_of", "n=1"),
-    (TEXT, {"prompt": "x", "min_tokens": 20, "max_tokens": 10}, None, "min_tokens"),
+    (TEXT, {"prompt": "x", "min_tokens": 20, "max_tokens": 10}, "min_tokens", "min_tokens"),
     (TEXT, {"prompt": "x", "stop": [""]}, "stop[0]", "at least 1"),
     ("/tokenize", {}, "prompt", "either"),
     ("/tokenize", {"prompt": "x", "tools": [TOOL]}, "tools", "messages"),
@@ -130,7 +143,7 @@ def test_a_wrong_request_is_a_400_that_names_it(
 BAD_JSON = [
     (b"", "missing"),
     (b"{", "JSON"),
-    (b"[1]", "valid dictionary"),
+    (b"[1]", "a JSON object"),
     (b'{"messages": NaN}', "NaN"),
     (b'{"n": -Infinity}', "-Infinity"),
     (b'{"n": 1, "n": 2}', "twice"),
@@ -221,7 +234,7 @@ def test_endpoints_beside_generation(client: httpx.Client) -> None:
     assert (
         client.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
     )
-    for path in ("/health", "/ready", "/tokenizer_info", "/version", "/v1/models", "/openapi.json"):
+    for path in ("/health", "/ping", "/ready", "/tokenizer_info", "/version", "/v1/models", "/openapi.json"):
         assert client.get(path).status_code == 200
     assert client.post("/reset_prefix_cache").json() == {"status": "reset"}
     assert client.get("/v1/models/" + MODEL).json()["max_model_len"] == 2048
@@ -290,6 +303,6 @@ def test_a_full_queue_is_a_503_at_once() -> None:
             response = client.post(TEXT, json={**ENDLESS, "prompt": ["c", "d"]})
             assert error_of(response, 503)["code"] == "overloaded"
             assert int(response.headers["retry-after"]) >= 1
-        assert running.engine.num_unfinished_requests == 0
+        wait_until_idle(running)
         refused = f'inflight:requests_refused_total{{model_name="{MODEL}",reason="queue_full"}} 1.0'
         assert refused in client.get("/metrics").text

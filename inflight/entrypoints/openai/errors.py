@@ -32,9 +32,18 @@ from inflight.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
+_KEPT_END = 200  # characters of these: what is wrong mostly stands behind what was given
 MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
+_WORDS = {  # by pydantic's types of errors: those whose text is about Python, or does not say what to do
+    "model_attributes_type": "input should be a JSON object",
+    "model_type": "input should be a JSON object",
+    "dict_type": "input should be a JSON object",
+    "none_required": "this is not served: leave it out, or give null",
+    "union_tag_invalid": "the type {tag!r} is none of {expected_tags}",
+    "union_tag_not_found": "it needs a type",
+}
 _MAX_COMPARED = 100  # errors of one request: each is compared with each
 
 
@@ -79,7 +88,7 @@ class ApiError(HTTPException):
         """ASCII: what the client sent comes back escaped, lone surrogates included."""
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
-            message = message[: MAX_MESSAGE - 1] + "…"
+            message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
         param = None if self.param is None else self.param[:MAX_PARAM]
         error = {"message": message, "type": self.type, "param": param, "code": self.code}
         return json.dumps({"error": error}).encode("ascii")
@@ -97,20 +106,20 @@ class FieldError(InvalidRequestError):
         self.param = param
 
 
-def to_api_error(error: Exception, prompt_field: str | None = None) -> ApiError:
+def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     """The answer for an exception. If the request cannot have caused it, the log has the details, and the answer has none.
 
     Args:
-        prompt_field: `param` if the prompt is too long: the field of the request that the prompt comes from.
+        field: `param` of a wrong request's error if the error itself names no field.
     """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextLengthExceededError):
-        return ApiError(400, str(error), param=prompt_field, code="context_length_exceeded")
+        return ApiError(400, str(error), param=field, code="context_length_exceeded")
     if isinstance(error, InvalidRequestError):
-        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else None)
+        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field)
     if isinstance(error, TokenizerError):  # no chat template; one in the request that is no Jinja
-        return ApiError(400, str(error))
+        return ApiError(400, str(error), param=field)
     if isinstance(error, OverloadedError):
         headers = {"Retry-After": str(error.retry_after_seconds)}
         return ApiError(503, str(error), type="overloaded_error", code="overloaded", headers=headers)
@@ -159,10 +168,14 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
     """One message of pydantic's several; `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
-    for error in errors[:_MAX_COMPARED]:
+    compared = errors[:_MAX_COMPARED]
+    # a list of too many items: they fit this branch of a union, and no other branch
+    too_long = [error for error in compared if error["type"] == "too_long"]
+    for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
     # report the branches of a union that matched furthest; if all fail at the same place, report what each of them wants
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
+    furthest = _without_wrong_type(furthest)
     whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
     messages = [f"{where}: {what}" if where else what for where, what in whats.items()]
     return ApiError(400, "; ".join(messages), param=furthest[0] or None)
@@ -171,8 +184,16 @@ def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: 
 def _what(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return "this field is required" if len(error["loc"]) > 1 else "the body is missing; send a JSON object"
-    text = str(error["msg"])
+    if error["type"] in _WORDS:
+        return _WORDS[error["type"]].format(**error.get("ctx", {}))
+    text = str(error["msg"]).replace(" after validation", "")
     return text[:1].lower() + text[1:]
+
+
+def _without_wrong_type(places: Sequence[str]) -> list[str]:
+    """Where the type of an object is wrong, what else it lacks is of another type."""
+    wrong = [place.removesuffix("type") for place in places if place.endswith(".type")]
+    return [place for place in places if place.endswith(".type") or not place.startswith(tuple(wrong))]
 
 
 def _where(error: Mapping[str, Any], body: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,13 +16,15 @@ from inflight.entrypoints.openai.completions import validate_completion
 from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ErrorBody, to_api_error
 from inflight.entrypoints.openai.generation import answer, submit
+from inflight.entrypoints.openai.model import StrictModel
+from inflight.entrypoints.openai.named_field import named_field
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
 from inflight.entrypoints.openai.server import ApiServer, answer_id, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import WorkResponse, with_headers
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import ContextLengthExceededError, OverloadedError
+from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is wrong."},
@@ -38,7 +41,8 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
             return ChatPresenter(name, validated.presentation, server.fingerprint, engine.tokenizer)
 
         ignored = server.ignored_fields.take_out(body)
-        return _respond(server, request, lambda: validate_chat(server, body), present, "messages", ignored)
+        validate = partial(validate_chat, server, body)
+        return _respond(server, request, body, validate, present, "messages", ignored)
 
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         def present(validated: ValidatedRequest) -> Presenter:
@@ -46,7 +50,8 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
             return CompletionPresenter(name, validated.presentation, server.fingerprint, engine.tokenizer, prompts)
 
         ignored = server.ignored_fields.take_out(body)
-        return _respond(server, request, lambda: validate_completion(server, body), present, "prompt", ignored)
+        validate = partial(validate_completion, server, body)
+        return _respond(server, request, body, validate, present, "prompt", ignored)
 
     app.add_api_route(
         "/v1/chat/completions",
@@ -67,6 +72,7 @@ def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
 def _respond(
     server: ApiServer,
     request: Request,
+    body: StrictModel,
     validate: Callable[[], Awaitable[ValidatedRequest]],
     present: Callable[[ValidatedRequest], Presenter],
     prompt_field: str,
@@ -75,11 +81,11 @@ def _respond(
     """All work happens inside the response, where a disconnect of the client is seen: rendering and tokenising too.
 
     Args:
-        prompt_field: the field that the prompt is made of, for the error of a prompt that is too long.
+        prompt_field: the field that the prompt is made of.
         ignored: unknown fields; the answer's header names them, and the parts of schemas that cannot be enforced.
     """
 
-    async def work(send: Send) -> None:
+    async def generate(send: Send) -> None:
         arrival, timeout = arrival_time(request), server.settings.request_timeout
         try:
             # a full queue refuses at once, before anything is tokenised
@@ -95,8 +101,6 @@ def _respond(
                         timeout=timeout,
                         trace_headers=trace_headers(request),
                     )
-        except ContextLengthExceededError as error:
-            raise to_api_error(error, prompt_field) from error
         except OverloadedError:
             if server.metrics is not None:
                 server.metrics.request_refused("queue_full")
@@ -110,6 +114,12 @@ def _respond(
             as_events=validated.presentation.stream,
             keep_alive=server.settings.stream_keep_alive_interval,
         )
+
+    async def work(send: Send) -> None:
+        try:
+            await generate(send)
+        except (InvalidRequestError, TokenizerError) as error:
+            raise to_api_error(error, named_field(error, body, prompt_field)) from error
 
     return WorkResponse(work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -27,9 +28,19 @@ def _check_part_type(kind: object) -> object:
     return kind
 
 
+def _refusal_as_text(part: object) -> object:
+    """Another model's refusal, as a part of its message, is what it has said."""
+    if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}
+    return part
+
+
 class TextPart(StrictModel):
     type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
     text: str
+
+
+ContentPart = Annotated[TextPart, BeforeValidator(_refusal_as_text)]
 
 
 class CalledFunction(StrictModel):
@@ -50,7 +61,7 @@ class ChatMessage(StrictModel):
     """One message. What an answer of this server holds may be sent back as it is."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
         None, description="Text; None with tool_calls only."
     )
     name: str | None = Field(None, description="For templates that show it.")
@@ -107,6 +118,7 @@ def read_malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
     for function, text in _malformed(messages):
         try:
             value = from_json(text, allow_partial="trailing-strings")
+            json.dumps(value, allow_nan=False)  # a number may be infinite
         except ValueError:
             value = {}
         function["arguments"] = value if isinstance(value, dict) else {}
@@ -133,9 +145,24 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         if "\\ud" in text.lower():  # half of a surrogate pair is no valid text, and no tokenizer accepts it
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text
     return value if isinstance(value, dict) else text
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(number: str) -> float:
+    """
+    Raises:
+        ValueError: it is as large as 1e999, which is written as Infinity.
+    """
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no finite number")
+    return value

@@ -12,6 +12,7 @@ import inflight
 from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError, FieldError, to_api_error
 from inflight.entrypoints.openai.generation_routes import ERRORS
+from inflight.entrypoints.openai.named_field import named_field
 from inflight.entrypoints.openai.presenter import encode_json
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
@@ -27,7 +28,7 @@ from inflight.entrypoints.openai.responses import (
 )
 from inflight.entrypoints.openai.server import ApiServer, arrival_time
 from inflight.entrypoints.openai.sse import WorkResponse, send_json, with_headers
-from inflight.errors import ContextLengthExceededError, EngineError
+from inflight.errors import EngineError, InvalidRequestError, TokenizerError
 
 
 def add_model_routes(app: FastAPI, server: ApiServer) -> None:
@@ -109,8 +110,9 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         async def make() -> bytes:
             try:
                 tokens = await tokens_of(body)
-            except ContextLengthExceededError as error:
-                raise to_api_error(error, "messages" if body.prompt is None else "prompt") from error
+            except (InvalidRequestError, TokenizerError) as error:
+                prompt_field = "messages" if body.prompt is None else "prompt"
+                raise to_api_error(error, named_field(error, body, prompt_field)) from error
             return await asyncio.to_thread(present, tokens, bool(body.return_token_strs))
 
         return in_time(request, body, make)
@@ -164,7 +166,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         await engine.reset_prefix_cache()
         return Status(status="reset")
 
-    for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):
+    for path, endpoint in (("/version", version), ("/health", health), ("/ping", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
     if metrics is None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from inflight.entrypoints.serve.error_response import ASGIApp, Message, Receive, Scope, Send
+from inflight.entrypoints.serve.probes import PROBES
 from inflight.entrypoints.serve.spellings import SENT_METHOD
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 _MAX_PATH = 256
 MAX_LINES = 10_000  # that wait to be written: seconds of a busy server
 STDOUT = 1
-_PROBES = frozenset({"/health", "/live", "/ready", "/metrics"})
+_NOT_LOGGED = PROBES | {"/metrics"}
 CLIENT_CLOSED = 499  # nginx's number for a client that left before the response began
 
 Observe = Callable[[str, int, float], None]  # (route, status, seconds)
@@ -70,7 +71,7 @@ class AccessLog:
     def _report(self, scope: Scope, status: int, num_bytes: int, seconds: float) -> None:
         if self._observe is not None:
             self._observe(getattr(scope.get("route"), "path", "unmatched"), status, seconds)
-        if self._format is None or self._lines is None or (status == 200 and scope["path"] in _PROBES):
+        if self._format is None or self._lines is None or (status == 200 and scope["path"] in _NOT_LOGGED):
             return
         client = scope.get("client")
         entry = {

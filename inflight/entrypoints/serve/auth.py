@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from inflight.entrypoints.serve.api_keys import ApiKeys
 from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, send_error
-
-PUBLIC_PATHS = frozenset({"/health", "/live", "/ready"})
+from inflight.entrypoints.serve.probes import PROBES
 
 
 class Authentication:
@@ -17,7 +16,7 @@ class Authentication:
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
         self._app = app
         self._keys = keys
-        self._public = PUBLIC_PATHS | ({"/metrics"} if metrics_public else set())
+        self._public = PROBES | ({"/metrics"} if metrics_public else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._keys or scope["path"] in self._public:

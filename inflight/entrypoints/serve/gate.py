@@ -3,7 +3,8 @@
     STARTING --open--> READY --drain--> DRAINING
         \\________________|_________________|--fail--> DEAD
 
-/live answers 200 in every phase: the process is up. /ready and /health are the app's in READY; before and after it the gate's.
+/live answers 200 in every phase: the process is up. /ready, /health and /ping are the app's in READY; before and after it the
+gate's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from inflight.entrypoints.serve.error_response import (
     send_error,
     send_json,
 )
+from inflight.entrypoints.serve.probes import PROBES
 
 
 class Phase(enum.Enum):
@@ -36,8 +38,7 @@ _WHY = {
     Phase.DEAD: "the engine has failed; the server is ending",
 }
 # What goes on while the last requests end, or are told that the engine is dead: it starts no work, and says how things stand.
-_WHILE_DRAINING = frozenset({"/health", "/metrics", "/version"})
-_PROBES = frozenset({"/health", "/ready"})  # no requests for work
+_WHILE_DRAINING = frozenset({"/health", "/metrics", "/ping", "/version"})
 
 
 class Gate:
@@ -75,7 +76,7 @@ class Gate:
         ):
             await self._app(scope, receive, send_and_close)
         else:
-            if path not in _PROBES:
+            if path not in PROBES:  # a probe is no request for work
                 self._on_refusal(self.phase.value)
             await send_error(
                 send_and_close,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.probes import PROBES
 from inflight.entrypoints.serve.settings import is_loopback
 
-_PROBES = frozenset({"/health", "/live", "/ready"})  # their answers have nothing that a web page could use
 _MAX_SHOWN = 100  # characters of a refused name
 
 
@@ -18,7 +18,8 @@ class AllowedHosts:
         are
             always allowed: a web page cannot have one as its name.
 
-    A request without `Host` (HTTP/1.0) passes: no browser sends one.
+    A request without `Host` (HTTP/1.0) passes: no browser sends one. So does a probe: it says nothing that a
+    web page could use.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -29,7 +30,7 @@ class AllowedHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = header_of(scope, b"host")
-        if self._allows_all or given is None or scope["path"] in _PROBES or self._allows(given.decode("latin-1")):
+        if self._allows_all or given is None or scope["path"] in PROBES or self._allows(given.decode("latin-1")):
             await self._app(scope, receive, send)
             return
         shown = given.decode("ascii", "replace")[:_MAX_SHOWN]

@@ -47,7 +47,9 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._num_bodiless_bytes = 0  # bytes read since the last piece of a body, or the last end of a head or a request
+        self._num_bodiless_bytes = (
+            0  # bytes read since the last piece of a body, or the last end of a head or a request
+        )
         self._num_waiting_bytes = 0  # bytes read since a request waits behind the one that runs
         self._is_in_head = False
         self._is_moving = False  # what was read last held a piece of a body, or the end of a head or a request

@@ -156,7 +156,7 @@ def test_special_tokens_are_added_once() -> None:
         ({"prompt_token_ids": "abc"}, "'prompt_token_ids' is text"),
         ({"prompt": "a", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
         ({"prompt": "a", "cache_salt": 7}, "cache_salt=7 is not a string"),
-        ([1] * 41, r"prompt has 41 tokens, and at least one more is needed"),
+        ([1] * 41, r"too long: it has 41 tokens, and at least one more is needed"),
         ("a\udfff", "not valid Unicode"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_prompt_that_leaves_no_room_is_told_in_words_that_clients_know() -> No
         with pytest.raises(ContextLengthExceededError) as caught:
             process(prompt)
         assert str(caught.value).startswith(
-            "This model's maximum context length is 40 tokens. However, the prompt has 40"
+            "This model's maximum context length is 40 tokens. However, the prompt is too long: it has 40"
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from inflight.entrypoints.openai.errors import ApiError, _validation_error, to_api_error
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
@@ -40,7 +40,7 @@ ERRORS: list[tuple[Exception, int, str | None, dict[str, str]]] = [
 def test_every_error_has_its_answer(error: Exception, status: int, code: str | None, headers: dict[str, str]) -> None:
     found = to_api_error(error, "messages")
     assert (found.status_code, found.code, dict(found.headers or {})) == (status, code, headers)
-    assert found.param == ("messages" if code == "context_length_exceeded" else None)
+    assert found.param == ("messages" if status == 400 else None)
     response = found.response()
     assert all(response.headers[name] == value for name, value in headers.items())
     assert json.loads(bytes(response.body))["error"]["code"] == code
@@ -114,3 +114,46 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
     found, message = told(model, body)
     assert found == param
     assert message.startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"messages": ["a"]}, "messages[0]: input should be a JSON object"),
+        ({"messages": HELLO, "tool_choice": 5}, None),
+        ({"messages": HELLO, "functions": []}, "functions: this is not served: leave it out, or give null"),
+        ({"messages": []}, "messages: list should have at least 1 item, not 0"),
+        (
+            {"messages": HELLO, "response_format": {"type": "json"}},
+            "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema'",
+        ),
+        ({"messages": HELLO, "response_format": {}}, "response_format: it needs a type"),
+        (
+            {"messages": HELLO, "tools": [{"type": "custom", "custom": {}}]},
+            "tools[0].type: input should be 'function'",
+        ),
+        (
+            {"messages": HELLO, "tools": [{"type": "custom", "custom": {}}], "n": "a"},
+            "tools[0].type: input should be 'function'; n: input should be a valid integer",
+        ),
+    ],
+)
+def test_messages_are_about_json(body: Any, expected: str | None) -> None:
+    _, message = told(ChatCompletionRequest, body)
+    assert "dictionary" not in message
+    assert expected is None or set(message.split("; ")) == set(expected.split("; "))
+
+
+def test_a_long_message_keeps_its_end() -> None:
+    """A path into a deep schema is long, and what is wrong stands behind it."""
+    message = json.loads(ApiError(400, "a" * 5000 + " is nested too deep").body())["error"]["message"]
+    assert len(message) == 1000
+    assert message.startswith("aaa")
+    assert message.endswith(" is nested too deep")
+    assert "…" in message
+
+
+@pytest.mark.parametrize("prompt", ["x", [5]])
+def test_too_many_prompts_are_told_as_such(prompt: object) -> None:
+    param, message = told(CompletionRequest, {"prompt": [prompt] * 257})
+    assert (param, message) == ("prompt", "prompt: list should have at most 256 items, not 257")

@@ -58,6 +58,10 @@ MALFORMED = [
     ("[1]", {}),
     ('{"a": "\\ud800"}', {}),
     ("[" * 100_000, {}),
+    ('{"city": NaN}', {}),
+    ('{"city": [-Infinity]}', {}),
+    ('{"city": 1e999}', {}),
+    ('{"city": {"a": -1e999', {}),
 ]
 
 
@@ -117,3 +121,12 @@ def test_a_template_that_refuses_the_messages_refuses_them() -> None:
 def test_a_part_that_is_no_text_says_so(kind: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         ChatMessage.model_validate({"role": "user", "content": [{"type": kind, kind: {"url": "data:"}, "text": "x"}]})
+
+
+def test_a_part_that_refuses_is_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]
+    message = ChatMessage.model_validate({"role": "assistant", "content": parts})
+    [shown] = template_messages([message])
+    assert shown["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    with pytest.raises(ValidationError, match="the type 'refusal' is not known"):
+        ChatMessage.model_validate({"role": "assistant", "content": [{"type": "refusal", "refusal": 5, "text": "x"}]})

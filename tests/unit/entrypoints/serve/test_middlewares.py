@@ -81,7 +81,7 @@ def test_any_of_the_keys_lets_in(key: str) -> None:
     assert call(wrapped(api_keys=KEYS), headers={"Authorization": f"bearer {key}"})[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/live", "/ready", "/health/"])
+@pytest.mark.parametrize("path", ["/health", "/live", "/ping", "/ready", "/health/"])
 def test_health_asks_for_none(path: str) -> None:
     assert call(wrapped(api_keys=KEYS), path)[0] == 200
     assert call(wrapped(api_keys=KEYS, metrics_public=True), "/metrics")[0] == 200
