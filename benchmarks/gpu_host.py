@@ -87,7 +87,6 @@ class NullGpu(Accelerator):
     dtypes = ("float32",)
     num_multiprocessors = NUM_MULTIPROCESSORS
     max_shared_bytes = 227 << 10
-    num_cores = 1
 
     def __init__(self) -> None:
         self.compute, self.copy_in, self.copy_out = Nothing(), Nothing(), CopiesNothing()

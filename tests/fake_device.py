@@ -22,16 +22,11 @@ class FakeDevice(Device):
     torch_device = torch.device("cpu")
     dtypes = ("float32", "bfloat16")
 
-    def __init__(self, *, memory_bytes: int = 1 << 30, num_cores: int = 2) -> None:
+    def __init__(self, *, memory_bytes: int = 1 << 30) -> None:
         self.memory_bytes = memory_bytes
         self.num_threads: int | None = None
         self.closed = False
-        self._num_cores = num_cores
         self._stages: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-
-    @property
-    def num_cores(self) -> int:
-        return self._num_cores
 
     @property
     def num_waiting(self) -> int:

@@ -191,10 +191,6 @@ class FakeGpu(Accelerator):
             while not is_done():
                 assert self.advance(), "a stream waits for an event that nobody will reach"
 
-    @property
-    def num_cores(self) -> int:
-        return 2
-
     def available_memory_bytes(self) -> int:
         return self.memory_bytes
 

@@ -195,23 +195,23 @@ class EngineArgs:
                 yield f"{name}={value!r} is not an integer in [{low}, {high}]; give one, or leave it out"
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                yield f"{name}={getattr(self, name)!r} is not True or False"
+                yield f"{name}={getattr(self, name)!r} is not True or False; give one of them, or leave it out"
         if not isinstance(getattr(self, "async_scheduling"), bool | None):  # noqa: B009 for mypy it can be nothing else
-            yield f"async_scheduling={self.async_scheduling!r} is not True, False or None"
+            yield f"async_scheduling={self.async_scheduling!r} is not True, False or None; give one of them"
         share = self.gpu_memory_utilization
-        if share is not None and not (isinstance(share, (int, float)) and 0 < share <= 1):
-            yield f"gpu_memory_utilization={share!r} is not in (0, 1]"
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+            yield f"gpu_memory_utilization={share!r} is not a number in (0, 1]; give one such as 0.9, or leave it out"
         for name, example in (("pipeline_layer_partition", "8,8,6,6"), ("cpu_threads_bind", "0-3,8")):
             if not isinstance(getattr(self, name), str | None):
-                yield f"{name}={getattr(self, name)!r} is not a text like {example!r}"
+                yield f"{name}={getattr(self, name)!r} is not a text like {example!r}; give one, or leave it out"
         if not isinstance(getattr(self, "reasoning_end"), str):  # noqa: B009 as above
-            yield f"reasoning_end={self.reasoning_end!r} is not a text like '</think>'"
+            yield f"reasoning_end={self.reasoning_end!r} is not a text like '</think>'; give one, or leave it out"
         backend = self.distributed_executor_backend
         is_class = isinstance(backend, str) and _QUALIFIED_NAME.fullmatch(backend) is not None
         if backend is not None and backend not in _EXECUTORS and not is_class:
             yield (
                 f"distributed_executor_backend={backend!r} is not one of {', '.join(_EXECUTORS)}, nor a class named as "
-                "'package.module:ClassName'"
+                "'package.module:ClassName'; give one of them, or leave it out"
             )
 
     def _conflicts(self) -> Iterator[str]:

@@ -16,6 +16,8 @@ def ranks_of_node(world_size: int, nnodes: int, node_rank: int) -> range:
             f"nnodes={nnodes}; change one of the sizes"
         )
     if not 0 <= node_rank < nnodes:
-        raise ConfigError(f"node_rank={node_rank} is not in [0, {nnodes}): nnodes={nnodes}")
+        raise ConfigError(
+            f"node_rank={node_rank} is not in [0, {nnodes}), the nodes of nnodes={nnodes}; change one of the two"
+        )
     count = world_size // nnodes
     return range(node_rank * count, (node_rank + 1) * count)

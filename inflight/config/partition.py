@@ -57,7 +57,7 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
     if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
         raise ConfigError(
             f"pipeline_layer_partition={text!r} must be {num_stages} numbers (one per stage), each at least 1, that add up to "
-            f"the model's {num_layers} layers"
+            f"the model's {num_layers} layers; correct it, or leave it out: then the stages are made equally slow"
         )
     return counts
 
@@ -101,8 +101,8 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
     more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
     raise ConfigError(
         f"tensor_parallel_size={size} does not divide the model: it has {architecture.num_heads} query heads, "
-        f"{architecture.num_kv_heads} key/value heads and an intermediate size of {architecture.intermediate_size}; sizes that "
-        f"work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
+        f"{architecture.num_kv_heads} key/value heads and an intermediate size of {architecture.intermediate_size}; give "
+        f"one of the sizes that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
     )
 
 

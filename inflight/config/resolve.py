@@ -115,7 +115,7 @@ def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) ->
     if max_model_len > architecture.max_position_embeddings:
         raise ConfigError(
             f"max_model_len={max_model_len} is more than the model's own limit of "
-            f"{architecture.max_position_embeddings} positions; lower it"
+            f"{architecture.max_position_embeddings} positions; lower it, or leave it out"
         )
     return max_model_len
 

@@ -21,12 +21,16 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise ConfigError(f"speculative_config={given!r} is not a dictionary like {{'method': 'ngram'}}")
+        raise ConfigError(
+            f"speculative_config={given!r} is not a dictionary like {{'method': 'ngram'}}; give one, or leave it out"
+        )
     known = ("method", *_DEFAULTS)
     if unknown := [key for key in given if key not in known]:
-        raise ConfigError(f"speculative_config has no {unknown[0]!r}; it has {', '.join(known)}")
+        raise ConfigError(f"speculative_config has no {unknown[0]!r}; it has {', '.join(known)}; leave it out")
     if given.get("method") != "ngram":
-        raise ConfigError(f"speculative_config: method={given.get('method')!r} is not 'ngram', the only one there is")
+        raise ConfigError(
+            f"speculative_config: method={given.get('method')!r} is not 'ngram', the only one there is; give it"
+        )
     numbers = {**_DEFAULTS, **{key: value for key, value in given.items() if key != "method"}}
     if "prompt_lookup_min" not in given and isinstance(given.get("prompt_lookup_max"), int):
         numbers["prompt_lookup_min"] = min(numbers["prompt_lookup_min"], given["prompt_lookup_max"])
@@ -35,7 +39,9 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
     for key, value in numbers.items():
         most = MAX_SPECULATIVE_TOKENS if key == "num_speculative_tokens" else MAX_PROMPT_LOOKUP
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ConfigError(f"speculative_config: {key}={value!r} is not an integer in [1, {most}]")
+            raise ConfigError(
+                f"speculative_config: {key}={value!r} is not an integer in [1, {most}]; give one, or leave it out"
+            )
     if numbers["prompt_lookup_min"] > numbers["prompt_lookup_max"]:
         raise ConfigError(
             f"speculative_config: prompt_lookup_min={numbers['prompt_lookup_min']} is more than "

@@ -34,11 +34,6 @@ class Device(ABC):
     torch_device: torch.device
     dtypes: tuple[str, ...]  # names in `TORCH_DTYPES` that models may be served in, the preferred one first
 
-    @property
-    @abstractmethod
-    def num_cores(self) -> int:
-        """Host cores this process may run on."""
-
     @abstractmethod
     def available_memory_bytes(self) -> int:
         """Bytes that could be allocated on the device now, without pushing anything out."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -36,10 +35,6 @@ class CpuDevice(Device):
         self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
         self._closed = False
         _keep_freed_memory()
-
-    @property
-    def num_cores(self) -> int:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def available_memory_bytes(self) -> int:
         return host_memory.available_bytes()

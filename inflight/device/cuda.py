@@ -11,7 +11,6 @@ Side effects: the interpreter switches threads after `SWITCH_SECONDS`; the const
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,10 +92,6 @@ class CudaDevice(Accelerator):
         self._closed = False
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self._enter(streams[0])
-
-    @property
-    def num_cores(self) -> int:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     @property
     def num_multiprocessors(self) -> int:

@@ -58,6 +58,9 @@ class EngineCore:
 
     Attributes:
         before_plan: called in `step` right before each plan; it may add and abort requests. Does nothing by default.
+        wait_for_arrival: called in `step` with the oldest step while fewer are in flight than may be. It waits until that step
+            is done, or until something has arrived that it has taken in, and says whether something has: then `step` plans
+            again. None: what arrives waits for the step.
         scheduler_config: the configured one; if the start measured the pipeline, with the chosen stagger and depth.
     """
 
@@ -68,6 +71,7 @@ class EngineCore:
         self._executor = executor
         self._grammars = grammars
         self.before_plan: Callable[[], None] = _nothing
+        self.wait_for_arrival: Callable[[Future[ModelRunnerOutput]], bool] | None = None
         self.timeline = Timeline()
         self._clock = StepClock()
         self._newest_step = -1  # of those committed
@@ -172,6 +176,7 @@ class EngineCore:
         with self._voiding_on_error():
             self._submit_steps()
             if self._in_flight:
+                self._plan_arrivals()
                 self._commit_oldest()
                 if self._depth > 1:  # before the caller takes its time with the outputs; with 1 he is to see them first
                     self._submit_steps()
@@ -218,6 +223,16 @@ class EngineCore:
             self._clock.submitted(future, after_idleness=was_idle)
             self._in_flight.append((plan, future))
             self._send_masks()
+
+    def _plan_arrivals(self) -> None:
+        """Wait for the oldest step; while more may be in flight, what arrives is planned at once and does not wait for it."""
+        plan, future = self._in_flight[0]
+        while self.wait_for_arrival is not None and len(self._in_flight) < self._depth:
+            with self.timeline.span(plan.step_id, "wait"):
+                has_arrival = self.wait_for_arrival(future)
+            if not has_arrival:
+                return
+            self._submit_steps()
 
     def _commit_oldest(self) -> None:
         plan, future = self._in_flight[0]

@@ -4,7 +4,8 @@
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
 
 The step loop alone touches the core. It sleeps on the arrivals while there is no request; while there are some, what arrives
-is taken in right before the next plan. Nothing that a front end does, or does not do, holds it up. Side effects:
+is taken in right before the next plan, and wakes the loop if more steps may be in flight than there are. Nothing that a front
+end does, or does not do, holds it up. Side effects:
 
 1. A front end whose stream ends, or which sends what is no frame, is forgotten with all its requests.
 2. When the last one is gone the loop ends; a start is cut off on the spot, a step that hangs after `MAX_END_SECONDS`.
@@ -21,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
@@ -31,6 +33,7 @@ from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import AbortRequests, AddRequest, EngineDied, PrefixCacheReset, ResetPrefixCache
+from inflight.interface.step import ModelRunnerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +59,10 @@ class CoreServer:
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        # (link, message); (link, None): the front end is gone; None: the executor has an event
+        # (link, message); (link, None): the front end is gone; None: the executor has an event, or a step is done
         self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
         self._owners: dict[str, FrontEndLink] = {}  # of every sequence in the core
+        self._awaited: Future[ModelRunnerOutput] | None = None  # the last step whose end wakes `_wait_for_arrival`
         self._num_streams = len(self._links)
         self._lock = threading.Lock()  # of `_num_streams`
         self._is_running = False
@@ -89,6 +93,7 @@ class CoreServer:
         self._core = core
         self._is_running = True
         core.before_plan = self._take_arrivals
+        core.wait_for_arrival = self._wait_for_arrival
         executor.set_event_callback(lambda: self._arrivals.put(None))
         try:
             while self._links:
@@ -131,6 +136,18 @@ class CoreServer:
         """Whatever has come. In the main thread, right before each plan."""
         while not self._arrivals.empty():
             self._take(self._arrivals.get())
+
+    def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
+        """Until `step` is done, or something has arrived; whether it has."""
+        if step is not self._awaited:
+            self._awaited = step
+            step.add_done_callback(lambda _: self._arrivals.put(None))
+        while not step.done():
+            arrival = self._arrivals.get()
+            if arrival is not None:
+                self._take(arrival)
+                return True
+        return False
 
     def _take(self, arrival: tuple[FrontEndLink, Message | None] | None) -> None:
         if arrival is None:

@@ -13,11 +13,14 @@ from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from typing import Any
 
-from inflight.errors import EngineError, RankError, StepError
+from inflight.errors import ConfigError, InflightError, RankError, StepError, error_by_name
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 
 MAX_REQUEST_IDS_SHOWN = 8
+
+# calls that the engine makes as it starts: what goes wrong in them may be the user's to mend
+START_UP_CALLS = frozenset({"get_kv_cache_specs", "determine_available_memory", "initialize_from_config"})
 
 
 class Pending(ABC):
@@ -52,7 +55,8 @@ class Pending(ABC):
     def error(self, kind: type[RankError], message: str, rank: int) -> RankError:
         return kind(message, rank=rank, step_id=self.step_id, request_ids=self.request_ids)
 
-    def failure_error(self, rank: int, failure: WorkerFailure) -> StepError:
+    def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
+        """What the future fails with where a rank has raised."""
         return StepError(
             f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}",
             rank=rank,
@@ -66,7 +70,7 @@ class Pending(ABC):
     def resolve(self, result: Any) -> None:
         self.future.set_result(result)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: InflightError) -> None:
         self.future.set_exception(error)
 
 
@@ -108,6 +112,10 @@ class PendingCall(Pending):
     def name(self) -> str:
         return f"collective_rpc({self.method!r})"
 
+    def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
+        named = named_error(rank, failure) if self.method in START_UP_CALLS else None
+        return named if isinstance(named, ConfigError) else super().failure_error(rank, failure)
+
     @property
     def awaited(self) -> Set[int]:
         return self.missing if self.unique_reply_rank is None else self.missing & {self.unique_reply_rank}
@@ -117,3 +125,11 @@ class PendingCall(Pending):
         if self.unique_reply_rank is not None:
             return self.values[self.unique_reply_rank]
         return [self.values[rank] for rank in sorted(self.values)]
+
+
+def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
+    """What a rank has raised, of the same class, with the rank named and its traceback as a note; None as `error_by_name`."""
+    error = error_by_name(failure.type_name, f"rank {rank}: {failure.message}")
+    if error is not None:
+        error.add_note(f"On rank {rank}:\n{failure.traceback}")
+    return error

@@ -211,10 +211,10 @@ class ReplyTable:
 
     def _take_failure(self, pending: Pending, rank: int, failure: WorkerFailure) -> Settlement | None:
         error = pending.failure_error(rank, failure)
-        if isinstance(pending, PendingStep):
+        if isinstance(error, RankError) and isinstance(pending, PendingStep):
             self._note_error(error)
         if pending.settled:
-            logger.log(logging.DEBUG if error.is_echo else logging.WARNING, "after its future was settled: %s", error)
+            logger.log(logging.DEBUG if failure.is_echo else logging.WARNING, "after its future was settled: %s", error)
             return None
         self._mark_settled(pending)
         return partial(pending.fail, error)

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from inflight import errors
-from inflight.errors import CodecError, InflightError, RankError, WorkerDiedError
+from inflight.errors import CodecError, InflightError, WorkerDiedError
+from inflight.executor.pending import named_error
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
@@ -230,10 +230,7 @@ def failure_of(error: BaseException) -> WorkerFailure:
 def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
     """What the executor raises. The user's mistake stays what it was on the rank; its traceback is a note. All else is the
     death of the rank."""
-    kind = getattr(errors, failure.type_name, None)
-    if isinstance(kind, type) and issubclass(kind, InflightError) and not issubclass(kind, RankError):
-        error = kind(failure.message)
-        error.add_note(f"On rank {rank}:\n{failure.traceback}")
+    if (error := named_error(rank, failure)) is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
     return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)

@@ -11,9 +11,14 @@ given to a request, padding rows write to it.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 DUMMY_BLOCK = 0
+
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +62,14 @@ class KVCacheConfig:
     @property
     def total_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
+
+
+def count_groups(kinds: Iterable[Kind]) -> dict[Kind, int]:
+    """How many groups the layers of each kind make, if a group has as many layers as the rarest kind.
+
+    Args:
+        kinds: of every layer of the whole model, all pipeline stages included.
+    """
+    count_of_kind = Counter(kinds)
+    size = min(count_of_kind.values())
+    return {kind: -(-count // size) for kind, count in count_of_kind.items()}

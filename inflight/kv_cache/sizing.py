@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from inflight.config.engine import CacheConfig, SchedulerConfig
 from inflight.errors import OutOfMemoryError
-from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
+from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec, count_groups
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
@@ -21,9 +20,7 @@ def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCach
         ranks: layer name -> spec, of each rank.
     """
     whole = {name: spec for specs in ranks for name, spec in specs.items()}
-    count_of_kind = Counter(whole.values())
-    size = min(count_of_kind.values())
-    num_groups = {kind: -(-count // size) for kind, count in count_of_kind.items()}
+    num_groups = count_groups(whole.values())
     return [
         tuple(group for kind, count in num_groups.items() for group in _groups_of_kind(specs, kind, count))
         for specs in ranks

@@ -30,6 +30,8 @@ from inflight.tokenizer.tokenizer import Tokenizer
 MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
 MaskRows = npt.NDArray[np.int32]  # [num_rows, ceil(vocab_size / 32)], contiguous
 
+TOO_COMPLEX = "it is too complex: give it fewer alternatives and properties, or shorter repetitions and lengths"
+
 ALL_ALLOWED = -1  # every word of a mask that forbids nothing
 
 

@@ -22,6 +22,9 @@ from functools import partial
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
 
+TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # the front end looks for it
+RETRY_SECONDS = 1
+
 SETTLE_SECONDS = 0.05  # from the moment when nobody waits for a running job to the start of the next job
 MAX_CLOSE_SECONDS = 5.0  # that `close` waits for running jobs
 
@@ -70,9 +73,7 @@ class CompileLane:
             if self._is_closed:
                 job.future.cancel()
             elif len(self._queue) >= self._max_queued:
-                raise OverloadedError(
-                    f"{self._max_queued} grammars wait to be compiled; try again later", retry_after_seconds=1
-                )
+                raise OverloadedError(TOO_MANY_GRAMMARS, retry_after_seconds=RETRY_SECONDS)
             else:
                 self._queue.append(job)
                 self._start_jobs()

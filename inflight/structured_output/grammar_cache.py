@@ -6,17 +6,20 @@ have a lane of their own, and short ones never wait for them. See `CompileLane` 
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from inflight.errors import OverloadedError
-from inflight.structured_output.backend import CompiledGrammar, GrammarBackend
+from inflight.errors import InflightError, InvalidRequestError, OverloadedError
+from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
 from inflight.structured_output.compile_lane import CompileJob, CompileLane
 from inflight.structured_output.spec import GrammarSpec
+
+logger = logging.getLogger(__name__)
 
 LONG_TEXT = 2**14  # characters
 MAX_QUEUED_SHORT, MAX_QUEUED_LONG = 1024, 64  # 64 of the longest texts take 64 MB
@@ -50,7 +53,14 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._backend_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
-        self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()
+        self._entries: dict[GrammarSpec, _Entry] = {}
+        self._ended: deque[tuple[GrammarSpec, _Entry]] = (
+            deque()
+        )  # compilations, from any thread; `_take_ended` empties it
+        self._sizes: OrderedDict[GrammarSpec, int] = (
+            OrderedDict()
+        )  # of entries that have ended, least recently used first
+        self._num_bytes = 0  # the sum of `_sizes`
         self._short, self._long = (
             CompileLane(
                 f"inflight-grammar-{name}",
@@ -71,6 +81,7 @@ class GrammarCache:
         an `InvalidRequestError` if this one takes too long.
         """
         with self._lock:
+            self._take_ended()
             entry = self._entries.get(spec)
             if entry is None:
                 lane = self._short if len(spec.text) <= LONG_TEXT else self._long
@@ -80,9 +91,12 @@ class GrammarCache:
                     refused: Future[CompiledGrammar] = Future()
                     refused.set_exception(error)
                     return refused
+                # the callback takes no lock: a lane ends futures under its own one, and `submit` takes that under ours
+                entry.job.future.add_done_callback(partial(self._note_end, spec, entry))
             entry.num_users += 1
-            self._entries.move_to_end(spec)
-            self._evict()
+            if spec in self._sizes:
+                self._sizes.move_to_end(spec)
+            self._evict(spec)
             return entry.job.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
@@ -112,17 +126,34 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        return self.backend().compile(spec)
+        backend = self.backend()
+        try:
+            return backend.compile(spec)
+        except InflightError:
+            raise
+        except BaseException as error:  # a library's panic, which is no `Exception`: its text is for the log
+            logger.error("the grammar library failed", exc_info=error)
+            raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}") from error
 
-    def _evict(self) -> None:
-        idle = [(spec, entry.job.future) for spec, entry in self._entries.items() if entry.job.future.done()]
-        sizes = [(spec, _size_bytes(spec, future)) for spec, future in idle]
-        num_bytes = sum(size for _, size in sizes)
-        for spec, size in sizes[:-1] if len(sizes) == len(self._entries) else sizes:  # never evict the newest one
-            if len(self._entries) <= self._max_count and num_bytes <= self._max_bytes:
+    def _note_end(self, spec: GrammarSpec, entry: _Entry, _: Future[CompiledGrammar]) -> None:
+        self._ended.append((spec, entry))
+
+    def _take_ended(self) -> None:
+        """Count the sizes of what has been compiled since the last call. The lock is held."""
+        while self._ended:
+            spec, entry = self._ended.popleft()
+            if self._entries.get(spec) is entry:  # else it was cancelled and forgotten
+                self._sizes[spec] = _size_bytes(spec, entry.job.future)
+                self._num_bytes += self._sizes[spec]
+
+    def _evict(self, wanted: GrammarSpec) -> None:
+        """Forget what was used least recently, but `wanted`, until both bounds are kept. The lock is held."""
+        while self._sizes and (len(self._entries) > self._max_count or self._num_bytes > self._max_bytes):
+            spec = next(iter(self._sizes))
+            if spec == wanted:  # the last one, because it was moved to the end
                 break
+            self._num_bytes -= self._sizes.pop(spec)
             del self._entries[spec]
-            num_bytes -= size
 
 
 def _size_bytes(spec: GrammarSpec, future: Future[CompiledGrammar]) -> int:

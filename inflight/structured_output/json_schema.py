@@ -24,6 +24,10 @@ from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # the compilers recurse
 MAX_NODES = 50_000
+MAX_PROPERTIES = (
+    2000  # of one object: the time grows with the square; so many take 1 s with llguidance, 2 s with xgrammar
+)
+MAX_PATTERN_PROPERTIES = 100  # of one object: 0.1 s with llguidance; 200 take 3.5 s
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -106,6 +110,14 @@ def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
     return next((part for part in parts if f"{path}/".startswith(f"{part.pointer}/")), None)
 
 
+@dataclass(slots=True)
+class _Properties:
+    """How many one object has: those of a schema, of the schemas in its `allOf`, and of what it refers to."""
+
+    num_named: int = 0
+    num_patterns: int = 0
+
+
 class _Walk:
     def __init__(self, schema: object, support: SchemaSupport, parts: Sequence[SchemaPart], where: str) -> None:
         self._root = schema
@@ -123,10 +135,10 @@ class _Walk:
         return self._left_out
 
     def nodes(self) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
-        stack: list[tuple[object, str, int]] = [(self._root, "#", 0)]
+        stack: list[tuple[object, str, int, _Properties]] = [(self._root, "#", 0, _Properties())]
         num_nodes = 0
         while stack:
-            node, path, depth = stack.pop()
+            node, path, depth, properties = stack.pop()
             num_nodes += 1
             if num_nodes > MAX_NODES:
                 raise self._refusal(path, f"is the schema's {num_nodes}th subschema; at most {MAX_NODES} are allowed")
@@ -137,7 +149,23 @@ class _Walk:
             if not isinstance(node, dict):
                 raise self._refusal(path, f"is {_name(node)}, not a schema (an object, true or false)")
             yield path, node
-            stack += [(child, child_path, depth + 1) for child, child_path in self._children(node, path)]
+            for child, child_path in self._children(node, path):
+                is_same_object = child_path.startswith(f"{path}/allOf/") or child_path == node.get("$ref")
+                stack.append((child, child_path, depth + 1, properties if is_same_object else _Properties()))
+            self._count_properties(node, path, properties)
+
+    def _count_properties(self, node: Mapping[str, Any], path: str, properties: _Properties) -> None:  # Any: JSON
+        properties.num_named += len(node.get("properties", ()))
+        properties.num_patterns += len(node.get("patternProperties", ()))
+        for keyword, count, limit in (
+            ("properties", properties.num_named, MAX_PROPERTIES),
+            ("patternProperties", properties.num_patterns, MAX_PATTERN_PROPERTIES),
+        ):
+            if keyword in node and count > limit:
+                problem = (
+                    f"gives one object {count} {keyword}; at most {limit} are allowed: split it into several objects"
+                )
+                raise self._refusal(f"{path}/{keyword}", problem)
 
     def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
         if (

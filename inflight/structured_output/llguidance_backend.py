@@ -22,6 +22,7 @@ from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmas
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.backend import (
     ALL_ALLOWED,
+    TOO_COMPLEX,
     CompiledGrammar,
     GrammarBackend,
     GrammarMatcher,
@@ -311,6 +312,6 @@ def _one_ofs(spec: GrammarSpec) -> list[str]:
 def _shorten(error: str) -> str:
     """The library's error in one line. An error about one of its limits is replaced by our own words."""
     if _LIMITS.search(error):
-        return "it is too complex: give it fewer alternatives and properties, or shorter repetitions and lengths"
+        return TOO_COMPLEX
     text = " ".join(error.replace("<non-verbose/>", "").split())
     return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."

@@ -37,7 +37,7 @@ from inflight.device.accelerator import Accelerator, Event
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.token_link import TokenReceiver, TokenSender
-from inflight.interface.kv_cache import KVCacheConfig
+from inflight.interface.kv_cache import KVCacheConfig, count_groups
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
@@ -183,7 +183,8 @@ class GraphModelRunner(Runner):
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
 
     def _num_groups(self) -> int:
-        return len(set(self.kv_cache_specs().values()))
+        """What `initialize` will be told. Layers of one model differ in their windows alone."""
+        return sum(count_groups(self._config.model.architecture.sliding_windows).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
         model = self._config.model

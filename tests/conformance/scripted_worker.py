@@ -11,7 +11,8 @@ tell it what to do through `collective_rpc("script", (rank, step_id, action, val
     kv     (sending, receiving, failed block ids)     report these as the KV connector's output
 
 A step's token is `1000 * step_id + rank`, so that a test sees which rank's tokens it got. The model's name in the config may
-tell a rank to fail at start-up: "<rank>:config", "<rank>:bug", "<rank>:exit" or "<rank>:kill". "slow:<seconds>" slows all.
+tell a rank to fail at start-up: "<rank>:config", "<rank>:bug", "<rank>:exit", "<rank>:kill" or (in `initialize_from_config`)
+"<rank>:memory". "slow:<seconds>" slows all.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from inflight.config.engine import EngineConfig
-from inflight.errors import ConfigError
+from inflight.errors import ConfigError, OutOfMemoryError
 from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import RpcReply
@@ -80,6 +81,8 @@ class ScriptedWorker(WorkerBase):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         self._calls.append(f"initialize_from_config({kv_cache_config.num_blocks})")
+        if self._start_up_fault == f"{self._rank}:memory":
+            raise OutOfMemoryError("the KV cache cannot be allocated")
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
         self._calls.append(f"masks({step_id}, {grammar_output.num_masks.tolist()}, {grammar_output.masks.shape})")

@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inflight.errors import ConfigError, EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.errors import (
+    ConfigError,
+    EngineClosedError,
+    OutOfMemoryError,
+    StepError,
+    StepTimeoutError,
+    WorkerDiedError,
+)
 from inflight.executor.executor import Executor
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
@@ -47,6 +54,18 @@ def test_start_up_is_idempotent(executor_factory: ExecutorFactory) -> None:
             "determine_available_memory",
             f"initialize_from_config({10 + rank})",  # each rank got its own
         ]
+
+
+def test_memory_that_cannot_be_had_is_raised_as_it_is(executor_factory: ExecutorFactory) -> None:
+    rank = executor_factory.last_rank
+    executor = executor_factory(name=f"{rank}:memory")
+    configs = [kv_cache_config(10)] * executor.world_size
+    with pytest.raises(OutOfMemoryError) as caught:
+        executor.initialize_from_config(configs)
+    assert str(caught.value) == f"rank {rank}: the KV cache cannot be allocated"
+    (note,) = caught.value.__notes__
+    assert "in initialize_from_config" in note
+    assert executor.execute_model(plan(0)).step_id == 0, "the ranks go on"
 
 
 def test_a_config_error_at_start_up_is_raised_as_it_is(executor_factory: ExecutorFactory) -> None:

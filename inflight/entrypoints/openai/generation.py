@@ -20,9 +20,10 @@ from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import DONE, Presenter
 from inflight.entrypoints.openai.sse import EventStream, send_json
 from inflight.entrypoints.openai.validated import ValidatedRequest
-from inflight.errors import EngineError, InvalidRequestError
+from inflight.errors import EngineError, InvalidRequestError, OverloadedError
 from inflight.outputs import RequestOutput
 from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
+from inflight.structured_output.compile_lane import RETRY_SECONDS, TOO_MANY_GRAMMARS
 
 MAX_LOGPROBS_OF_ANSWER = 2**19  # those that are in memory at once: 100 MB
 
@@ -179,8 +180,11 @@ def _check(output: RequestOutput) -> None:
     Raises:
         InvalidRequestError: the request is the cause; for instance its grammar cannot be compiled.
         EngineError: a step failed, or its logits are not finite.
+        OverloadedError: too many grammars wait to be compiled.
     """
     if any(choice.finish_reason == "error" for choice in output.outputs):
         if output.engine_failed or output.error == NOTHING_TO_DRAW:  # no field can forbid every token
             raise EngineError(output.error)
+        if output.error == TOO_MANY_GRAMMARS:
+            raise OverloadedError(output.error, retry_after_seconds=RETRY_SECONDS)
         raise InvalidRequestError(output.error or "the request could not be completed")

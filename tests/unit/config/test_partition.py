@@ -90,7 +90,9 @@ def test_a_partition_that_is_given() -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "1,0", "1,2", "2,-1", "1,1,0", "a,b", "1,1,", "1.0,1"])
 def test_a_partition_that_does_not_fit(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be 2 numbers .* add up to the model's 2 layers"):
+    with pytest.raises(
+        ConfigError, match=r"must be 2 numbers .* add up to the model's 2 layers; correct it, or leave it out"
+    ):
         resolved(pipeline_parallel_size=2, pipeline_layer_partition=text)
 
 

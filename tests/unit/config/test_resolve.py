@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ ARCHITECTURE = ModelArchitecture(
     sliding_windows=(None, None),
     dtype="bfloat16",
 )
+WHAT_TO_DO = r"; (give|lower|raise|leave|use|change|correct) |: (use|run|give) |here run "
 MACHINE = Machine(device="cpu", num_cores=6, dtypes=("bfloat16", "float32"))
 
 
@@ -114,8 +116,9 @@ def test_steps_in_flight() -> None:
     ],
 )
 def test_steps_in_flight_that_do_not_fit_the_stages(num_stages: int, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         steps_in_flight(num_stages, **arguments)
+    assert re.search(WHAT_TO_DO, str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +131,9 @@ def test_steps_in_flight_that_do_not_fit_the_stages(num_stages: int, arguments: 
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         resolved(**arguments)
+    assert re.search(WHAT_TO_DO, str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -151,11 +155,14 @@ def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -
         ({"nnodes": 2, "distributed_executor_backend": "external_launcher"}, "give --nnodes to torchrun"),
         ({"master_port": 65536}, "master_port=65536"),
         ({"distributed_executor_backend": "ray"}, "ray"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization=True is not a number"),
+        ({"reasoning_end": 3}, "reasoning_end=3"),
     ],
 )
 def test_bounds_of_the_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         EngineArgs(**arguments)
+    assert re.search(WHAT_TO_DO, str(caught.value))
 
 
 def test_ranks_are_processes_if_there_are_many() -> None:

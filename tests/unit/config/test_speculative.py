@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,5 +48,6 @@ def test_none_is_no_speculation() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(given: Any, text: str) -> None:  # Any: wrong on purpose
-    with pytest.raises(ConfigError, match=text):
+    with pytest.raises(ConfigError, match=text) as caught:
         resolve_speculative(given)
+    assert re.search("; (give|leave|lower) ", str(caught.value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -211,7 +212,7 @@ def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
     engine = MockEngine(depth=4, stagger=2)
     for i in range(3):
         engine.add(f"r{i}", [i] * 5, 12, grammar=str(i))
-    engine.core.scheduler.wait_for_grammars()  # else they might run one after another
+    engine.scheduler.wait_for_grammars()  # else they may run one after the other
     calls = []
     while engine.core.has_unfinished_requests():
         engine.step()
@@ -235,6 +236,28 @@ def test_a_failure_of_a_step_that_is_left_over_is_nobodys(caplog: pytest.LogCapt
     engine.run()
     assert "step 1: 1 requests" in caplog.text
     assert engine.finished["b"] is FinishReason.LENGTH
+
+
+def test_what_arrives_during_a_step_is_planned_before_its_end_if_more_may_be_in_flight() -> None:
+    """With a stagger of 2 a lone request is in every other step."""
+    engine = MockEngine(depth=3, stagger=2)
+    arrivals = ["b", "c"]
+    seen: list[tuple[int, bool]] = []  # (plans so far, whether the oldest step is done)
+
+    def wait_for_arrival(future: Future[ModelRunnerOutput]) -> bool:
+        seen.append((len(engine.executor.plans), future.done()))
+        if arrivals:
+            engine.add(arrivals.pop(0), [1] * 5, 9)
+            return True
+        return False
+
+    engine.core.wait_for_arrival = wait_for_arrival
+    engine.add("a", [1] * 5, 9)
+    engine.step()
+    assert seen == [(1, False)], "then as many are in flight as may be: the step is waited for"
+    assert [plan.request_ids for plan in engine.executor.plans[:3]] == [("a",), ("b",), ("a",)]
+    engine.run()
+    assert arrivals == [] and set(engine.finished) == {"a", "b", "c"}
 
 
 def fail_on(engine: MockEngine, step_id: int, error: Exception) -> None:

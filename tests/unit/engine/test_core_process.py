@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +34,9 @@ from inflight.errors import (
 from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
-from inflight.interface.serving import EngineDied, EngineOutputs
+from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs
 from inflight.interface.statistics import SchedulerStats
+from inflight.interface.step import ModelRunnerOutput
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
 from tests.unit.engine.test_async_llm import run, until
 from tests.unit.executor.processes import children, exists, have_ended, run_script
@@ -201,6 +203,24 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
         link.request_ids = set("abc")
         server._fail_step(error)
     assert aborted == [["b"], ["a", "b", "c"]]
+    link.outbox.close(1.0)
+    ours.close()
+    theirs.close()
+
+
+def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
+    ours, theirs = socket.socketpair()
+    link, aborted = FrontEndLink(0, BlockingStream(ours)), list[set[str]]()
+    server, step = CoreServer([link]), Future[ModelRunnerOutput]()
+    server._core = SimpleNamespace(abort_requests=aborted.append)  # type: ignore[assignment]
+    link.request_ids, server._owners = {"a"}, {"a": link}
+    server._arrivals.put(None)  # an executor's news end no wait
+    threading.Timer(0.01, server._arrivals.put, [(link, AbortRequests(request_ids=("a",)))]).start()
+    assert server._wait_for_arrival(step) and aborted == [{"a"}]
+    threading.Timer(0.01, step.cancel).start()
+    assert not server._wait_for_arrival(step)
+    assert not server._wait_for_arrival(step), "one that is done is not waited for"
+    assert server._arrivals.empty(), "each step wakes the loop once"
     link.outbox.close(1.0)
     ours.close()
     theirs.close()

@@ -290,7 +290,7 @@ def test_the_traceback_of_a_failed_start_reaches_the_user_once(capfd: pytest.Cap
     assert capfd.readouterr().err == ""
     with pytest.raises(ConfigError, match="no such model") as also_caught:
         scripted_executor(name="1:config")
-    assert str(also_caught.value) == "no such model"
+    assert str(also_caught.value) == "rank 1: no such model"
     (note,) = also_caught.value.__notes__
     assert note.startswith("On rank 1:\nTraceback")
     assert "in load_model" in note

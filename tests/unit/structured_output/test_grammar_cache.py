@@ -73,6 +73,29 @@ def test_what_is_being_compiled_is_not_evicted() -> None:
         grammars.close()
 
 
+def test_a_grammar_costs_the_same_however_many_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    done = Future.done
+
+    def counted(future: Future[CompiledGrammar]) -> bool:
+        nonlocal looks
+        looks += 1
+        return done(future)
+
+    slow = SlowBackend()
+    grammars = cache(lambda: slow, num_threads=1)
+    try:
+        for i in range(200):
+            grammars.get(choice(i))
+        monkeypatch.setattr(Future, "done", counted)
+        for i in range(190, 210):
+            grammars.get(choice(i))
+        assert looks <= 20
+    finally:
+        slow.gate.set()
+        grammars.close()
+
+
 def test_a_failure_is_cached_and_a_close_cancels() -> None:
     slow = SlowBackend()
     grammars = cache(lambda: slow, num_threads=1)

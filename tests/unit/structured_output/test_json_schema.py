@@ -27,6 +27,10 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def properties(count: int) -> dict[str, Any]:
+    return {f"p{i}": {} for i in range(count)}
+
+
 REFUSED: list[tuple[object, str]] = [
     ({"not": {}}, "#/not is not supported"),
     ({"properties": {"a": {"items": {"not": {}}}}}, "#/properties/a/items/not is not supported"),
@@ -60,6 +64,15 @@ REFUSED: list[tuple[object, str]] = [
     ([], "# is a list, not a schema"),
     (nested(MAX_DEPTH + 1), "is nested more than 100 deep"),
     ({"anyOf": [{}] * 60_000}, "at most 50000 are allowed"),
+    ({"items": {"properties": properties(2001)}}, "#/items/properties gives one object 2001 properties; at most 2000"),
+    ({"patternProperties": properties(101)}, "#/patternProperties gives one object 101 patternProperties; at most 100"),
+    (
+        {
+            "allOf": [{"properties": properties(1000)}, {"$ref": "#/$defs/a"}],
+            "$defs": {"a": {"properties": properties(1001)}},
+        },
+        "gives one object 2001 properties; at most 2000",
+    ),
 ]
 
 
@@ -76,6 +89,8 @@ def test_what_is_refused(schema: object, message: str) -> None:
     [
         True,
         {},
+        {"properties": properties(2000), "patternProperties": properties(100)},
+        {"anyOf": [{"properties": properties(1500)}, {"properties": {"a": {"properties": properties(1500)}}}]},
         {"title": "T", "default": {"not": 1}, "examples": [{"not": {}}], "unknown": {"not": {}}},
         {"const": {"not": {}}, "enum": [{"uniqueItems": True}]},
         {"properties": {"not": {}, "uniqueItems": {"type": "string"}}},

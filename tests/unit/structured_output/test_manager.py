@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from inflight.errors import ConfigError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.backend import GrammarBackend
+from inflight.structured_output import grammar_cache
+from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
+from inflight.structured_output.compile_lane import TOO_MANY_GRAMMARS
 from inflight.structured_output.manager import GrammarStatus, MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
@@ -107,6 +109,36 @@ def test_a_backend_that_cannot_be_made_fails_the_request() -> None:
         assert (manager.status("a"), manager.failure("a")) == (GrammarStatus.FAILED, "no such package")
     finally:
         manager.close()
+
+
+def test_a_request_without_a_place_in_the_queue_fails_with_words_that_the_front_end_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 0)
+    manager = StructuredOutputManager(lambda: GRAMMAR, 100, num_buffers=1)
+    try:
+        start(manager, "a", YES_NO)
+        assert (manager.status("a"), manager.failure("a")) == (GrammarStatus.FAILED, TOO_MANY_GRAMMARS)
+    finally:
+        manager.close()
+
+
+def test_a_panic_of_a_library_is_not_quoted(caplog: pytest.LogCaptureFixture) -> None:
+    class Panics(SlowBackend):
+        def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+            raise PanicError("index 16383 out of bounds at /build/src/lexer.rs:12")
+
+    manager = StructuredOutputManager(lambda: cast("GrammarBackend", Panics()), 100, num_buffers=1)
+    try:
+        start(manager, "a", YES_NO)
+        assert manager.failure("a") == f"choice: {TOO_COMPLEX}"
+        assert "lexer.rs:12" in caplog.text
+    finally:
+        manager.close()
+
+
+class PanicError(BaseException):
+    """As pyo3's PanicException, which is no `Exception`."""
 
 
 def test_a_whole_life(manager: StructuredOutputManager) -> None:

@@ -116,6 +116,16 @@ def test_the_tokens_are_those_of_the_cpu(
     assert not depth > 2 or (seen["late"] and ahead.num_late_masks), seen
 
 
+def test_memory_is_reserved_for_every_group_of_a_hybrid_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeGpu(order=COMPUTE_FIRST))
+    driven = make_executor(folder, 1, 1, NUM_SLOTS, device="cuda", depth=1, enforce_eager=True)
+    runner = workers_of(driven)[0].runner
+    assert isinstance(runner, GraphModelRunner)
+    assert runner._num_groups() == driven.num_groups == 3 > len(set(runner.kv_cache_specs().values()))
+    assert runner.reserved_bytes(0) >= runner._state.flat.nbytes
+    driven.executor.shutdown()
+
+
 def copies_do_not_wait_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = FakeStream.wait
 
