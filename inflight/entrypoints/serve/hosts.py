@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, send_error
 from inflight.entrypoints.serve.probes import PROBES
 from inflight.entrypoints.serve.settings import is_loopback
 
@@ -18,8 +18,9 @@ class AllowedHosts:
         are
             always allowed: a web page cannot have one as its name.
 
-    A request without `Host` (HTTP/1.0) passes: no browser sends one. So does a probe: it says nothing that a
-    web page could use.
+    A request without `Host` (HTTP/1.0) passes: no browser sends one. So does a probe: its answer has nothing that a web page
+    could use. If there are several `Host` headers, all have to be allowed: a proxy may have looked at another one than this
+    server would.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -29,11 +30,12 @@ class AllowedHosts:
         self._endings = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = header_of(scope, b"host")
-        if self._allows_all or given is None or scope["path"] in PROBES or self._allows(given.decode("latin-1")):
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        refused = [value for value in given if not self._allows(value.decode("latin-1"))]
+        if self._allows_all or not refused or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        shown = given.decode("ascii", "replace")[:_MAX_SHOWN]
+        shown = refused[0].decode("ascii", "replace")[:_MAX_SHOWN]
         message = (
             f"the Host header has {shown!r}, which is not an allowed name of this server. The server was started with "
             "--allowed-hosts, or it listens on loopback and asks for no key, so only local names are allowed. Use an allowed "
@@ -50,5 +52,6 @@ def _without_port(host: str) -> str:
     """ "LocalHost.:80" is localhost, "[::1]:80" is ::1."""
     host = host.strip().lower()
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, end, rest = host[1:].partition("]")
+        return name if end and rest[:1] in ("", ":") else host
     return host.partition(":")[0].removesuffix(".") if host.count(":") <= 1 else host

@@ -229,7 +229,16 @@ def test_a_local_server_without_keys_answers_to_local_names(host: str | None) ->
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "[::1]evil.example",
+        "[::1",
+    ],
 )
 def test_a_local_server_without_keys_refuses_foreign_names(host: str) -> None:
     for path in ("/v1/models", "/metrics", "/openapi.json"):
@@ -253,6 +262,13 @@ def test_a_local_server_without_keys_refuses_foreign_names(host: str) -> None:
 def test_other_servers_answer_to_any_name_or_to_those_given(settings: dict[str, Any]) -> None:
     headers = {"Host": "evil.example:8000", "Authorization": f"Bearer {KEYS[0]}"}
     assert call(wrapped(**settings), headers=headers)[0] == 200
+
+
+@pytest.mark.parametrize("names", [("host", "HOST"), ("HOST", "host")])
+def test_of_several_hosts_all_have_to_be_allowed(names: tuple[str, str]) -> None:
+    headers = dict(sorted(zip(names, ("localhost", "evil.example"), strict=True)))
+    status, _, body = call(wrapped(), headers=headers)
+    assert status == 403 and "'evil.example'" in body["error"]["message"]
 
 
 def test_allowed_hosts_may_be_all_names_below_one() -> None:
