@@ -15,8 +15,7 @@ class AllowedHosts:
     """
     Args:
         allowed: names without a port; "*.example.com" is every name below example.com, "*" is every name. Loopback addresses
-        are
-            always allowed: a web page cannot have one as its name.
+            are always allowed: a web page cannot have one as its name.
 
     A request without `Host` (HTTP/1.0) passes: no browser sends one. So does a probe: its answer has nothing that a web page
     could use. If there are several `Host` headers, all have to be allowed: a proxy may have looked at another one than this
