@@ -310,8 +310,11 @@ def _one_ofs(spec: GrammarSpec) -> list[str]:
 
 
 def _shorten(error: str) -> str:
-    """The library's error in one line. An error about one of its limits is replaced by our own words."""
+    """The library's error in one line. Two kinds are replaced by our own words: an error about one of its limits, and one that
+    only its authors understand."""
     if _LIMITS.search(error):
         return TOO_COMPLEX
+    if "NoExtensionBias" in error:  # of a grammar whose rules refer to each other and never reach a text
+        return "no text matches it: a rule or a $ref refers to itself without an end"
     text = " ".join(error.replace("<non-verbose/>", "").split())
     return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."

@@ -76,6 +76,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
     (CHAT, {"messages": HELLO, "logit_bias": {"cat": 1}}, "logit_bias", "cat"),
     (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, "logit_bias", "99999"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"1": 5, "01": -5}}, "logit_bias", "two keys for one token id"),
     (CHAT, {"messages": HELLO, "store": "yes"}, "store", "boolean"),
     (CHAT, {"messages": HELLO, "modalities": ["audio"]}, "modalities[0]", "text"),
     (CHAT, {"messages": HELLO, "functions": []}, "functions", "not served: leave it out"),

@@ -251,7 +251,10 @@ class GenerationFields(StrictModel):
         for key in self.logit_bias:
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 raise FieldError("logit_bias", f"logit_bias has the key {key!r}; keys are token ids in decimal")
-        return {int(key): value for key, value in self.logit_bias.items()}
+        biases = {int(key): value for key, value in self.logit_bias.items()}
+        if len(biases) < len(self.logit_bias):
+            raise FieldError("logit_bias", "logit_bias has two keys for one token id, such as '1' and '01'; give one")
+        return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
         """Whatever of the several ways to say it is used; only one may be."""

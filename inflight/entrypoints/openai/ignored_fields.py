@@ -71,8 +71,8 @@ class IgnoredFields:
 
 
 def _plain(name: str) -> str:
-    """The name as a header can hold it."""
-    return quote(name[:MAX_NAME_LENGTH], safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH]
+    """The name as a header can hold it; two quotation marks for the empty name."""
+    return '""' if not name else quote(name[:MAX_NAME_LENGTH], safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH]
 
 
 def _take_unknown(value: object, path: str) -> Iterator[tuple[str, list[str]]]:
