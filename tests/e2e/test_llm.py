@@ -247,7 +247,7 @@ def test_too_little_memory(folder: Path) -> None:
         open_llm(folder, kv_cache_memory_bytes=100)
     with pytest.raises(OutOfMemoryError, match="lower max_model_len"):
         open_llm(folder, kv_cache_memory_bytes=1 << 16)
-    with pytest.raises(OutOfMemoryError, match=r"^kv_cache_memory_bytes=10995116277760 .* are free; lower it to"):
+    with pytest.raises(OutOfMemoryError, match=r"^kv_cache_memory_bytes=10995116277760 .* is free; lower it to"):
         open_llm(folder, kv_cache_memory_bytes=10 << 40)
 
 

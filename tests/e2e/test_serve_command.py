@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from inflight.entrypoints.openai.app import build_app
-from inflight.entrypoints.serve.auth import PUBLIC_PATHS
 from inflight.entrypoints.serve.middlewares import wrap
+from inflight.entrypoints.serve.probes import PROBES
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
 from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of
@@ -111,7 +111,7 @@ def test_no_route_but_health_is_reached_without_a_key() -> None:
                 for path, method in asked:
                     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
                         answer = await client.request(method, path, headers=headers)
-                        assert (answer.status_code == 401) == (path not in PUBLIC_PATHS), (method, path)
+                        assert (answer.status_code == 401) == (path not in PROBES), (method, path)
                     answer = await client.request(method, path, headers={"Authorization": f"Bearer {KEY}"})
                     assert answer.status_code != 401, (method, path)
 
