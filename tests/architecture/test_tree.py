@@ -1,4 +1,4 @@
-"""Every source file has its line in the README's tree, every line exists, and says what the file's docstring says."""
+"""Every source file has its line in docs/tree.md, every line exists, and says what the file's docstring says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.architecture.source import ROOT, write_package
 
 
 def _load_script() -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("readme_tree", str(ROOT / "scripts" / "readme_tree"))
-    spec = importlib.util.spec_from_loader("readme_tree", loader)
+    loader = importlib.machinery.SourceFileLoader("tree", str(ROOT / "scripts" / "tree"))
+    spec = importlib.util.spec_from_loader("tree", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
@@ -41,12 +41,12 @@ inflight/                         The engine
 
 
 def test_the_tree_is_up_to_date() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert script.problems(ROOT, readme) == [], "run scripts/readme_tree"
+    page = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
+    assert script.problems(ROOT, page) == [], "run scripts/tree"
 
 
 @pytest.fixture
-def readme(tmp_path: Path) -> str:
+def page(tmp_path: Path) -> str:
     write_package(tmp_path, FILES)
     empty = f"# Title\n\n{script.BEGIN}\n\n```text\n```\n\n{script.END}\n\nmore\n"
     text = script.replace_tree(empty, script.tree_lines(tmp_path))
@@ -54,28 +54,28 @@ def readme(tmp_path: Path) -> str:
     return text
 
 
-def test_the_script_writes_what_the_check_reads(tmp_path: Path, readme: str) -> None:
-    assert "\n".join(script.read_tree(readme)) == TREE
-    assert readme.startswith("# Title\n")
-    assert readme.endswith("\n\nmore\n")
-    assert script.problems(tmp_path, readme) == []
-    assert script.replace_tree(readme, script.tree_lines(tmp_path)) == readme
+def test_the_script_writes_what_the_check_reads(tmp_path: Path, page: str) -> None:
+    assert "\n".join(script.read_tree(page)) == TREE
+    assert page.startswith("# Title\n")
+    assert page.endswith("\n\nmore\n")
+    assert script.problems(tmp_path, page) == []
+    assert script.replace_tree(page, script.tree_lines(tmp_path)) == page
 
 
-def test_a_new_file_is_found(tmp_path: Path, readme: str) -> None:
+def test_a_new_file_is_found(tmp_path: Path, page: str) -> None:
     write_package(tmp_path, {"config/model.py": ""})
-    assert script.problems(tmp_path, readme) == ["inflight/config/model.py has no line in the README's tree"]
+    assert script.problems(tmp_path, page) == ["inflight/config/model.py has no line in docs/tree.md"]
 
 
-def test_a_line_without_a_file_is_found(tmp_path: Path, readme: str) -> None:
+def test_a_line_without_a_file_is_found(tmp_path: Path, page: str) -> None:
     (tmp_path / "inflight/config/engine.py").unlink()
-    found = ["inflight/config/engine.py has a line in the README's tree but does not exist"]
-    assert script.problems(tmp_path, readme) == found
+    found = ["inflight/config/engine.py has a line in docs/tree.md but does not exist"]
+    assert script.problems(tmp_path, page) == found
 
 
-def test_a_stale_description_is_found(tmp_path: Path, readme: str) -> None:
+def test_a_stale_description_is_found(tmp_path: Path, page: str) -> None:
     write_package(tmp_path, {"config/engine.py": '"""Something else."""'})
-    [problem] = script.problems(tmp_path, readme)
+    [problem] = script.problems(tmp_path, page)
     assert "differs from the docstring: engine.py" in problem
 
 
