@@ -25,12 +25,16 @@ help:
 	@echo "make clean         remove caches and build products (.venv and .venv-clients stay)"
 
 demo: .venv/.stamp-runtime
-	$(BIN)/inflight generate --temperature 0 \
+	@echo "The embedded model (4.8 million parameters) answers five prompts in one batch:"
+	@INFLIGHT_LOG_LEVEL=WARNING $(BIN)/inflight generate --temperature 0 \
 		--prompt "What is 47 + 38?" \
 		--prompt "Extract name and age as JSON: Mia is 34 years old and lives in Oslo." \
 		--prompt "What is the capital of France?" \
 		--prompt "Which is the largest of 42, 7, 19 and 63?" \
 		--prompt "Tell me a story about a fox named Anna in the forest."
+	@echo "Next: serve it, or a model of your own, and call http://localhost:8000/v1 with any OpenAI client:"
+	@echo "    $(BIN)/inflight serve"
+	@echo "    $(BIN)/inflight serve Qwen/Qwen3-0.6B"
 
 test: check
 	$(PYTEST)
@@ -49,22 +53,27 @@ clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find inflight tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. torch comes first and alone: together with the
-# rest the resolver may take a CUDA build of it where a CPU build is offered. xgrammar is tested without triton, which it asks for
-# and only imports on a GPU.
+# Set-up, run again only when pyproject.toml, constraints.txt or the kernels change. pip's output is in .venv/setup.log. torch comes
+# first and alone: together with the rest the resolver may take a CUDA build of it where a CPU build is offered. xgrammar is tested
+# without triton, which it asks for and only imports on a GPU.
+
+PIP := scripts/quietly .venv/setup.log $(BIN)/pip install --disable-pip-version-check
 
 .venv/.stamp-torch: constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install $(TORCH)
+	@echo "Set-up of .venv: torch (the largest package)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) $(TORCH)
 	@touch $@
 
 .venv/.stamp-runtime: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
-	$(BIN)/pip install -c constraints.txt -e .
+	@echo "Set-up of .venv: Inflight, with its C++ kernels (about two minutes)"
+	@$(PIP) -c constraints.txt -e .
 	@touch $@
 
 .venv/.stamp-dev: .venv/.stamp-torch pyproject.toml constraints.txt $(KERNELS)
-	$(BIN)/pip install -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install -c constraints.txt --no-deps xgrammar apache-tvm-ffi
+	@echo "Set-up of .venv: Inflight, with its C++ kernels, and the packages of the tests (about three minutes)"
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@$(PIP) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	@touch .venv/.stamp-runtime $@
 
 # The environments of the clients. They are made again when their list of packages changes. The lists are complete, hence

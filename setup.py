@@ -1,12 +1,13 @@
-"""Builds the CPU kernels, once per instruction set, as plain shared libraries. Everything else stands in pyproject.toml.
+"""Builds the CPU kernels, once per instruction set, as plain shared libraries. pyproject.toml says everything else.
 
-They are optional: where no compiler is, or another processor, the install goes on without them and plain torch serves.
-`INFLIGHT_REQUIRE_KERNELS=1` makes a failed build fail the install.
+The kernels are optional: without a C++ compiler, or on a processor that is not x86-64, the install goes on without them, and
+plain torch does the arithmetic. With `INFLIGHT_REQUIRE_KERNELS=1` an install fails if a kernel cannot be built.
 """
 
 import os
 import platform
 import runpy
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -35,13 +36,22 @@ def extensions() -> list[Extension]:
 
 
 class BuildKernels(build_ext):
-    """Goes by what a library says that it was built from. By their times, what an older build has left in build/ may seem newer
-    than the sources, and would be shipped; where the compiler fails, too."""
+    """Builds a library only if there is none that was built from these very sources.
+
+    Every library holds the digest of its sources, and the digest decides. The times of files cannot: an old library in build/
+    may look newer than the sources, and would then be shipped. A library that an install in place (`pip install -e .`) has built
+    beside the sources is copied.
+    """
 
     def build_extension(self, ext: Extension) -> None:
         built, digest = Path(self.get_ext_fullpath(ext.name)), dict(ext.define_macros)["INFLIGHT_SOURCE_HASH"]
-        if built.exists() and digest.encode() in built.read_bytes():
-            return
+        beside_the_sources = FOLDER / built.name
+        for library in (built, beside_the_sources):
+            if library.exists() and digest.encode() in library.read_bytes():
+                if library != built:
+                    built.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(library, built)
+                return
         built.unlink(missing_ok=True)
         self.force = True
         super().build_extension(ext)

@@ -43,7 +43,7 @@ TYPES = {
     "token_embd": "Q8_0",
     "output": "F16",
 }
-_NAMES = {
+NAMES = {
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
@@ -89,7 +89,7 @@ def write_pair(
     for name, weight in weights.items():
         *_, module, suffix = name.split(".")
         layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
-        stem = _NAMES[module]
+        stem = NAMES[module]
         kind = types.get(stem, "F32") if weight.dim() == 2 else "F32"
         is_interleaved = architecture == "llama" and module in ("q_proj", "k_proj")
         as_stored = interleave(weight, 64) if is_interleaved else weight

@@ -24,7 +24,14 @@ SECONDS = 60.0
 
 
 class ServeProcess:
-    def __init__(self, *options: str, tls: Any = None, **variables: str) -> None:
+    """
+    Args:
+        options: of `inflight serve`.
+        installed: the `inflight` of another environment; without it the sources of this repository run.
+        variables: of the environment.
+    """
+
+    def __init__(self, *options: str, tls: Any = None, installed: Path | None = None, **variables: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
@@ -33,14 +40,16 @@ class ServeProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_SERVE_")}
         for name in envs.API_KEY_VARIABLES:
             environment.pop(name, None)
-        command = "import sys; from inflight.entrypoints.cli.main import main; sys.argv[0] = 'inflight'; main()"
+        script = "import sys; from inflight.entrypoints.cli.main import main; sys.argv[0] = 'inflight'; main()"
+        command = [sys.executable, "-c", script] if installed is None else [str(installed)]
+        path = {"PYTHONPATH": str(REPOSITORY)} if installed is None else {}
         fixed = ["--port", str(self.port), "--served-model-name", MODEL, "--access-log", "off"]
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", command, "serve", *fixed, *options],
+            [*command, "serve", *fixed, *options],
             stdout=self.log,
             stderr=self.log,
-            cwd=REPOSITORY,
-            env={**environment, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables},
+            cwd=REPOSITORY if installed is None else installed.parent,
+            env={**environment, **path, "OMP_NUM_THREADS": "1", **variables},
         )
 
     def text_of_log(self) -> str:
