@@ -39,8 +39,8 @@ class BuildKernels(build_ext):
     """Builds a library only if there is none that was built from these very sources.
 
     Every library holds the digest of its sources, and the digest decides. The times of files cannot: an old library in build/
-    may look newer than the sources, and would then be shipped. A library that an install in place (`pip install -e .`) has built
-    beside the sources is copied.
+    may look newer than the sources, and would then be shipped. A library that `pip install -e .` has built beside the sources
+    is copied.
     """
 
     def build_extension(self, ext: Extension) -> None:
