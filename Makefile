@@ -36,11 +36,12 @@ demo: .venv/.stamp-runtime
 	@echo "    $(BIN)/inflight serve"
 	@echo "    $(BIN)/inflight serve Qwen/Qwen3-0.6B"
 
+# `check` has run the architecture tests.
 test: check
-	$(PYTEST)
+	$(PYTEST) --ignore=tests/architecture
 
 test-full: check
-	INFLIGHT_TEST_FULL=1 $(PYTEST)
+	INFLIGHT_TEST_FULL=1 $(PYTEST) --ignore=tests/architecture
 
 # SUITES="openai-3 node" runs only these.
 test-clients: .venv/.stamp-runtime $(CLIENTS)/openai-3/.stamp $(CLIENTS)/openai-2/.stamp $(CLIENTS)/vllm/.stamp $(NODE_STAMP)
