@@ -1,15 +1,14 @@
-"""`FrontEnd`: what a front end has of a model: all but its weights. `LLMEngine` and `AsyncLLM` are made of one.
+"""`FrontEnd`: all of a model except its weights: configuration, tokenizer, chat template, defaults, checks of requests.
 
-No torch: a front end starts while the process of the engine loads the model.
+`LLMEngine` and `AsyncLLM` each have one. It imports no torch, so it starts while the engine's process loads the model.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
@@ -20,7 +19,7 @@ from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
 from inflight.engine.generation_defaults import model_eos_token_ids
-from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
+from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, RequestOptions
 from inflight.errors import InvalidRequestError
 from inflight.hub import read_generation_config, resolve_model_folder, resolve_tokenizer_folder
 from inflight.parsers.markup import ToolMarkup
@@ -35,6 +34,22 @@ from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is rendered.
+
+    Attributes:
+        tools: functions that the model may call, as JSON schemas. Default: none.
+        add_generation_prompt: whether to open the assistant's turn. Default: True.
+        continue_final_message: whether the model continues the last message. Default: False.
+        chat_template_kwargs: further variables for the template. Default: none.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None  # Any: JSON, checked by the chat template
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
 class FrontEnd:
     """Several threads may use it.
 
@@ -43,7 +58,7 @@ class FrontEnd:
         tokenizer: None with skip_tokenizer_init.
         chat_template: None with skip_tokenizer_init.
         default_params: the `SamplingParams` of a request that brings none.
-        default_max_tokens: of these, if generation_config.json names it.
+        default_max_tokens: their `max_tokens`, if generation_config.json names one.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig) -> None:
@@ -75,84 +90,36 @@ class FrontEnd:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
-        add_special_tokens: bool = True,
-        thinks_first: bool = True,
-        arrival_time: float | None = None,
         default_seed: int | None = None,
-        trace_headers: Mapping[str, str] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> ProcessedRequest:
-        """Validate and tokenise. The arguments are those of `InputProcessor.process`; the request arrives now if not before.
-
-        Raises:
-            InvalidRequestError: says what was given, what is allowed and what to do.
-        """
+        """`InputProcessor.process`, which describes the arguments and errors. A priority is refused if it has no effect."""
+        priority = options.get("priority", 0)
         if priority and self.config.scheduler.policy != "priority":
             raise InvalidRequestError(
                 f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out, or "
                 "start the engine with scheduling_policy='priority'"
             )
-        return self._input_processor.process(
-            request_id,
-            prompt,
-            params,
-            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
-            priority=priority,
-            cache_salt=cache_salt,
-            add_special_tokens=add_special_tokens,
-            thinks_first=thinks_first,
-            default_seed=default_seed,
-            trace_headers=trace_headers,
-        )
+        return self._input_processor.process(request_id, prompt, params, default_seed=default_seed, **options)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A prompt's token ids; see `InputProcessor.encode`."""
-        return self._input_processor.encode(text, add_special_tokens)
+        return self._input_processor.encode(text, add_special_tokens=add_special_tokens)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],  # Any: JSON
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """A conversation as the token ids of a prompt, by the model's chat template."""
-        text = self.render_text(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return self.encode(text, add_special_tokens=False)
+    def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
+        """A conversation as text, by the model's chat template. It holds its special tokens.
 
-    def render_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],  # Any: JSON
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> str:
-        """What `render_chat` tokenises: the template has written the special tokens."""
-        if self.tokenizer is None or self.chat_template is None:
+        Raises:
+            InvalidRequestError: the messages are malformed, or the template refuses them.
+            TokenizerError: the model has no chat template.
+        """
+        if self.chat_template is None:
             raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
-        return self.chat_template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        return self.chat_template.render(messages, **options)
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """The parameters of a chat that `render_chat` renders with `tools`: calls of one that is strict satisfy its schema."""
+        """The parameters of a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its schema."""
         if not tools or self.chat_template is None:
             return params
         given = params or self.default_params
@@ -161,7 +128,7 @@ class FrontEnd:
 
     @cached_property
     def tool_markup(self) -> ToolMarkup | None:
-        """How the model writes calls, by its chat template."""
+        """How the model writes tool calls, found in its chat template."""
         return detect_parsers(self.chat_template).markup
 
     def make_grammars(self) -> StructuredOutputManager | None:
@@ -171,7 +138,7 @@ class FrontEnd:
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """The concrete configuration of the model and this machine. Reads the model's config, and fetches a hub id's files.
+    """The configuration of this model on this machine. Reads the model's config.json, and fetches the files of a hub id.
 
     Raises:
         ConfigError: the arguments, the folder or the machine do not fit.
@@ -187,16 +154,15 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:
-    """What compiles grammars. It costs nothing before the first request that needs it: then `read` gives the tokenizer."""
-    vocab_size = config.model.architecture.vocab_size
-    create = partial(_create_backend, config, read)
-    return StructuredOutputManager(create, vocab_size, num_buffers=2 * config.scheduler.max_depth)
+    """The manager that compiles grammars. `read`: gives the tokenizer; called at the first request with a grammar."""
+    architecture = config.model.architecture
 
+    def create() -> GrammarBackend:
+        tokenizer = read()
+        eos = model_eos_token_ids(architecture, tokenizer, read_generation_config(config.model.folder))
+        return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
 
-def _create_backend(config: EngineConfig, read: Callable[[], Tokenizer]) -> GrammarBackend:
-    architecture, tokenizer = config.model.architecture, read()
-    eos = model_eos_token_ids(architecture, tokenizer, read_generation_config(config.model.folder))
-    return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
+    return StructuredOutputManager(create, architecture.vocab_size, num_buffers=2 * config.scheduler.max_depth)
 
 
 def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
@@ -210,7 +176,7 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
 
 
 def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
-    """That of the tokenizer's source; `given`: a file or a text instead of it.
+    """The chat template that belongs to the tokenizer, or `given` in its place: a file, or a text.
 
     Raises:
         ConfigError: it cannot be read, or is no template.
@@ -222,6 +188,6 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
 
 
 def _tokenizer_source(model_folder: Path, tokenizer: str | None) -> Path:
-    """A folder, or a GGUF file without a tokenizer.json beside it."""
+    """A folder, or a GGUF file that has no tokenizer.json beside it."""
     source = model_folder if tokenizer is None else resolve_tokenizer_folder(tokenizer)
     return source.parent if source.is_file() and (source.parent / "tokenizer.json").is_file() else source

@@ -1,16 +1,17 @@
-"""`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
+"""`InputProcessor`: checks a prompt and its parameters, tokenises, and makes the requests that the engine core runs.
 
-The only place where a request is checked against the model's limits; every front end uses it. It counts the requests that it
-checks. If neither a request nor the caller has a seed, the request's seed follows from (engine seed, count).
+This is the only place where a request is checked against the model's limits. It counts the requests: the seed of a request
+that brings none follows from (engine seed, count).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 
@@ -39,13 +40,35 @@ class TokensPrompt(TypedDict):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a caller may say about a request besides its prompt and its parameters.
+
+    Attributes:
+        arrival_time: `time.monotonic()` when the request came. Default: now.
+        priority: lower numbers are served first, if the scheduling policy is "priority". Default: 0.
+        cache_salt: only requests with the same salt share cached prompts. The "cache_salt" of a dict prompt replaces it.
+        add_special_tokens: False for text of a chat template, which holds its own special tokens. Default: True.
+        thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
+            model is not asked to think: for a raw prompt, or for the continuation of an answer. Default: True.
+        trace_headers: the W3C headers of the request, in lower case. Observers of the engine get them.
+    """
+
+    arrival_time: float
+    priority: int
+    cache_salt: str
+    add_special_tokens: bool
+    thinks_first: bool
+    trace_headers: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedRequest:
-    """A request, ready: `children` go to the engine core, all of it to the output processor.
+    """A request that is ready to start.
 
-    `prompt` is None when the request was given as token ids. `children` are in the order of their index. `trace_headers` are
-    the W3C headers that came with it, in lower case: observers of the engine get them. `unenforced`: the places in its JSON
-    schemas that the grammar does not enforce.
+    Attributes:
+        prompt: None if the request was given as token ids.
+        children: its sequences, in the order of their index. They go to the engine core.
+        unenforced: the places in its JSON schemas that the grammar does not enforce.
     """
 
     request_id: str
@@ -59,13 +82,12 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it: it keeps nothing of a request except the count. If their order is not known, the caller
-    names the `default_seed` of each request.
+    """Several threads may use it. If the order of their requests is not known, the caller gives each its `default_seed`.
 
     Attributes:
         default_params: the `SamplingParams` of a request that brings none.
-        default_max_tokens: of these, if generation_config.json names it.
-        eos_token_ids: the model's own end tokens, from all its files.
+        default_max_tokens: their `max_tokens`, if generation_config.json names one.
+        eos_token_ids: the model's end tokens, from all its files.
     """
 
     def __init__(
@@ -78,8 +100,12 @@ class InputProcessor:
         use_generation_defaults: bool = True,
         structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
-        """`generation_config` is generation_config.json, or None. Its end tokens count also without its defaults. Without
-        `structured_outputs` no request may have any."""
+        """
+        Args:
+            generation_config: what generation_config.json says. None: the model has no such file.
+            use_generation_defaults: False takes only its end tokens.
+            structured_outputs: None refuses requests with structured outputs.
+        """
         self._tokenizer = tokenizer
         self._vocab_size = model_config.architecture.vocab_size
         self._max_model_len = model_config.max_model_len
@@ -100,13 +126,8 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        arrival_time: float,
-        priority: int = 0,
-        cache_salt: str = "",
-        add_special_tokens: bool = True,
-        thinks_first: bool = True,
         default_seed: int | None = None,
-        trace_headers: Mapping[str, str] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> ProcessedRequest:
         """Check and resolve one request.
 
@@ -114,30 +135,29 @@ class InputProcessor:
             params: None takes `default_params`. If the context has room for fewer than `max_tokens` tokens, the request ends
                 with the context, with the finish reason "length". If `min_tokens` is larger than this room, end tokens are
                 never drawn.
-            arrival_time: `time.monotonic()`.
-            cache_salt: also a key of a dict prompt, which then counts.
-            add_special_tokens: False for a rendered chat template, which holds its own.
-            thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
-                model is not asked to think: for a raw prompt, or the continuation of an answer.
-            default_seed: the seed if `params` have none. None derives one from the count of checked requests.
+            default_seed: the seed if `params` have none. None derives one from the count of requests.
 
         Raises:
             ContextLengthExceededError: the prompt leaves no room for a token.
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
-        text, token_ids, cache_salt = self._read_prompt(prompt, cache_salt, add_special_tokens)
+        arrival_time = options.get("arrival_time", time.monotonic())
+        text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._check_length(len(token_ids))
         params = self.default_params if params is None else params
         unenforced = self._check_structured_outputs(params)
         self._check_params(params)
+        # a request that brings a seed is counted, too: it does not change the seeds of the later ones
+        seed = derive_seed(self._engine_seed, next(self._numbers)) if default_seed is None else default_seed
+        thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
-            seed=self._seed(params.seed, default_seed),
+            seed=seed if params.seed is None else derive_seed(params.seed, 0),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs and thinks_first else (),
+            reasoning_end_ids=self._reasoning_end_of(token_ids) if thinks_first else (),
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
         )
         check_sampling(sampling, self._vocab_size)
@@ -146,7 +166,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling=sampling,
             arrival_time=arrival_time,
-            priority=priority,
+            priority=options.get("priority", 0),
             cache_salt=cache_salt,
         )
         return ProcessedRequest(
@@ -156,13 +176,12 @@ class InputProcessor:
             params=params,
             arrival_time=arrival_time,
             children=_make_children(parent),
-            trace_headers=dict(trace_headers or {}),
+            trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
         )
 
     def _check_structured_outputs(self, params: SamplingParams) -> tuple[str, ...]:
-        """Check all that can be checked before the grammar is compiled, keywords of JSON schemas too. Returns what is not
-        enforced."""
+        """Check what can be checked before the grammar is compiled. Returns the places that the grammar will not enforce."""
         wanted = params.structured_outputs
         if wanted is None:
             return ()
@@ -179,7 +198,7 @@ class InputProcessor:
         return tuple(backend_class(self._structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
-        """The marker to wait for; none where the prompt's last turn holds it."""
+        """The marker behind which the grammar starts; none if the prompt's last turn holds it already."""
         marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
         last = range(turn, len(prompt) - len(marker) + 1)
@@ -187,18 +206,20 @@ class InputProcessor:
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
-    def _read_prompt(self, prompt: Prompt, salt: str, add_special_tokens: bool) -> tuple[str | None, Int32Array, str]:
-        """Text if there is any, token ids, cache salt."""
+    def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
+        """Returns the text (None if there is none), the token ids and the cache salt."""
         given: object = prompt
+        salt: object = options.get("cache_salt", "")
         if isinstance(prompt, Mapping):
-            given, salt = _open_dict(prompt, salt)
+            given, salt = _open_dict(prompt), prompt.get("cache_salt", salt)
         if not isinstance(salt, str):
             raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
         if not isinstance(given, str):
             return None, self._check_token_ids(given), salt
-        return given, self._check_token_ids(self.encode(given, add_special_tokens)), salt
+        token_ids = self.encode(given, add_special_tokens=options.get("add_special_tokens", True))
+        return given, self._check_token_ids(token_ids), salt
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A prompt's token ids. A text that is far too long is refused before it is tokenised, which would take seconds.
 
         Raises:
@@ -221,13 +242,9 @@ class InputProcessor:
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         self._check_length(len(token_ids))  # before anything is copied
-        if set(map(type, token_ids)) == {
-            int
-        }:  # without a loop in Python: a long prompt is not to hold up other threads
-            lowest, highest = min(token_ids), max(token_ids)
-            if lowest >= 0 and highest < self._vocab_size:
-                return np.array(token_ids, dtype=np.int32)
-        for position, token_id in enumerate(token_ids):  # the slow way, which knows where it is wrong
+        # without a loop in Python, so that a long prompt does not hold up other threads
+        is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+        for position, token_id in enumerate(() if is_valid else token_ids):  # finds the position of the wrong token
             if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
                 raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
             if not 0 <= token_id < self._vocab_size:
@@ -261,7 +278,7 @@ class InputProcessor:
                     )
 
     def _tokenize_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is tokenised at the beginning of a text and after a space, if that differs."""
+        """The tokens of each word at the beginning of a text, and those after a space if they differ."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip(" ")
@@ -269,7 +286,7 @@ class InputProcessor:
             found[at_start] = None
             if bare:
                 after_space = self._tokenize_bad_word(word, " " + bare)
-                if after_space[-len(at_start) :] != at_start:  # else the first covers it
+                if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` forbids it already
                     found[after_space] = None
         return tuple(found)
 
@@ -281,14 +298,9 @@ class InputProcessor:
             raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
         return tuple(token_ids)
 
-    def _seed(self, seed: int | None, default_seed: int | None) -> int:
-        """`seed`: the user's. A request that has one is counted all the same."""
-        if default_seed is None:
-            default_seed = derive_seed(self._engine_seed, next(self._numbers))
-        return default_seed if seed is None else derive_seed(seed, 0)
 
-
-def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, Any]:  # Any: checked by the caller
+def _open_dict(prompt: Mapping[str, object]) -> object:
+    """The text or the token ids in it."""
     if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
         raise InvalidRequestError(
             f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
@@ -299,12 +311,11 @@ def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, A
         raise InvalidRequestError(f"'prompt' is a {type(prompt['prompt']).__name__}; it must be text")
     if isinstance(prompt.get("prompt_token_ids"), str):
         raise InvalidRequestError("'prompt_token_ids' is text; give it as 'prompt'")
-    given = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
-    return given, prompt.get("cache_salt", cache_salt)
+    return prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """n sequences with seeds of their own. The first computes the prompt, and its logprobs, for all."""
+    """n sequences, each with a seed of its own. The first one computes the prompt and its log-probabilities for all."""
     params, seed = parent.sampling.params, parent.sampling.seed
     if params.n == 1:
         return (parent,)

@@ -31,18 +31,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Update:
-    """What changed. `requests_to_abort`: ids of children to abort in the core."""
+    """The requests that changed, and the ids of the children that the core has to abort."""
 
     changed: list[RequestState] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)
 
-
-@dataclass(slots=True, kw_only=True)
-class ProcessedOutputs:
-    """What callers are to see. `requests_to_abort`: ids of children to abort in the core."""
-
-    request_outputs: list[RequestOutput] = field(default_factory=list)
-    requests_to_abort: list[str] = field(default_factory=list)
+    def take_outputs(self) -> list[RequestOutput]:
+        """What the callers of these requests are to see now."""
+        return [output for state in self.changed if (output := state.take_output()) is not None]
 
 
 class OutputProcessor:
@@ -100,14 +96,6 @@ class OutputProcessor:
         for child, completion in zip(request.children, completions, strict=True):
             self._children[child.request_id] = (state, completion)
         return state
-
-    def process(self, outputs: Sequence[EngineCoreOutput]) -> ProcessedOutputs:
-        """Take in what one or more commits added, and take the outputs of the requests that it changed."""
-        update = self.update(outputs)
-        return ProcessedOutputs(
-            request_outputs=[output for state in update.changed if (output := state.take_output()) is not None],
-            requests_to_abort=update.requests_to_abort,
-        )
 
     def update(self, outputs: Sequence[EngineCoreOutput]) -> Update:
         """Take in what one or more commits added."""

@@ -1,8 +1,9 @@
-"""`LLM`: offline generation, many requests at once."""
+"""`LLM`: generates text in this process, for many prompts at once; the class that most Python users start with."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,13 +12,13 @@ from typing import Any, Self, cast
 from tqdm import tqdm
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.input_processor import ProcessedRequest, Prompt
+from inflight.engine.input_processor import Prompt, RequestOptions
 from inflight.engine.llm_engine import LLMEngine
-from inflight.engine.step_figures import StepFigures
+from inflight.engine.step_figures import StepFigures, step_figures
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
-from inflight.timeline import Event
+from inflight.timeline import Event, chrome_trace
 from inflight.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
@@ -65,8 +66,12 @@ class LLM:
             EngineDeadError: the engine failed for good in an earlier call; the message names the cause.
         """
         given = _as_prompts(prompts)
-        params = _one_each("sampling_params", sampling_params, len(given))
-        return self._run(given, params, use_tqdm, priority, add_special_tokens=True)
+        params = _one_each(sampling_params, len(given))
+        priorities = [0] * len(given) if priority is None else priority
+        if len(priorities) != len(given):
+            raise InvalidRequestError(f"{len(priorities)} priorities for {len(given)} prompts; give one each")
+        options = [RequestOptions(priority=each) for each in priorities]
+        return self._run(given, params, options, use_tqdm)
 
     def chat(
         self,
@@ -104,13 +109,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        params = [
-            self.llm_engine.with_strict_tools(each, tools)
-            for each in _one_each("sampling_params", sampling_params, len(prompts))
-        ]
-        return self._run(
-            prompts, params, use_tqdm, None, add_special_tokens=False, thinks_first=not continue_final_message
-        )
+        params = [self.llm_engine.with_strict_tools(each, tools) for each in _one_each(sampling_params, len(prompts))]
+        options = RequestOptions(add_special_tokens=False, thinks_first=not continue_final_message)
+        return self._run(prompts, params, [options] * len(prompts), use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """None with skip_tokenizer_init."""
@@ -136,16 +137,16 @@ class LLM:
         return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def timeline_events(self) -> dict[str, list[Event]]:
-        """What the engine ("engine") and each rank of this machine ("rank 0", ...) did in the last steps, from when to when."""
+        """When the engine ("engine") and each rank of this machine ("rank 0", ...) did what, in the last steps."""
         return self.llm_engine.timeline_events()
 
     def write_trace(self, path: str | Path) -> None:
-        """The same as a Chrome trace (JSON), for https://ui.perfetto.dev or chrome://tracing."""
-        self.llm_engine.write_trace(path)
+        """Write `timeline_events` as a Chrome trace (JSON), for https://ui.perfetto.dev or chrome://tracing."""
+        Path(path).write_text(json.dumps(chrome_trace(self.timeline_events())) + "\n", encoding="utf-8")
 
     def step_figures(self) -> StepFigures:
-        """How long devices stood idle in the last steps, and how much of the host's work they hid; see `StepFigures`."""
-        return self.llm_engine.step_figures()
+        """How long devices were idle in the last steps, and what share of the host's time passed while they were busy."""
+        return step_figures(self.timeline_events())
 
     def close(self) -> None:
         """Stop the workers and free their memory. Idempotent."""
@@ -163,31 +164,15 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams | None],
+        options: Sequence[RequestOptions],
         use_tqdm: bool,
-        priority: Sequence[int] | None,
-        *,
-        add_special_tokens: bool,
-        thinks_first: bool = True,
     ) -> list[RequestOutput]:
-        priorities = [0] * len(prompts) if priority is None else priority
-        if len(priorities) != len(prompts):
-            raise InvalidRequestError(f"{len(priorities)} priorities for {len(prompts)} prompts; give one each")
-        requests = [
-            self.llm_engine.process(
-                str(next(self._request_ids)),
-                prompt,
-                each,
-                priority=priority,
-                add_special_tokens=add_special_tokens,
-                thinks_first=thinks_first,
-            )
-            for prompt, each, priority in zip(prompts, params, priorities, strict=True)
-        ]
-        finished = self._run_to_end(requests, use_tqdm)
-        return [finished[request.request_id] for request in requests]
-
-    def _run_to_end(self, requests: Sequence[ProcessedRequest], use_tqdm: bool) -> dict[str, RequestOutput]:
         engine, finished = self.llm_engine, dict[str, RequestOutput]()
+        requests = [
+            engine.process(str(next(self._request_ids)), prompt, each, **more)
+            for prompt, each, more in zip(prompts, params, options, strict=True)
+        ]
+        request_ids = [request.request_id for request in requests]
         try:
             for request in requests:
                 engine.add_processed(request)
@@ -196,10 +181,10 @@ class LLM:
                     done = {output.request_id: output for output in engine.step() if output.finished}
                     finished |= done
                     bar.update(len(done))
-        except BaseException:  # an interrupt, too: nothing of this call goes on
-            engine.abort_requests([request.request_id for request in requests])
+        except BaseException:  # an interrupt, too: no request of this call goes on
+            engine.abort_requests(request_ids)
             raise
-        return finished
+        return [finished[request_id] for request_id in request_ids]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -213,11 +198,9 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [cast("Prompt", prompt) for prompt in prompts]
 
 
-def _one_each(
-    name: str, given: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams | None]:
+def _one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
     if given is None or isinstance(given, SamplingParams):
         return [given] * count
     if len(given) != count:
-        raise InvalidRequestError(f"{len(given)} {name} for {count} prompts; give one for all, or one each")
+        raise InvalidRequestError(f"{len(given)} sampling_params for {count} prompts; give one for all, or one each")
     return given

@@ -20,6 +20,8 @@ class RecordingClient:
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
     summary = ""
+    on_outputs: Any  # called by the tests' parts of the engine
+    on_end: Any
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -50,9 +52,8 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     front_end = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    engine, client = AsyncLLM(cast("FrontEnd", front_end), 0, limits or QueueLimits(), ()), RecordingClient()
-    engine._adopt(cast("CoreClient", client), EngineReady(front_end=0, num_kv_cache_tokens=2**16))
-    return engine, client
+    client, ready = RecordingClient(), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
+    return AsyncLLM(cast("FrontEnd", front_end), cast("CoreClient", client), ready, limits=limits), client
 
 
 def answer(

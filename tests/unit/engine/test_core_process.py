@@ -34,7 +34,7 @@ from inflight.errors import (
 from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
-from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs
+from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs, EngineReady
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
@@ -271,12 +271,26 @@ def test_the_news_that_the_engine_has_died_is_the_end_though_its_process_still_r
     async def test() -> None:
         ours, theirs = socket.socketpair()
         reasons: list[str] = []
-        client = CoreClient(lambda _: None, reasons.append)
+        client = CoreClient()
+        client.on_end = reasons.append
         await client.connect(ours)
         engine = BlockingStream(theirs)
         engine.send(EngineDied(reason="rank 0 is lost"))
         await asyncio.wait_for(client.closed, 5.0)
         assert reasons == ["the engine has failed: rank 0 is lost"]
+        engine.close()
+
+    run(test)
+
+
+def test_an_engine_that_dies_while_the_tokenizer_is_read_is_noticed() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        engine = BlockingStream(theirs)
+        engine.send(EngineReady(front_end=0, num_kv_cache_tokens=2**16))
+        engine.send(EngineDied(reason="rank 0 is lost"))
+        with pytest.raises(EngineDeadError, match="rank 0 is lost"):
+            await AsyncLLM.attach(mock_args(), ours)
         engine.close()
 
     run(test)
