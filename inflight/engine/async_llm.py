@@ -28,9 +28,8 @@ from inflight.engine.async_front_end import AsyncFrontEnd
 from inflight.engine.backlog import Backlog
 from inflight.engine.core_client import CoreClient, EngineProcess
 from inflight.engine.drain import Drain
-from inflight.engine.front_end import FrontEnd, resolve_config
+from inflight.engine.front_end import FrontEnd, ModelInfo, resolve_config
 from inflight.engine.input_processor import ProcessedRequest, Prompt, RequestOptions
-from inflight.engine.model_info import ModelInfo
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.readiness import Readiness

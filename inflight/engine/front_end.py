@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -48,6 +49,29 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     chat_template_kwargs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """The model that is served. `name`: as it was given, or "embedded". `num_kv_cache_tokens`: how many fit the KV cache."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    max_num_seqs: int
+    num_kv_cache_tokens: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, num_kv_cache_tokens: int) -> ModelInfo:
+        return cls(
+            name=config.model.name,
+            max_model_len=config.model.max_model_len,
+            vocab_size=config.model.architecture.vocab_size,
+            dtype=config.model.dtype,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            num_kv_cache_tokens=num_kv_cache_tokens,
+        )
 
 
 class FrontEnd:
