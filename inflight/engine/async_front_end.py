@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from inflight.engine.front_end import ChatOptions, FrontEnd
-from inflight.engine.input_processor import ProcessedRequest, Prompt, RequestOptions
+from inflight.engine.input_processor import ChatOptions, InputProcessor, ProcessedRequest, Prompt, RequestOptions
 from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams
@@ -33,13 +32,13 @@ class AsyncFrontEnd:
         default_max_tokens: their `max_tokens`, if generation_config.json names one.
     """
 
-    def __init__(self, front_end: FrontEnd, seed: int) -> None:
+    def __init__(self, input_processor: InputProcessor, seed: int) -> None:
         """`seed`: the seed of a request that brings none follows from it and from the number of the `process` call."""
-        self.tokenizer = front_end.tokenizer
-        self.chat_template = front_end.chat_template
-        self.default_params = front_end.default_params
-        self.default_max_tokens = front_end.default_max_tokens
-        self._front_end = front_end
+        self.tokenizer = input_processor.tokenizer
+        self.chat_template = input_processor.chat_template
+        self.default_params = input_processor.default_params
+        self.default_max_tokens = input_processor.default_max_tokens
+        self._input_processor = input_processor
         self._seed = seed
         self._numbers = itertools.count(1)
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="inflight-text")
@@ -53,7 +52,7 @@ class AsyncFrontEnd:
         Raises:
             InvalidRequestError: the messages are malformed, or the template refuses them.
         """
-        text = await self._on_thread(partial(self._front_end.render_text, messages, **options))
+        text = await self._on_thread(partial(self._input_processor.render_text, messages, **options))
         return await self.encode(text, add_special_tokens=False)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -63,7 +62,7 @@ class AsyncFrontEnd:
             InvalidRequestError: the text is too long for the model, or not Unicode; or there is no tokenizer.
             OverloadedError: too much text waits to be tokenised.
         """
-        encode = partial(self._front_end.encode, text, add_special_tokens=add_special_tokens)
+        encode = partial(self._input_processor.encode, text, add_special_tokens=add_special_tokens)
         return await self._on_thread(encode, len(text))
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -87,7 +86,7 @@ class AsyncFrontEnd:
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         options.setdefault("arrival_time", time.monotonic())  # now, and not when a thread is free
         seed = derive_seed(self._seed, next(self._numbers))  # here: the threads may change the order
-        process = partial(self._front_end.process, request_id, prompt, params, default_seed=seed, **options)
+        process = partial(self._input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)
 
     async def _on_thread(self, function: Callable[[], T], num_characters: int = 0) -> T:

@@ -28,8 +28,8 @@ from inflight.engine.async_front_end import AsyncFrontEnd
 from inflight.engine.backlog import Backlog
 from inflight.engine.core_client import CoreClient, EngineProcess
 from inflight.engine.drain import Drain
-from inflight.engine.front_end import FrontEnd, ModelInfo, resolve_config
-from inflight.engine.input_processor import ProcessedRequest, Prompt, RequestOptions
+from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
+from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, RequestOptions
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.readiness import Readiness
@@ -58,7 +58,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     def __init__(
         self,
-        front_end: FrontEnd,
+        input_processor: InputProcessor,
         client: CoreClient,
         ready: EngineReady,
         *,
@@ -66,14 +66,14 @@ class AsyncLLM(AsyncFrontEnd):
         limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> None:
-        super().__init__(front_end, seed)
-        config = front_end.config
+        super().__init__(input_processor, seed)
+        config = input_processor.config
         self.model = ModelInfo.of(config, ready.num_kv_cache_tokens)
         self._client = client
         self._id_prefix = f"{ready.front_end}."
         self._observers = Observers(observers)
         self._process: EngineProcess | None = None  # unless another process has started it
-        self._outputs = OutputProcessor(front_end.tokenizer, observers)
+        self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
         self._backlog = Backlog(client, self._process_outputs)
         self._readiness = Readiness(config.execute_model_timeout_seconds)
@@ -101,14 +101,7 @@ class AsyncLLM(AsyncFrontEnd):
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
         logger.info("the configuration was resolved in %.2f s", time.perf_counter() - begin)
-        starting = asyncio.ensure_future(asyncio.to_thread(EngineProcess, args, config))
-        try:
-            process = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await asyncio.wait([starting])
-            if starting.exception() is None:
-                await asyncio.to_thread(starting.result().close)
-            raise
+        process = EngineProcess(args, config)
         try:
             engine = await cls._connect(args, config, process.sockets.pop(), limits, observers)
         except BaseException as error:
@@ -150,13 +143,13 @@ class AsyncLLM(AsyncFrontEnd):
         await client.connect(engine_socket)
         try:
             begin = time.perf_counter()
-            front_end = await asyncio.to_thread(FrontEnd, args, config)
+            input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
             ready = await client.ready
             if client.closed.done():  # it died while the tokenizer was being read
                 raise EngineDeadError(client.reason, summary=client.summary)
             seed = front_end_seed(args.seed, ready.front_end)
-            return cls(front_end, client, ready, seed=seed, limits=limits, observers=observers)
+            return cls(input_processor, client, ready, seed=seed, limits=limits, observers=observers)
         except BaseException:
             client.close()
             await client.closed
@@ -351,7 +344,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-        canary = self._with_own_ids(self._front_end.process("canary", [0], params, default_seed=0))
+        canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
         self._send(canary)
         return canary.children[0].request_id
 

@@ -1,15 +1,13 @@
-"""`FrontEnd`: all of a model except its weights: configuration, tokenizer, chat template, defaults, checks of requests.
+"""What a front end needs of a model: everything except its weights. Read from the model's folder, without torch.
 
-`LLMEngine` and `AsyncLLM` each have one. It imports no torch, so it starts while the engine's process loads the model.
+`LLMEngine` and `AsyncLLM` each make an `InputProcessor` of it. `AsyncLLM` does so while the engine's process loads the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
@@ -20,35 +18,14 @@ from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
 from inflight.engine.generation_defaults import model_eos_token_ids
-from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, RequestOptions
-from inflight.errors import InvalidRequestError
+from inflight.engine.input_processor import InputProcessor
 from inflight.hub import read_generation_config, resolve_model_folder, resolve_tokenizer_folder
-from inflight.parsers.markup import ToolMarkup
-from inflight.parsers.selector import detect_parsers
-from inflight.parsers.tool_choice import constrain_tools
-from inflight.sampling_params import SamplingParams
 from inflight.structured_output.backend import GrammarBackend
 from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_output.selector import create_backend
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
-
-
-class ChatOptions(TypedDict, total=False):
-    """How a conversation is rendered.
-
-    Attributes:
-        tools: functions that the model may call, as JSON schemas. Default: none.
-        add_generation_prompt: whether to open the assistant's turn. Default: True.
-        continue_final_message: whether the model continues the last message. Default: False.
-        chat_template_kwargs: further variables for the template. Default: none.
-    """
-
-    tools: Sequence[Mapping[str, Any]] | None  # Any: JSON, checked by the chat template
-    add_generation_prompt: bool
-    continue_final_message: bool
-    chat_template_kwargs: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,91 +51,24 @@ class ModelInfo:
         )
 
 
-class FrontEnd:
-    """Several threads may use it.
+def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcessor:
+    """Reads the tokenizer, the chat template and the generation defaults.
 
-    Attributes:
-        config: the resolved configuration.
-        tokenizer: None with skip_tokenizer_init.
-        chat_template: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that brings none.
-        default_max_tokens: their `max_tokens`, if generation_config.json names one.
+    Raises:
+        ConfigError: one of them cannot be read.
     """
-
-    def __init__(self, args: EngineArgs, config: EngineConfig) -> None:
-        """Read the tokenizer, the chat template and the generation defaults.
-
-        Raises:
-            ConfigError: one of them cannot be read.
-        """
-        self.config = config
-        self.tokenizer: Tokenizer | None = None
-        self.chat_template: ChatTemplate | None = None
-        if not args.skip_tokenizer_init:
-            self.tokenizer = read_tokenizer(config.model.folder, args.tokenizer)
-            self.chat_template = read_chat_template(config.model.folder, args.tokenizer, args.chat_template)
-        self._input_processor = InputProcessor(
-            config.model,
-            self.tokenizer,
-            read_generation_config(config.model.folder),
-            0 if args.seed is None else args.seed,
-            use_generation_defaults=args.generation_config == "auto",
-            structured_outputs=config.structured_outputs,
-        )
-        self.default_params = self._input_processor.default_params
-        self.default_max_tokens = self._input_processor.default_max_tokens
-
-    def process(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        default_seed: int | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> ProcessedRequest:
-        """`InputProcessor.process`, which describes the arguments and errors. A priority is refused if it has no effect."""
-        priority = options.get("priority", 0)
-        if priority and self.config.scheduler.policy != "priority":
-            raise InvalidRequestError(
-                f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out, or "
-                "start the engine with scheduling_policy='priority'"
-            )
-        return self._input_processor.process(request_id, prompt, params, default_seed=default_seed, **options)
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self._input_processor.encode(text, add_special_tokens=add_special_tokens)
-
-    def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """A conversation as text, by the model's chat template. It holds its special tokens.
-
-        Raises:
-            InvalidRequestError: the messages are malformed, or the template refuses them.
-            TokenizerError: the model has no chat template.
-        """
-        if self.chat_template is None:
-            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
-        return self.chat_template.render(messages, **options)
-
-    def with_strict_tools(
-        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
-    ) -> SamplingParams | None:
-        """The parameters of a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its schema."""
-        if not tools or self.chat_template is None:
-            return params
-        given = params or self.default_params
-        constrained = constrain_tools(given, tools, markup=self.tool_markup)
-        return params if constrained is given else constrained
-
-    @cached_property
-    def tool_markup(self) -> ToolMarkup | None:
-        """How the model writes tool calls, found in its chat template."""
-        return detect_parsers(self.chat_template).markup
-
-    def make_grammars(self) -> StructuredOutputManager | None:
-        """For an engine core in this process."""
-        tokenizer = self.tokenizer
-        return None if tokenizer is None else make_grammars(self.config, lambda: tokenizer)
+    tokenizer = chat_template = None
+    if not args.skip_tokenizer_init:
+        tokenizer = read_tokenizer(config.model.folder, args.tokenizer)
+        chat_template = read_chat_template(config.model.folder, args.tokenizer, args.chat_template)
+    return InputProcessor(
+        config,
+        tokenizer,
+        chat_template,
+        read_generation_config(config.model.folder),
+        seed=0 if args.seed is None else args.seed,
+        use_generation_defaults=args.generation_config == "auto",
+    )
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:

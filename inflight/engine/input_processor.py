@@ -1,4 +1,4 @@
-"""`InputProcessor`: checks a prompt and its parameters, tokenises, and makes the requests that the engine core runs.
+"""`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes of them what the engine core runs.
 
 This is the only place where a request is checked against the model's limits. It counts the requests: the seed of a request
 that brings none follows from (engine seed, count).
@@ -11,19 +11,24 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 
-from inflight.config.engine import ModelConfig, StructuredOutputsConfig
+from inflight.config.engine import EngineConfig
 from inflight.engine.generation_defaults import default_sampling_params, model_eos_token_ids
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.parsers.markup import ToolMarkup
+from inflight.parsers.selector import detect_parsers
+from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_sampling
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.selector import backend_class
 from inflight.structured_output.spec import GrammarSpec
+from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -61,6 +66,22 @@ class RequestOptions(TypedDict, total=False):
     trace_headers: Mapping[str, str]
 
 
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is rendered.
+
+    Attributes:
+        tools: functions that the model may call, as JSON schemas. Default: none.
+        add_generation_prompt: whether to open the assistant's turn. Default: True.
+        continue_final_message: whether the model continues the last message. Default: False.
+        chat_template_kwargs: further variables for the template. Default: none.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None  # Any: JSON, checked by the chat template
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedRequest:
     """A request that is ready to start.
@@ -85,6 +106,9 @@ class InputProcessor:
     """Several threads may use it. If the order of their requests is not known, the caller gives each its `default_seed`.
 
     Attributes:
+        config: the resolved configuration.
+        tokenizer: None with skip_tokenizer_init.
+        chat_template: None with skip_tokenizer_init.
         default_params: the `SamplingParams` of a request that brings none.
         default_max_tokens: their `max_tokens`, if generation_config.json names one.
         eos_token_ids: the model's end tokens, from all its files.
@@ -92,33 +116,33 @@ class InputProcessor:
 
     def __init__(
         self,
-        model_config: ModelConfig,
+        config: EngineConfig,
         tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
         generation_config: Mapping[str, Any] | None,  # Any: JSON
-        engine_seed: int,
         *,
+        seed: int,
         use_generation_defaults: bool = True,
-        structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
         """
         Args:
             generation_config: what generation_config.json says. None: the model has no such file.
             use_generation_defaults: False takes only its end tokens.
-            structured_outputs: None refuses requests with structured outputs.
         """
-        self._tokenizer = tokenizer
-        self._vocab_size = model_config.architecture.vocab_size
-        self._max_model_len = model_config.max_model_len
-        self._engine_seed = engine_seed
+        self.config = config
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._vocab_size = config.model.architecture.vocab_size
+        self._max_model_len = config.model.max_model_len
+        self._seed = seed
         self._numbers = itertools.count(1)
         defaults = (generation_config or {}) if use_generation_defaults else {}
         self.default_params = default_sampling_params(defaults)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
-        self.eos_token_ids = model_eos_token_ids(model_config.architecture, tokenizer, generation_config)
-        self._structured_outputs = structured_outputs
+        self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
         self._reasoning_end_ids: tuple[int, ...] = ()
-        if structured_outputs is not None and structured_outputs.reasoning_end and tokenizer is not None:
-            self._reasoning_end_ids = tuple(tokenizer.encode(structured_outputs.reasoning_end, False))
+        if config.structured_outputs.reasoning_end and tokenizer is not None:
+            self._reasoning_end_ids = tuple(tokenizer.encode(config.structured_outputs.reasoning_end, False))
 
     def process(
         self,
@@ -141,14 +165,19 @@ class InputProcessor:
             ContextLengthExceededError: the prompt leaves no room for a token.
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
-        arrival_time = options.get("arrival_time", time.monotonic())
+        arrival_time, priority = options.get("arrival_time", time.monotonic()), options.get("priority", 0)
+        if priority and self.config.scheduler.policy != "priority":
+            raise InvalidRequestError(
+                f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out, or "
+                "start the engine with scheduling_policy='priority'"
+            )
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._check_length(len(token_ids))
         params = self.default_params if params is None else params
         unenforced = self._check_structured_outputs(params)
         self._check_params(params)
         # a request that brings a seed is counted, too: it does not change the seeds of the later ones
-        seed = derive_seed(self._engine_seed, next(self._numbers)) if default_seed is None else default_seed
+        seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
@@ -166,7 +195,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling=sampling,
             arrival_time=arrival_time,
-            priority=options.get("priority", 0),
+            priority=priority,
             cache_salt=cache_salt,
         )
         return ProcessedRequest(
@@ -180,12 +209,40 @@ class InputProcessor:
             unenforced=unenforced,
         )
 
+    def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
+        """A conversation as text, by the model's chat template. It holds its special tokens.
+
+        Raises:
+            InvalidRequestError: the messages are malformed, or the template refuses them.
+            TokenizerError: the model has no chat template.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
+        return self.chat_template.render(messages, **options)
+
+    def with_strict_tools(
+        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> SamplingParams | None:
+        """The parameters of a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its schema."""
+        if not tools or self.chat_template is None:
+            return params
+        given = params or self.default_params
+        constrained = constrain_tools(given, tools, markup=self.tool_markup)
+        return params if constrained is given else constrained
+
+    @cached_property
+    def tool_markup(self) -> ToolMarkup | None:
+        """How the model writes tool calls, found in its chat template."""
+        return detect_parsers(self.chat_template).markup
+
+    # -- grammars ------------------------------------------------------------------------------------------------------
+
     def _check_structured_outputs(self, params: SamplingParams) -> tuple[str, ...]:
         """Check what can be checked before the grammar is compiled. Returns the places that the grammar will not enforce."""
         wanted = params.structured_outputs
         if wanted is None:
             return ()
-        if self._structured_outputs is None or self._tokenizer is None:
+        if self.tokenizer is None:
             raise InvalidRequestError(
                 "structured_outputs needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
             )
@@ -195,7 +252,7 @@ class InputProcessor:
             raise InvalidRequestError(
                 "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
             )
-        return tuple(backend_class(self._structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
+        return tuple(backend_class(self.config.structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
         """The marker behind which the grammar starts; none if the prompt's last turn holds it already."""
@@ -226,12 +283,12 @@ class InputProcessor:
             ContextLengthExceededError: it is too long.
             InvalidRequestError: the text is not valid Unicode, or there is no tokenizer.
         """
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise InvalidRequestError(
                 "the prompt is text, but the engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids"
             )
-        self._check_length(self._tokenizer.fewest_tokens(text), "at least ")
-        return self._tokenizer.encode(text, add_special_tokens)
+        self._check_length(self.tokenizer.fewest_tokens(text), "at least ")
+        return self.tokenizer.encode(text, add_special_tokens)
 
     def _check_token_ids(self, token_ids: object) -> Int32Array:
         if isinstance(token_ids, (bytes, bytearray)) or not isinstance(token_ids, (Sequence, np.ndarray)):
@@ -270,7 +327,7 @@ class InputProcessor:
             count = getattr(params, name)
             if count is not None and count > self._vocab_size:
                 raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {self._vocab_size} tokens")
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):
                     raise InvalidRequestError(
@@ -291,9 +348,9 @@ class InputProcessor:
         return tuple(found)
 
     def _tokenize_bad_word(self, word: str, variant: str) -> tuple[int, ...]:
-        assert self._tokenizer is not None
-        token_ids = self._tokenizer.encode(variant, add_special_tokens=False)
-        unknown = self._tokenizer.unk_token_id in token_ids
+        assert self.tokenizer is not None
+        token_ids = self.tokenizer.encode(variant, add_special_tokens=False)
+        unknown = self.tokenizer.unk_token_id in token_ids
         if not token_ids or unknown or max(token_ids) >= self._vocab_size:
             raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
         return tuple(token_ids)

@@ -1,4 +1,4 @@
-"""`LLMEngine`: turns prompts into `RequestOutput`s, with front end, engine core and output processor in one process."""
+"""`LLMEngine`: turns prompts into `RequestOutput`s, with input processor, engine core and output processor in one process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Unpack
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
-from inflight.engine.front_end import ChatOptions, FrontEnd, resolve_config
-from inflight.engine.input_processor import ProcessedRequest, Prompt, RequestOptions
+from inflight.engine.front_end import make_grammars, make_input_processor, resolve_config
+from inflight.engine.input_processor import ChatOptions, InputProcessor, ProcessedRequest, Prompt, RequestOptions
 from inflight.engine.output_processor import OutputProcessor
 from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import ENGINE
@@ -35,13 +35,13 @@ class LLMEngine:
         default_params: the `SamplingParams` of a request that brings none.
     """
 
-    def __init__(self, core: EngineCore, executor: Executor, front_end: FrontEnd) -> None:
+    def __init__(self, core: EngineCore, executor: Executor, input_processor: InputProcessor) -> None:
         self.core = core
         self.executor = executor
-        self.tokenizer = front_end.tokenizer
-        self.default_params = front_end.default_params
-        self._front_end = front_end
-        self._output_processor = OutputProcessor(front_end.tokenizer)
+        self.tokenizer = input_processor.tokenizer
+        self.default_params = input_processor.default_params
+        self._input_processor = input_processor
+        self._output_processor = OutputProcessor(input_processor.tokenizer)
         self._is_closed = False
         self._logged_unenforced: set[str] = set()
 
@@ -54,15 +54,17 @@ class LLMEngine:
         """
         start = time.perf_counter()
         config = resolve_config(args)
-        front_end = FrontEnd(args, config)
+        input_processor = make_input_processor(args, config)
+        tokenizer = input_processor.tokenizer
         executor = Executor.get_class(config)(config)
         try:
-            core = EngineCore(config, executor, front_end.make_grammars())
+            grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
+            core = EngineCore(config, executor, grammars)
         except BaseException:  # an interrupt, too: no worker outlives the constructor that failed
             executor.shutdown()
             raise
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
-        return cls(core, executor, front_end)
+        return cls(core, executor, input_processor)
 
     def process(
         self,
@@ -77,7 +79,7 @@ class LLMEngine:
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
         self._check_open()
-        return self._front_end.process(request_id, prompt, params, **options)
+        return self._input_processor.process(request_id, prompt, params, **options)
 
     def add_processed(self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> None:
         """Start a request that `process` returned. `kind`: which outputs of it `step` returns.
@@ -135,13 +137,14 @@ class LLMEngine:
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> list[int]:  # Any: JSON
         """A conversation as the token ids of a prompt, by the model's chat template."""
-        return self._front_end.encode(self._front_end.render_text(messages, **options), add_special_tokens=False)
+        text = self._input_processor.render_text(messages, **options)
+        return self._input_processor.encode(text, add_special_tokens=False)
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """See `FrontEnd.with_strict_tools`."""
-        return self._front_end.with_strict_tools(params, tools)
+        """See `InputProcessor.with_strict_tools`."""
+        return self._input_processor.with_strict_tools(params, tools)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
         """The events of `first_step` and later steps that the timelines still hold, of "engine", "rank 0", "rank 1", ...
