@@ -1,7 +1,7 @@
-"""The program of the engine core's process: `python -m inflight.engine.core_main TITLE STREAM_FD ...`, a stream a front end.
+"""The program of the engine's process: `python -m inflight.engine.core_main TITLE FD ...`, with a stream for each front end.
 
-It ignores SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole group: the front ends drain first, and the
-end of their streams ends this process. Workers that it starts inherit that.
+A terminal or a supervisor sends SIGINT and SIGTERM to the whole process group. This process and its workers ignore them: the
+front ends let their requests end first, and this process ends when their streams have ended.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def main() -> int:
     server.start_reading()
     try:
         executor, core = _start(start_engine)
-    except Exception as error:  # its front ends raise it
+    except Exception as error:  # the front ends raise it
         if not isinstance(error, InflightError):
             logger.exception("the engine could not start")
         server.tell_all(EngineStartFailed(failure=failure_of(error)))
         server.say_goodbye()
         return EXIT_FAILED
     gc.collect()
-    gc.freeze()  # libraries and model stay: looking through them again holds up a step
-    gc.disable()  # the step loop says when: see `CoreServer.run`
+    gc.freeze()  # libraries and model: a collection that looks through them again would delay a step
+    gc.disable()  # `CoreServer` collects between steps
     logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
     for link in links:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
@@ -68,7 +68,6 @@ def main() -> int:
 
 
 def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
-    """Load the model, size the KV cache, warm up. Says how long each took."""
     config = start_engine.config
     begin = time.perf_counter()
     executor = Executor.get_class(config)(config)
@@ -86,4 +85,4 @@ def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    os._exit(code)  # threads that still wait for a stream end with the process
+    os._exit(code)  # does not wait for threads that still read a stream

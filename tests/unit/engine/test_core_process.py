@@ -200,7 +200,6 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     server._core = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1))  # type: ignore[assignment]
     for error in (step_error, EngineError("none can be scheduled")):
         server._owners = dict.fromkeys("abc", link)
-        link.request_ids = set("abc")
         server._fail_step(error)
     assert aborted == [["b"], ["a", "b", "c"]]
     link.outbox.close(1.0)
@@ -213,7 +212,7 @@ def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[set[str]]()
     server, step = CoreServer([link]), Future[ModelRunnerOutput]()
     server._core = SimpleNamespace(abort_requests=aborted.append)  # type: ignore[assignment]
-    link.request_ids, server._owners = {"a"}, {"a": link}
+    server._owners = {"a": link}
     server._arrivals.put(None)  # an executor's news end no wait
     threading.Timer(0.01, server._arrivals.put, [(link, AbortRequests(request_ids=("a",)))]).start()
     assert server._wait_for_arrival(step) and aborted == [{"a"}]
