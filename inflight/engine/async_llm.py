@@ -23,11 +23,10 @@ from typing import Self, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.admission import Admission, QueueLimits
+from inflight.engine.admission import Admission, Drain, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
 from inflight.engine.backlog import Backlog
 from inflight.engine.core_client import CoreClient, EngineProcess
-from inflight.engine.drain import Drain
 from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, RequestOptions
 from inflight.engine.output_processor import OutputProcessor, Update
