@@ -77,7 +77,6 @@ class AsyncLLM(AsyncFrontEnd):
         self._backlog = Backlog(client, self._process_outputs)
         self._readiness = Readiness(config.execute_model_timeout_seconds)
         self._streams: dict[str, OutputStream] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._serials = itertools.count()
         self._drain = Drain()
         self._busy_since = 0.0  # when the oldest of `_streams` began
@@ -225,8 +224,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._send(request)
         if timeout is not None:
             left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
-            expire = partial(self._expire, request.request_id, timeout)
-            self._timers[request.request_id] = asyncio.get_running_loop().call_later(left, expire)
+            stream.timer = asyncio.get_running_loop().call_later(left, self._expire, request.request_id, timeout)
         return stream
 
     async def generate(
@@ -302,13 +300,13 @@ class AsyncLLM(AsyncFrontEnd):
 
     def _publish(self, update: Update) -> None:
         for state in update.changed:
-            request_id = state.request.request_id
+            stream = self._streams[state.request.request_id]
             if state.has_output:
-                self._streams[request_id].notify()
+                stream.notify()
             if state.finished:
-                del self._streams[request_id]
-                if (timer := self._timers.pop(request_id, None)) is not None:
-                    timer.cancel()
+                del self._streams[state.request.request_id]
+                if stream.timer is not None:
+                    stream.timer.cancel()
                 self._admission.ended()
         self._drain.note_running(len(self._streams))
         if update.requests_to_abort:

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
 from inflight.engine.front_end import make_grammars, make_input_processor, resolve_config
-from inflight.engine.input_processor import ChatOptions, InputProcessor, ProcessedRequest, Prompt, RequestOptions
+from inflight.engine.input_processor import ChatOptions, InputProcessor, Prompt, RequestOptions
 from inflight.engine.output_processor import OutputProcessor
 from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import ENGINE
@@ -66,33 +66,6 @@ class LLMEngine:
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
         return cls(core, executor, input_processor)
 
-    def process(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> ProcessedRequest:
-        """Check and tokenise a request without starting it. `InputProcessor.process` describes the arguments.
-
-        Raises:
-            InvalidRequestError: says what was given, what is allowed and what to do.
-        """
-        self._check_open()
-        return self._input_processor.process(request_id, prompt, params, **options)
-
-    def add_processed(self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> None:
-        """Start a request that `process` returned. `kind`: which outputs of it `step` returns.
-
-        Raises:
-            InvalidRequestError: a request with this id is still running.
-        """
-        self._check_open()
-        self._log_unenforced(request.unenforced)
-        self._output_processor.add_request(request, kind)
-        for child in request.children:
-            self.core.add_request(child)
-
     def add_request(
         self,
         request_id: str,
@@ -102,8 +75,20 @@ class LLMEngine:
         kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """`process` and `add_processed` in one."""
-        self.add_processed(self.process(request_id, prompt, params, **options), kind)
+        """Queue a request; `step` computes it. `InputProcessor.process` describes the arguments.
+
+        Args:
+            kind: which outputs of it `step` returns.
+
+        Raises:
+            InvalidRequestError: says what was given, what is allowed and what to do; or a request with this id still runs.
+        """
+        self._check_open()
+        request = self._input_processor.process(request_id, prompt, params, **options)
+        self._output_processor.add_request(request, kind)
+        self._log_unenforced(request.unenforced)
+        for child in request.children:
+            self.core.add_request(child)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:
         """Log each place once: the requests of a batch mostly have the same schema."""

@@ -51,10 +51,6 @@ class OutputProcessor:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    @property
-    def num_unfinished_requests(self) -> int:
-        return len(self._requests)
-
     def request_ids(self) -> list[str]:
         return list(self._requests)
 

@@ -19,6 +19,7 @@ class OutputStream:
 
     def __init__(self, state: RequestState, abort: Callable[[], None]) -> None:
         self.request: ProcessedRequest = state.request
+        self.timer: asyncio.TimerHandle | None = None  # of its timeout
         self._state = state
         self._abort = abort
         self._has_news = False

@@ -168,20 +168,16 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         engine, finished = self.llm_engine, dict[str, RequestOutput]()
-        requests = [
-            engine.process(str(next(self._request_ids)), prompt, each, **more)
-            for prompt, each, more in zip(prompts, params, options, strict=True)
-        ]
-        request_ids = [request.request_id for request in requests]
+        request_ids = [str(next(self._request_ids)) for _ in prompts]
         try:
-            for request in requests:
-                engine.add_processed(request)
-            with tqdm(total=len(requests), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
-                while len(finished) < len(requests):
+            for request_id, prompt, each, more in zip(request_ids, prompts, params, options, strict=True):
+                engine.add_request(request_id, prompt, each, **more)
+            with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
+                while len(finished) < len(request_ids):
                     done = {output.request_id: output for output in engine.step() if output.finished}
                     finished |= done
                     bar.update(len(done))
-        except BaseException:  # an interrupt, too: no request of this call goes on
+        except BaseException:  # a wrong request, a failed step, an interrupt: no request of this call goes on
             engine.abort_requests(request_ids)
             raise
         return [finished[request_id] for request_id in request_ids]
