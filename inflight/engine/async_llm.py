@@ -35,7 +35,7 @@ from inflight.engine.readiness import Readiness
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import EngineClosedError, EngineDeadError, RequestTimeoutError
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady, ResetPrefixCache
+from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.sample.seeds import front_end_seed
@@ -255,10 +255,7 @@ class AsyncLLM(AsyncFrontEnd):
     async def reset_prefix_cache(self) -> None:
         """Forget the KV blocks of earlier prompts."""
         self._check_open()
-        call_id = next(self._serials)
-        done = self._client.expect_reset(call_id)
-        self._client.send(ResetPrefixCache(call_id=call_id))
-        await done
+        await self._client.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
         """The request with ids that the core has never seen. So late outputs of an earlier request with the same id, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from inflight.interface.serving import (
     EngineReady,
     EngineStartFailed,
     PrefixCacheReset,
+    ResetPrefixCache,
     StartEngine,
 )
 
@@ -92,6 +94,7 @@ class CoreClient(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.reason = "the engine's process is gone"
         self.summary = ""
+        self._call_ids = itertools.count()
         self._resets: dict[int, asyncio.Future[None]] = {}
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineReady] = loop.create_future()
@@ -107,11 +110,16 @@ class CoreClient(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(message).buffers())
 
-    def expect_reset(self, call_id: int) -> asyncio.Future[None]:
-        """Resolved when the engine has answered the `ResetPrefixCache` with this id."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._resets[call_id] = future
-        return future
+    async def reset_prefix_cache(self) -> None:
+        """Returns when the engine has done it.
+
+        Raises:
+            EngineDeadError: the connection ended before.
+        """
+        call_id = next(self._call_ids)
+        self._resets[call_id] = asyncio.get_running_loop().create_future()
+        self.send(ResetPrefixCache(call_id=call_id))
+        await self._resets[call_id]
 
     def pause(self) -> None:
         """Stop reading. The engine keeps its outputs meanwhile, and merges them."""

@@ -1,19 +1,19 @@
-"""How many steps apart a pipeline's requests draw their tokens, measured once at the start.
+"""Measures at the start how many steps apart the tokens of a request should be drawn in a pipeline: the stagger.
 
     stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
     link            | a 0 | b 0 | c 0 | ...
-    stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3 token 0 of share a is back in time for its token 1
+    stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3, token 0 of share a is back in time for its token 1
               |------- loop -------|
 
-A step takes max(slowest stage, loop / stagger), where loop is the time of a token's whole way: all stages, the links between
-them, and the way back to the first stage. So the stagger that keeps all stages busy follows from these two times, which are
-known only once the ranks run. Both are measured with real steps of invented requests, on any executor and device:
+A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a token's step on the first stage until
+the token is back there: all stages, the links between them, and the way back. Both times are known only when the ranks run.
+They are measured with real steps of invented requests, on any executor and device:
 
-    loop    the same rows in every step, planned ahead: each step waits for the tokens of the previous one
-    stage   different rows in every step: no step waits for another one
+    loop    every step has the same rows, and is planned ahead: each step waits for the tokens of the previous one
+    stage   every step has other rows: no step waits for another one
 
-A stagger that is too large makes the steps small and the tokens of a request late, so the smallest sufficient one is chosen.
-Which tokens are drawn does not depend on it.
+If the stagger is larger than necessary, steps are small and the tokens of a request come late. So the smallest one is chosen
+that keeps all stages busy. Which tokens are drawn does not depend on it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = 1.1  # times the slowest stage, that a step may take; the goal is 1.15, and measurements are not exact
+TOLERANCE = (
+    1.1  # a step may take so many times as long as the slowest stage; the goal is 1.15, measurements are not exact
+)
 MAX_ROWS = 8  # in a measured step
 NUM_STEPS = 6  # timed steps of each kind
 
 
 def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
-    """The scheduler's configuration with the stagger and depth that fit the pipeline, and the id of the first step that has
-    not been run. If the user has set the stagger, or there is only one stage, it runs no step.
+    """Returns the scheduler's configuration with a stagger and depth that fit the pipeline, and the id of the next step. If the
+    user has set the stagger, or there is only one stage, nothing is measured.
 
     Raises:
         EngineError: a step failed.
@@ -77,8 +79,8 @@ def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> i
 
 
 class _Measurement:
-    """Runs its steps with its own schedulers and block pool, so the engine's have no trace of them. What the workers keep of
-    the slots and blocks is overwritten when a real request gets these."""
+    """Runs its steps with its own schedulers and block pools: those of the engine do not change. What the steps leave in the
+    slots and blocks of the workers is overwritten when real requests get them."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
