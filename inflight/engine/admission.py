@@ -123,8 +123,7 @@ class Drain:
         self._has_ended = False
         self._num_accepted = 0  # not submitted yet
         self._num_running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._has_changed = asyncio.Event()
 
     def check_new(self) -> None:
         if self.has_begun:
@@ -138,20 +137,16 @@ class Drain:
     def accepted(self) -> Iterator[None]:
         """While a request is made ready. The drain waits for it."""
         self._num_accepted += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self._num_accepted -= 1
-            self.note_running(self._num_running)
+            self._has_changed.set()
 
     def note_running(self, count: int) -> None:
         """So many requests were submitted and have not ended."""
         self._num_running = count
-        if count or self._num_accepted:
-            self._idle.clear()
-        else:
-            self._idle.set()
+        self._has_changed.set()
 
     async def run(self, timeout: float) -> None:
         """Wait until no request is accepted or running.
@@ -162,7 +157,9 @@ class Drain:
         self.has_begun = True
         try:
             async with asyncio.timeout(timeout):
-                await self._idle.wait()
+                while self._num_accepted or self._num_running:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
         finally:
             self._has_ended = True
 

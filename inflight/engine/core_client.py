@@ -11,12 +11,11 @@ from typing import cast
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, error_by_name
+from inflight.errors import CodecError, EngineDeadError, EngineError, error_by_name
 from inflight.executor.process import ChildProcess, stop_processes
 from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Decoder, Message, encode
 from inflight.interface.framing import FrameReader
-from inflight.interface.messages import WorkerFailure
 from inflight.interface.serving import (
     EngineDied,
     EngineOutputs,
@@ -87,8 +86,8 @@ class CoreClient(asyncio.BufferedProtocol):
     """
 
     def __init__(self) -> None:
-        self.on_outputs: Callable[[EngineOutputs], None] = _ignore
-        self.on_end: Callable[[str], None] = _ignore
+        self.on_outputs: Callable[[EngineOutputs], None] = lambda _: None
+        self.on_end: Callable[[str], None] = lambda _: None
         self._reader = FrameReader()
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
@@ -174,7 +173,9 @@ class CoreClient(asyncio.BufferedProtocol):
             case EngineReady():
                 self.ready.set_result(message)
             case EngineStartFailed():
-                self.ready.set_exception(start_error(message.failure))
+                name, text = message.failure.type_name, message.failure.message
+                unknown = EngineError(f"the engine could not start: {name}: {text}")
+                self.ready.set_exception(error_by_name(name, text) or unknown)
             case PrefixCacheReset():
                 reset = self._resets.pop(message.call_id, None)
                 if reset is not None and not reset.done():
@@ -185,14 +186,3 @@ class CoreClient(asyncio.BufferedProtocol):
 
 
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied)
-
-
-def start_error(failure: WorkerFailure) -> InflightError:
-    """The error that the engine's start raised, of the same class if that class can be made from a message."""
-    return error_by_name(failure.type_name, failure.message) or EngineError(
-        f"the engine could not start: {failure.type_name}: {failure.message}"
-    )
-
-
-def _ignore(_: object) -> None:
-    """The engine is not ready yet."""
