@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Self, Unpack
 
 from inflight.config.engine import EngineConfig
@@ -388,7 +387,5 @@ class AsyncLLM(AsyncFrontEnd):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
