@@ -70,13 +70,10 @@ class RequestState:
         """What the caller is to see now, if anything. The next DELTA does not contain it."""
         if not self.has_output:
             return None
-        outputs: list[CompletionOutput]
-        if self._kind is RequestOutputKind.DELTA:
-            outputs = [completion.take_delta() for completion in self.completions if completion.has_news]
-            if not outputs:
-                return None
-        else:
-            outputs = [completion.cumulative() for completion in self.completions]
+        is_delta = self._kind is RequestOutputKind.DELTA
+        outputs = [each.output(is_delta=is_delta) for each in self.completions if each.has_news or not is_delta]
+        if not outputs:
+            return None
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
@@ -128,10 +125,10 @@ class RequestState:
 
 
 class Completion:
-    """One completion of a request. `take_delta` moves its tokens, text and log-probabilities out, `cumulative` copies them.
+    """One completion of a request: its tokens, text and log-probabilities.
 
     Attributes:
-        has_news: something was added since the last `take_delta`.
+        has_news: something was added since the last delta.
         num_tokens: so far.
         last_token_time: None before the first token; set by the output processor.
     """
@@ -188,16 +185,24 @@ class Completion:
         self.finish_reason = FinishReason.ERROR
         self.has_news = True
 
-    def cumulative(self) -> CompletionOutput:
+    def output(self, *, is_delta: bool) -> CompletionOutput:
+        """Everything so far, as copies; or what was added since the last delta."""
         self._text += self._detokenizer.take()
-        logprobs = None if self._logprobs is None else list(self._logprobs)
-        return self._output(self._text, list(self._token_ids), logprobs)
-
-    def take_delta(self) -> CompletionOutput:
-        self.has_news = False
-        token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = self._logprobs, None if self._logprobs is None else []
-        return self._output(self._detokenizer.take(), token_ids, logprobs)
+        text, token_ids, logprobs = self._text, self._token_ids, self._logprobs
+        if is_delta:
+            self.has_news = False
+            self._text, self._token_ids, self._logprobs = "", [], None if logprobs is None else []
+        else:
+            token_ids, logprobs = list(token_ids), None if logprobs is None else list(logprobs)
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=None if logprobs is None else self._cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            stop_reason=self._stop_reason,
+        )
 
     def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
         self._token_ids += token_ids
@@ -210,17 +215,6 @@ class Completion:
         self._logprobs += rows
         for token_id, row in zip(token_ids, rows, strict=True):
             self._cumulative_logprob += row[token_id].logprob
-
-    def _output(self, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None) -> CompletionOutput:
-        return CompletionOutput(
-            index=self.index,
-            text=text,
-            token_ids=token_ids,
-            cumulative_logprob=None if logprobs is None else self._cumulative_logprob,
-            logprobs=logprobs,
-            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
-            stop_reason=self._stop_reason,
-        )
 
 
 def logprobs_dicts(columns: LogprobsColumns, k: int, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
