@@ -54,7 +54,7 @@ class Admission:
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
-        """Whether so many sequences and prompt tokens may join the queue.
+        """Check that so many sequences and prompt tokens may join the queue.
 
         Raises:
             InvalidRequestError: even an idle engine would not accept this number of sequences.

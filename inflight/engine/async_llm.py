@@ -155,7 +155,7 @@ class AsyncLLM(AsyncFrontEnd):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def check_admission(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Whether a request of this size would be accepted now. It can be asked before a prompt is tokenised.
+        """Check that a request of this size would be accepted now, for instance before its prompt is tokenised.
 
         Raises:
             InvalidRequestError: it has more sequences than are ever accepted together.
@@ -169,7 +169,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """Holds a `drain` back while a request is made ready (tokenised, for instance). It may still be submitted inside.
+        """A context in which a request is made ready (tokenised, for instance) and submitted. A `drain` waits for its end.
 
         Raises: as `check_admission`.
         """
@@ -327,7 +327,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._check_open()
 
     async def check_ready(self) -> None:
-        """Whether the engine makes steps. An idle engine has to generate one token for it, every 10 seconds at most.
+        """Check that the engine makes steps. An idle engine has to generate one token for it, every 10 seconds at most.
 
         Raises:
             EngineError: it makes none; or as `check_health`.

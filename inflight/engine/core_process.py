@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 STATS_SECONDS = 0.05  # between two reports of the engine's state, at least
 BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # between two garbage collections, at least
-MAX_END_SECONDS = 15.0  # after the last front end has gone
+MAX_END_SECONDS = 15.0  # how long a step may go on after the last front end has gone
 MAX_GOODBYE_SECONDS = 1.0  # to tell a front end that the engine has failed
 
 
@@ -62,7 +62,7 @@ class CoreServer:
         self._owners: dict[str, FrontEndLink] = {}  # of each sequence in the core, by its id
         self._awaited: Future[ModelRunnerOutput] | None = None  # this step's end wakes the loop
         self._num_streams = len(self._links)
-        self._lock = threading.Lock()  # of `_num_streams`
+        self._lock = threading.Lock()  # guards `_num_streams`
         self._is_running = False
         self._next_report = 0.0
         self._last_collection = time.monotonic()

@@ -1,6 +1,7 @@
-"""What a front end needs of a model: everything except its weights. Read from the model's folder, without torch.
+"""Reads from a model's folder what a front end needs: configuration, tokenizer, chat template; everything but the weights.
 
-`LLMEngine` and `AsyncLLM` each make an `InputProcessor` of it. `AsyncLLM` does so while the engine's process loads the weights.
+`LLMEngine` and `AsyncLLM` each make an `InputProcessor` of it. It imports no torch, so `AsyncLLM` has it while the engine's
+process still loads the weights.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """The model that is served. `name`: as it was given, or "embedded". `num_kv_cache_tokens`: how many fit the KV cache."""
+    """The model that is served. `name`: as it was given, or "embedded". `num_kv_cache_tokens`: how many the KV cache holds."""
 
     name: str
     max_model_len: int

@@ -40,9 +40,8 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = (
-    1.1  # a step may take so many times as long as the slowest stage; the goal is 1.15, measurements are not exact
-)
+# A step may take so many times as long as the slowest stage. The goal is 1.15; this leaves room for errors of measurement.
+TOLERANCE = 1.1
 MAX_ROWS = 8  # in a measured step
 NUM_STEPS = 6  # timed steps of each kind
 

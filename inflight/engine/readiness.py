@@ -1,4 +1,4 @@
-"""`Readiness`: whether the engine makes steps. If it is idle, it is asked to generate one token, the canary.
+"""`Readiness`: finds out whether the engine makes steps. An idle engine is asked to generate one token, the canary.
 
 After a failed step the engine is not ready until a step has succeeded.
 """
@@ -22,7 +22,7 @@ class Readiness:
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
-        self._last_step = -math.inf  # when the engine last sent a sign of a step
+        self._last_step = -math.inf  # when the engine last reported a step
         self._step_id = -1  # of the newest report
         self._failure = ""  # error of the last failed step; "" once a step has succeeded
         self._canary_id = ""

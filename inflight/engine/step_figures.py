@@ -1,4 +1,4 @@
-"""How long devices were idle between steps, and how much of the host's work was hidden: exactly, and as a live estimate.
+"""Figures of steps: how long devices were idle, and what share of the host's work was hidden, done while a device computed.
 
 `step_figures` computes exact figures from the timelines. It divides time at the ends of steps. A device is busy in the
 `forward` and `sample` of a step. The *period* of a step goes from the end of the step before it to its own end, so periods do
@@ -180,7 +180,7 @@ class StepClock:
 
     def __init__(self) -> None:
         self._newest: Future[ModelRunnerOutput] | None = None  # the step submitted last
-        self._ended_ns = 0  # when the last step to end ended
+        self._ended_ns = 0  # when a step last ended
         self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
         self._work_ns = self._hidden_ns = 0
 
