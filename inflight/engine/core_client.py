@@ -48,7 +48,7 @@ class EngineProcess:
                 for end in (ours, theirs):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             fds = [theirs.fileno() for _, theirs in pairs]
-            self.process = ChildProcess(TITLE, "inflight.engine.core_main", fds, keeps_secrets=True)
+            self.process = ChildProcess(TITLE, "inflight.engine.core_process", fds, keeps_secrets=True)
         except BaseException:
             for ours in self.sockets:
                 ours.close()

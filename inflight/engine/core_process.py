@@ -1,4 +1,4 @@
-"""`CoreServer`: serves front ends with one `EngineCore`, in a process of its own; `core_main` is its program.
+"""The engine's process: `python -m inflight.engine.core_process TITLE FD ...`, with a stream for each front end it serves.
 
     front end 0  <== socket ==>  inbox thread ---> arrivals ---> step loop (main thread) ---> outbox, sender thread
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
@@ -11,6 +11,8 @@ a step. Side effects:
 2. When the last front end has gone, the loop ends. A start is ended at once, a step that hangs after `MAX_END_SECONDS`.
 3. If a step fails, its requests end with an error, and the loop goes on. If the core is dead after that, the process sends the
    front ends the reason and ends; they end their requests. A rank that dies while there are no requests is noticed, too.
+4. The process and its workers ignore SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole process group.
+   So the front ends can let their requests end.
 """
 
 from __future__ import annotations
@@ -18,23 +20,39 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
-from inflight.engine.outbox import Outbox
-from inflight.errors import CodecError, EngineDeadError, EngineError, RankError
+from inflight.engine.front_end import make_grammars, read_tokenizer
+from inflight.engine.outbox import EXIT_FAILED, Outbox
+from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
+from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.executor.worker_loop import failure_of
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, EngineDied, PrefixCacheReset, ResetPrefixCache
+from inflight.interface.serving import (
+    AbortRequests,
+    AddRequest,
+    EngineDied,
+    EngineReady,
+    EngineStartFailed,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    StartEngine,
+)
 from inflight.interface.step import ModelRunnerOutput
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("inflight.engine.core_process")  # as a program its name is __main__
 
 STATS_SECONDS = 0.05  # between two reports of the engine's state, at least
 BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # between two garbage collections, at least
@@ -234,3 +252,62 @@ ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache)
 def first_line(error: BaseException) -> str:
     """The error without a worker's traceback, which the log has."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def main() -> int:
+    start = time.perf_counter()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    name_process(sys.argv[1])
+    streams = [BlockingStream(socket.socket(fileno=int(fd))) for fd in sys.argv[2:]]
+    start_engine = streams[0].receive((StartEngine,))
+    if start_engine is None:
+        return EXIT_STREAM_ENDED
+    assert isinstance(start_engine, StartEngine)
+    links = [FrontEndLink(index, stream) for index, stream in enumerate(streams)]
+    server = CoreServer(links)
+    server.start_reading()
+    try:
+        executor, core = _start(start_engine)
+    except Exception as error:  # the front ends raise it
+        if not isinstance(error, InflightError):
+            logger.exception("the engine could not start")
+        server.tell_all(EngineStartFailed(failure=failure_of(error)))
+        server.say_goodbye()
+        return EXIT_FAILED
+    gc.collect()
+    gc.freeze()  # libraries and model: a collection that looks through them again would delay a step
+    gc.disable()  # `CoreServer` collects between steps
+    logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
+    for link in links:
+        link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
+    try:
+        server.run(core, executor)
+    except Exception as error:
+        logger.error("the engine cannot go on: %s", first_line(error), exc_info=not isinstance(error, InflightError))
+        server.say_goodbye()
+        return EXIT_FAILED
+    finally:
+        core.close()
+    return 0
+
+
+def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
+    config = start_engine.config
+    begin = time.perf_counter()
+    executor = Executor.get_class(config)(config)
+    logger.info("imports, and the model's weights: %.2f s", time.perf_counter() - begin)
+    try:
+        grammars = None
+        if not start_engine.skip_tokenizer_init:
+            grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))
+        return executor, EngineCore(config, executor, grammars)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # does not wait for threads that still read a stream
