@@ -40,7 +40,7 @@ from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
 from inflight.engine.core import EngineCore
-from inflight.engine.front_end import FrontEnd
+from inflight.engine.front_end import make_grammars, make_input_processor
 from inflight.engine.llm_engine import LLMEngine
 from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import RankFigures, step_figures
@@ -193,14 +193,16 @@ def make_engine(folder: Path, depth: int) -> tuple[LLMEngine, TimedCore, Recordi
         machine=Machine(device="cpu", num_cores=1, dtypes=("float32",)),
         timeout_seconds=60.0,
     )
-    front_end = FrontEnd(args, config)
+    processor = make_input_processor(args, config)
+    tokenizer = processor.tokenizer
     executor = RecordingExecutor(config)
     try:
-        core = TimedCore(config, executor, front_end.make_grammars())
+        grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
+        core = TimedCore(config, executor, grammars)
     except BaseException:  # an interrupt, too
         executor.shutdown()
         raise
-    return LLMEngine(core, executor, front_end), core, executor
+    return LLMEngine(core, executor, processor), core, executor
 
 
 def measure(case: Case, folder: Path, depth: int, num_steps: int) -> Measured:

@@ -29,7 +29,7 @@ from benchmarks.report import emit, percentile, print_table, verdict
 from benchmarks.served_process import ServedProcess
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
-from inflight.engine.front_end import FrontEnd, read_tokenizer, resolve_config
+from inflight.engine.front_end import make_input_processor, read_tokenizer, resolve_config
 from inflight.sampling_params import SamplingParams
 
 PROMPT_LEN = 8
@@ -93,10 +93,10 @@ class StepPeriods:
             executor = MockExecutor(self._config)
         core = EngineCore(self._config, executor)
         try:
-            front_end = FrontEnd(self._args, self._config)
+            processor = make_input_processor(self._args, self._config)
             params = SamplingParams(max_tokens=self._num_tokens, ignore_eos=True, temperature=0.0)
             for index, prompt in enumerate(self._prompts):
-                for child in front_end.process(str(index), prompt, params, default_seed=index).children:
+                for child in processor.process(str(index), prompt, params, default_seed=index).children:
                     core.add_request(child)
             gc.collect()
             gc.freeze()  # as the engine's process does

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# How long (20000: half a millisecond) an idle compute thread watches for the next parallel region before it sleeps. libgomp's
-# own 300,000 are 8 ms, in which a core is taken from whoever has work. It reads this when it is loaded, which torch does.
+# An idle compute thread watches for so long (20000 is half a millisecond) for the next parallel region before it sleeps. The
+# default of libgomp, 300,000, is 8 ms, during which the thread takes a core from other work. libgomp reads the variable when it
+# is loaded, which torch does.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

@@ -1,31 +1,32 @@
-"""`Admission`: the bounded queue in front of the engine. Whether a request may join it is known at once, without asking.
+"""Which requests the engine accepts: `Admission` bounds the queue in front of it, `Drain` closes it before the engine ends.
 
-What waits is what the engine's newest report says, and what was sent after it. A report names how many sequences the engine
-had received by then, so nothing is counted twice or forgotten. If nothing waited then, its free slots take the next sequences,
-and these do not wait.
+`Admission` needs no answer from the engine. It counts the sequences that waited at the engine's newest report, and those that
+were sent after it. A report says how many sequences the engine had received by then, so none is counted twice or forgotten. If
+nothing waited at the report, its free slots take the next sequences, and these do not wait.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from inflight.engine.input_processor import ProcessedRequest
-from inflight.errors import ConfigError, InvalidRequestError, OverloadedError
+from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
-MAX_SEQUENCES = 1024  # of requests that are admitted together; one request has prompts times n
+MAX_SEQUENCES = 1024  # of all requests that are submitted together
 MAX_RETRY_SECONDS = 60
-RATE_WINDOW = 64  # requests by whose ends the rate is known
+RATE_WINDOW = 64  # the newest ends of requests, from which the rate is computed
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """What may wait for its first step. None: no bound.
-
-    Each of several front ends decides for itself, by what the engine has reported to it.
+    """How much may wait for its first step. None: no bound. Each of several front ends counts what the engine reports to it.
 
     Attributes:
         max_queued_requests: sequences; a request with n=4 has four. A sequence that gets a free slot does not wait.
@@ -43,19 +44,17 @@ class QueueLimits:
 
 
 class Admission:
-    """Of one front end."""
-
     def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
         self._limits = limits
         self._max_num_seqs = self._free_slots = max_num_seqs
-        self._sent: deque[tuple[int, int]] = deque()  # (sequences up to here, prompt tokens) since the newest report
+        self._sent: deque[tuple[int, int]] = deque()  # since the newest report: (`_num_sent` after it, prompt tokens)
         self._num_sent = self._num_received = 0
         self._stats: SchedulerStats | None = None  # the newest report
-        self._num_queued_tokens = 0  # of all that waits or was sent since, without what free slots take
+        self._num_queued_tokens = 0  # of all sequences that wait or were sent since, except those that free slots take
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
-        """Whether so many sequences and prompt tokens may join, all of them.
+        """Check that so many sequences and prompt tokens may join the queue.
 
         Raises:
             InvalidRequestError: even an idle engine would not accept this number of sequences.
@@ -70,9 +69,8 @@ class Admission:
                 "fewer prompts at a time"
             )
         num_waiting = 0 if self._stats is None else self._stats.num_waiting
-        queued = (
-            num_waiting + self._num_sent - self._num_received - self._free_slots
-        )  # negative: minus the number of free slots
+        # negative if slots are free
+        queued = num_waiting + self._num_sent - self._num_received - self._free_slots
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
                 f"the queue is full: {max(queued, 0)} of {most} sequences wait, and this request has {num_sequences}; try "
@@ -87,13 +85,13 @@ class Admission:
             )
 
     def sent(self, request: ProcessedRequest) -> None:
-        """It has gone to the engine. The prompt is computed once for all of its sequences."""
+        """A request was sent to the engine. Its prompt is computed once for all of its sequences."""
         self._num_sent += len(request.children)
         self._sent.append((self._num_sent, len(request.prompt_token_ids)))
         self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
-        """The engine's state, as it was when it had received so many sequences of this front end."""
+        """The engine reported its state, as it was when it had received so many sequences of this front end."""
         self._stats, self._num_received = stats, num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
@@ -101,7 +99,7 @@ class Admission:
         self._num_queued_tokens = stats.num_waiting_tokens + sum(self._queued_tokens(*each) for each in self._sent)
 
     def ended(self) -> None:
-        """A request has."""
+        """A request has ended."""
         self._ends.append(time.monotonic())
 
     def _queued_tokens(self, num_sent: int, num_tokens: int) -> int:
@@ -109,8 +107,61 @@ class Admission:
         return num_tokens if num_sent - self._num_received > self._free_slots else 0
 
     def _retry_after(self, queued: int) -> int:
-        """Seconds until what waits now has gone, at the rate at which requests have ended lately."""
+        """Seconds until the sequences that wait now have left the queue, at the rate at which requests have ended lately."""
         if len(self._ends) < 2:
             return 1
         rate = (len(self._ends) - 1) / max(time.monotonic() - self._ends[0], 1e-3)
         return min(max(math.ceil(queued / rate), 1), MAX_RETRY_SECONDS)
+
+
+class Drain:
+    """The end of an engine on one event loop. Once it `has_begun`, no request is accepted; one that was accepted before may
+    still be submitted until the drain ends."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._has_ended = False
+        self._num_accepted = 0  # not submitted yet
+        self._num_running = 0
+        self._has_changed = asyncio.Event()
+
+    def check_new(self) -> None:
+        if self.has_begun:
+            raise EngineClosedError(_DRAINS)
+
+    def check_submit(self) -> None:
+        if self._has_ended or (self.has_begun and not self._num_accepted):
+            raise EngineClosedError(_DRAINS)
+
+    @contextlib.contextmanager
+    def accepted(self) -> Iterator[None]:
+        """While a request is made ready. The drain waits for it."""
+        self._num_accepted += 1
+        try:
+            yield
+        finally:
+            self._num_accepted -= 1
+            self._has_changed.set()
+
+    def note_running(self, count: int) -> None:
+        """So many requests were submitted and have not ended."""
+        self._num_running = count
+        self._has_changed.set()
+
+    async def run(self, timeout: float) -> None:
+        """Wait until no request is accepted or running.
+
+        Raises:
+            TimeoutError: after `timeout` seconds some are left.
+        """
+        self.has_begun = True
+        try:
+            async with asyncio.timeout(timeout):
+                while self._num_accepted or self._num_running:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+        finally:
+            self._has_ended = True
+
+
+_DRAINS = "the engine takes no more requests: it is about to end"

@@ -1,10 +1,10 @@
-"""`AsyncLLM`: many requests at once on an event loop, with the engine in a process of its own. What a server is made of.
+"""`AsyncLLM`: serves many requests at once on an event loop, with the engine in a process of its own; used by the server.
 
     process()  texts to tokens, templates: on threads            |  engine core's process
     submit()   -- AddRequest -->  ........................socket.|.......................  scheduler, executor, compute
     OutputStream  <-- detokenizer <-- slices of the event loop <-|-- EngineOutputs --
 
-Everything runs on the event loop but texts. What the engine sends is taken in in slices, see `Backlog`.
+All of it except `process` runs on the event loop. The engine's outputs are processed in short slices, see `Backlog`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,26 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.admission import Admission, QueueLimits
+from inflight.engine.admission import Admission, Drain, QueueLimits
 from inflight.engine.async_front_end import AsyncFrontEnd
 from inflight.engine.backlog import Backlog
 from inflight.engine.core_client import CoreClient, EngineProcess
-from inflight.engine.drain import Drain
-from inflight.engine.front_end import FrontEnd, resolve_config
-from inflight.engine.input_processor import ProcessedRequest, Prompt
-from inflight.engine.model_info import ModelInfo
+from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
+from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, RequestOptions
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.readiness import Readiness
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import EngineClosedError, EngineDeadError, RequestTimeoutError
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady, ResetPrefixCache
+from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady
 from inflight.metrics.observer import EngineObserver, Observers
 from inflight.outputs import RequestOutput
 from inflight.sample.seeds import front_end_seed
@@ -47,33 +44,44 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(AsyncFrontEnd):
-    """Made by `from_args` (or `attach`), ended by `close`; also an asynchronous context manager. Belongs to one event loop.
+    """`from_args` or `attach` makes one, `close` ends it; it is also an asynchronous context manager. For one event loop.
 
         async with await AsyncLLM.from_args(EngineArgs(model="path/to/model")) as engine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
     Attributes:
-        model: what is served.
+        model: the model that is served.
     """
 
     def __init__(
-        self, front_end: FrontEnd, seed: int, limits: QueueLimits, observers: Sequence[EngineObserver]
+        self,
+        input_processor: InputProcessor,
+        client: CoreClient,
+        ready: EngineReady,
+        *,
+        seed: int = 0,
+        limits: QueueLimits | None = None,
+        observers: Sequence[EngineObserver] = (),
     ) -> None:
-        super().__init__(front_end, seed)
-        config = front_end.config
+        super().__init__(input_processor, seed)
+        config = input_processor.config
+        self.model = ModelInfo.of(config, ready.num_kv_cache_tokens)
+        self._client = client
+        self._id_prefix = f"{ready.front_end}."
         self._observers = Observers(observers)
-        self._process: EngineProcess | None = None  # where it is this front end's own
-        self._outputs = OutputProcessor(front_end.tokenizer, observers)
-        self._admission = Admission(limits, config.scheduler.max_num_seqs)
+        self._process: EngineProcess | None = None  # unless another process has started it
+        self._outputs = OutputProcessor(input_processor.tokenizer, observers)
+        self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
+        self._backlog = Backlog(client, self._process_outputs)
         self._readiness = Readiness(config.execute_model_timeout_seconds)
         self._streams: dict[str, OutputStream] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._serials = itertools.count()
         self._drain = Drain()
-        self._busy_since = 0.0  # when the first of the streams that are here began
+        self._busy_since = 0.0  # when the oldest of `_streams` began
         self._death = ""  # why the engine is gone
         self._closing: asyncio.Task[None] | None = None
+        client.on_outputs, client.on_end = self.on_outputs, self.on_end
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -90,14 +98,7 @@ class AsyncLLM(AsyncFrontEnd):
         begin = time.perf_counter()
         config = await asyncio.to_thread(resolve_config, args)
         logger.info("the configuration was resolved in %.2f s", time.perf_counter() - begin)
-        starting = asyncio.ensure_future(asyncio.to_thread(EngineProcess, args, config))
-        try:
-            process = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await asyncio.wait([starting])
-            if starting.exception() is None:
-                await asyncio.to_thread(starting.result().close)
-            raise
+        process = EngineProcess(args, config)
         try:
             engine = await cls._connect(args, config, process.sockets.pop(), limits, observers)
         except BaseException as error:
@@ -118,8 +119,8 @@ class AsyncLLM(AsyncFrontEnd):
         limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> AsyncLLM:
-        """One of several front ends of an engine that another process has started, see `EngineProcess`. `args` are the same
-        there. The socket is this front end's now; the engine ends when all front ends have closed theirs.
+        """A further front end of an engine that another process has started with the same `args`; see `EngineProcess`. It owns
+        `engine_socket`. The engine ends when all front ends have closed their sockets.
 
         Raises: as `from_args`.
         """
@@ -135,35 +136,26 @@ class AsyncLLM(AsyncFrontEnd):
         limits: QueueLimits | None,
         observers: Sequence[EngineObserver],
     ) -> AsyncLLM:
-        # what the engine sends before it is ready is its readiness, or why there is none: nobody misses an output
-        receiver = _Receiver()
-        client = CoreClient(receiver.on_outputs, receiver.on_end)
+        client = CoreClient()
         await client.connect(engine_socket)
         try:
             begin = time.perf_counter()
-            front_end = await asyncio.to_thread(FrontEnd, args, config)
+            input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
             ready = await client.ready
+            if client.closed.done():  # it died while the tokenizer was being read
+                raise EngineDeadError(client.reason, summary=client.summary)
             seed = front_end_seed(args.seed, ready.front_end)
-            engine = cls(front_end, seed, limits or QueueLimits(), observers)
-            engine._adopt(client, ready)
-            receiver.engine = engine
+            return cls(input_processor, client, ready, seed=seed, limits=limits, observers=observers)
         except BaseException:
             client.close()
             await client.closed
             raise
-        return engine
-
-    def _adopt(self, client: CoreClient, ready: EngineReady) -> None:
-        self._client = client
-        self._backlog = Backlog(client, self._take_in)
-        self._id_prefix = f"{ready.front_end}."
-        self.model = ModelInfo.of(self._front_end.config, ready.num_kv_cache_tokens)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def check_admission(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Whether a request of this size would be taken now; before it is tokenised, for instance.
+        """Check that a request of this size would be accepted now, for instance before its prompt is tokenised.
 
         Raises:
             InvalidRequestError: it has more sequences than are ever accepted together.
@@ -177,8 +169,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """Around all that is done for a request up to its `submit`, tokenising for instance: `drain` waits for it, and
-        leaves what is submitted within its time.
+        """A context in which a request is made ready (tokenised, for instance) and submitted. A `drain` waits for its end.
 
         Raises: as `check_admission`.
         """
@@ -193,7 +184,7 @@ class AsyncLLM(AsyncFrontEnd):
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         timeout: float | None = None,
     ) -> OutputStream:
-        """Start a request that `process` returned. `timeout`: seconds that it may take since its arrival.
+        """Start a request that `process` returned. `timeout`: after so many seconds since its arrival it is aborted.
 
         Raises: as `submit_all`.
         """
@@ -206,13 +197,13 @@ class AsyncLLM(AsyncFrontEnd):
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         timeout: float | None = None,
     ) -> list[OutputStream]:
-        """`submit` for requests that belong together: they are admitted as one, and all are started or none is.
+        """`submit` for requests that belong together: either all are started, or none is.
 
         Raises:
             InvalidRequestError: a request with one of these ids still runs, two requests have the same id, or as
                 `check_admission`.
-            OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`, but for a drain that began after the
-                requests were `accepted`. Nothing has been started.
+            OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`; but requests that were `accepted` before
+                a drain began are started.
         """
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_open()
@@ -232,8 +223,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._send(request)
         if timeout is not None:
             left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
-            expire = partial(self._expire, request.request_id, timeout)
-            self._timers[request.request_id] = asyncio.get_running_loop().call_later(left, expire)
+            stream.timer = asyncio.get_running_loop().call_later(left, self._expire, request.request_id, timeout)
         return stream
 
     async def generate(
@@ -243,23 +233,13 @@ class AsyncLLM(AsyncFrontEnd):
         request_id: str | None = None,
         *,
         kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
-        priority: int = 0,
-        cache_salt: str = "",
-        add_special_tokens: bool = True,
         timeout: float | None = None,
-        trace_headers: Mapping[str, str] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncIterator[RequestOutput]:
         """`process` and `submit` in one; the request is aborted when the generator is closed."""
         with self.accepted():
-            request = await self.process(
-                f"request-{next(self._serials)}" if request_id is None else request_id,
-                prompt,
-                params,
-                priority=priority,
-                cache_salt=cache_salt,
-                add_special_tokens=add_special_tokens,
-                trace_headers=trace_headers,
-            )
+            request_id = f"request-{next(self._serials)}" if request_id is None else request_id
+            request = await self.process(request_id, prompt, params, **options)
             stream = self.submit(request, kind=kind, timeout=timeout)
         try:
             async for output in stream:
@@ -268,20 +248,17 @@ class AsyncLLM(AsyncFrontEnd):
             await stream.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a request, by the user's id. One that is unknown, or has ended, is passed over."""
+        """End a request. An id that is unknown, or has ended, is ignored."""
         self._end([request_id], FinishReason.ABORT)
 
     async def reset_prefix_cache(self) -> None:
         """Forget the KV blocks of earlier prompts."""
         self._check_open()
-        call_id = next(self._serials)
-        done = self._client.expect_reset(call_id)
-        self._client.send(ResetPrefixCache(call_id=call_id))
-        await done
+        await self._client.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
-        """Ids that the core has never had: what is still on its way of an earlier request with this id is not taken for
-        this one's, nor are requests of another front end."""
+        """The request with ids that the core has never seen. So late outputs of an earlier request with the same id, and
+        requests of other front ends, cannot be mistaken for it."""
         prefix = f"{self._id_prefix}{next(self._serials)}."
         children = [
             replace(
@@ -308,25 +285,24 @@ class AsyncLLM(AsyncFrontEnd):
     # -- outputs ---------------------------------------------------------------------------------------------------
 
     def on_outputs(self, message: EngineOutputs) -> None:
-        """Called by the client."""
         if message.stats is not None:
             self._admission.reported(message.stats, message.num_received)
             self._observers.stats_changed(message.stats)
         self._readiness.note(message.outputs, message.stats)
         self._backlog.extend(message.outputs)
 
-    def _take_in(self, outputs: Sequence[EngineCoreOutput]) -> None:
+    def _process_outputs(self, outputs: Sequence[EngineCoreOutput]) -> None:
         self._publish(self._outputs.update(outputs))
 
     def _publish(self, update: Update) -> None:
         for state in update.changed:
-            request_id = state.request.request_id
+            stream = self._streams[state.request.request_id]
             if state.has_output:
-                self._streams[request_id].notify()
+                stream.notify()
             if state.finished:
-                del self._streams[request_id]
-                if (timer := self._timers.pop(request_id, None)) is not None:
-                    timer.cancel()
+                del self._streams[state.request.request_id]
+                if stream.timer is not None:
+                    stream.timer.cancel()
                 self._admission.ended()
         self._drain.note_running(len(self._streams))
         if update.requests_to_abort:
@@ -351,23 +327,23 @@ class AsyncLLM(AsyncFrontEnd):
         self._check_open()
 
     async def check_ready(self) -> None:
-        """Whether steps are made. An idle engine makes one for it: a token of no request, every 10 seconds at most.
+        """Check that the engine makes steps. An idle engine has to generate one token for it, every 10 seconds at most.
 
         Raises:
-            EngineError: none is; or as `check_health`.
+            EngineError: it makes none; or as `check_health`.
         """
         self._check_open()
         await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
 
     def _start_canary(self) -> str:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
-        canary = self._with_own_ids(self._front_end.process("canary", [0], params, default_seed=0))
+        canary = self._with_own_ids(self._input_processor.process("canary", [0], params, default_seed=0))
         self._send(canary)
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
-        """Take no more requests, and wait until all that are running or `accepted` have ended; after `timeout` seconds abort
-        the rest."""
+        """Refuse new requests, and wait until those that run or are `accepted` have ended. After `timeout` seconds abort those
+        that are left."""
         try:
             await self._drain.run(timeout)
         except TimeoutError:
@@ -375,7 +351,7 @@ class AsyncLLM(AsyncFrontEnd):
             self._end(self._outputs.request_ids(), FinishReason.ABORT)
 
     async def close(self) -> None:
-        """End the engine's process, if it is this front end's own. What is unfinished fails. Idempotent."""
+        """End the engine's process, if `from_args` started it. Unfinished requests fail. Idempotent."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -388,10 +364,9 @@ class AsyncLLM(AsyncFrontEnd):
             await asyncio.to_thread(self._process.close)
 
     def on_end(self, reason: str) -> None:
-        """Called by the client: nothing more comes."""
         if self._closing is None:
             self._death = reason
-            logger.error("%s; %d requests were under way", reason, len(self._streams))
+            logger.error("%s; %d requests were running", reason, len(self._streams))
         self._backlog.finish()  # what arrived in time is delivered
         self._readiness.end(self._gone())
         for stream in self._streams.values():
@@ -412,22 +387,5 @@ class AsyncLLM(AsyncFrontEnd):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-class _Receiver:
-    """Takes the client's calls before the engine is there."""
-
-    def __init__(self) -> None:
-        self.engine: AsyncLLM | None = None
-
-    def on_outputs(self, message: EngineOutputs) -> None:
-        if self.engine is not None:
-            self.engine.on_outputs(message)
-
-    def on_end(self, reason: str) -> None:
-        if self.engine is not None:
-            self.engine.on_end(reason)

@@ -1,7 +1,7 @@
-"""`Backlog`: the engine's outputs that have arrived and are not processed yet. The event loop processes them in short slices.
+"""`Backlog`: the engine's outputs that have arrived but are not processed yet. The event loop processes them in short slices.
 
-So neither a large batch nor a large output delays other work on the event loop: a large output is divided into pieces. If
-outputs arrive faster than they are processed, they are left in the engine, which merges them.
+So a large batch does not hold up the event loop, and neither does a large output: it is divided into pieces. If outputs arrive
+faster than they are processed, they are left in the engine, which merges them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 
 logger = logging.getLogger(__name__)
 
-SLICE_SECONDS = 0.001  # of the event loop, for outputs of the engine
-SLICE_OUTPUTS = 16  # taken in between two looks at the clock
-SLICE_LOGPROBS = 1024  # log-probabilities between two looks at the clock; at most twice as many, about 2 ms
-MAX_BACKLOG = 4096  # outputs here that have not been taken in; what is more stays in the engine
+SLICE_SECONDS = 0.001  # after which the event loop can do something else
+SLICE_OUTPUTS = 16  # processed before the clock is read again
+SLICE_LOGPROBS = 1024  # processed before the clock is read again; in the worst case twice as many, which take 2 ms
+MAX_BACKLOG = 4096  # outputs; if there are more, no further ones are read
 
 
 class Backlog:
     """Used by the event loop only.
 
     Args:
-        take_in: called with some outputs, in order. If it raises, all other outputs are dropped and the client's stream ends.
+        process: called with some outputs, in order. If it raises, all other outputs are dropped and the client's stream ends.
     """
 
-    def __init__(self, client: CoreClient, take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
+    def __init__(self, client: CoreClient, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
         self._client = client
-        self._take_in = take_in
+        self._process = process
         self._outputs: deque[EngineCoreOutput] = deque()
         self._is_paused = False
 
@@ -51,32 +51,32 @@ class Backlog:
             self._client.pause()
 
     def finish(self) -> None:
-        """Process all outputs at once. Called when the engine is gone, and nothing more comes."""
-        while self._outputs and self._take_some():
+        """Process all outputs at once. To be called when the engine sends no more."""
+        while self._outputs and self._process_some():
             pass
 
     def _run(self) -> None:
-        """One slice."""
+        """Process one slice, and schedule the next one."""
         end = time.perf_counter() + SLICE_SECONDS
         while self._outputs:
             if time.perf_counter() > end:
                 asyncio.get_running_loop().call_soon(self._run)
                 return
-            if not self._take_some():
+            if not self._process_some():
                 return
         if self._is_paused:
             self._is_paused = False
             self._client.resume()
 
-    def _take_some(self) -> bool:
-        """Process a few of the oldest outputs. False if that failed; the client's stream then ends."""
+    def _process_some(self) -> bool:
+        """Process a few of the oldest outputs. Returns False if that failed, and the client's stream ends."""
         some: list[EngineCoreOutput] = []
         num_logprobs = 0
         while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:
             some.append(self._outputs.popleft())
             num_logprobs += _num_logprobs(some[-1])
         try:
-            self._take_in(some)
+            self._process(some)
         except Exception as error:
             logger.exception("the engine's outputs cannot be processed")
             self._outputs.clear()
@@ -90,17 +90,17 @@ def _num_logprobs(output: EngineCoreOutput) -> int:
 
 
 def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
-    """`output` as several outputs with a few positions each. If it ends the request, the last one of them does."""
-    going_on = replace(
+    """Divide `output` into outputs of a few positions each. If it ends the request, the last piece does."""
+    unfinished = replace(
         output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
     )
     for _, rows in _parts(output.prompt_logprobs):
-        yield replace(going_on, prompt_logprobs=rows)
+        yield replace(unfinished, prompt_logprobs=rows)
     done = 0
     for start, rows in _parts(output.logprobs):
         done = start + len(rows.ranks)
         if done < len(output.new_token_ids):
-            yield replace(going_on, new_token_ids=output.new_token_ids[start:done], logprobs=rows)
+            yield replace(unfinished, new_token_ids=output.new_token_ids[start:done], logprobs=rows)
         else:
             yield replace(output, new_token_ids=output.new_token_ids[start:], logprobs=rows, prompt_logprobs=None)
             return

@@ -1,14 +1,12 @@
-"""`EngineCore`: one scheduler, one executor, and the loop between them.
+"""`EngineCore`: plans steps with the scheduler, runs them on the executor, and commits their results.
 
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
               ->  plan and submit again
 
-Everything that a step computes goes plan -> `Executor.execute_model(non_block=True)` -> commit, in step order. Depth 1 is
-synchronous; with 2 the next step is planned, and in the workers' hands, before the result of this one is known; a pipeline
-has more, so that every stage has one. The masks of a step with grammars follow its plan, as soon as the tokens before it have
-been committed: it runs meanwhile.
-
-Who serves others while a step runs takes in what has come (new requests, aborts) in `before_plan`: it is in the very next plan.
+Steps are committed in the order in which they were submitted. With depth 1 a step is planned when the one before it has been
+committed. With depth 2 it is planned, and the workers have it, before the result of the one before it is known. A pipeline has
+a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the tokens
+before it have been committed; its forward pass runs meanwhile.
 
 A step that fails voids all steps in flight; their requests wait again with their tokens. Whether the engine can go on:
 
@@ -17,7 +15,7 @@ A step that fails voids all steps in flight; their requests wait again with thei
     a step took longer than its budget   no: the rank may still be running it
     a rank died                          no
 
-With "no" the core is dead: it raises the cause once, and `EngineDeadError` from then on.
+If it cannot, the core is dead: it raises the cause once, and `EngineDeadError` from then on.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from typing import Any
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.pipeline_tuning import tuned
-from inflight.engine.step_clock import StepClock
+from inflight.engine.step_figures import StepClock
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
@@ -48,20 +46,19 @@ from inflight.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
-IDLE_SECONDS = (
-    0.01  # that a step waits for a grammar when there is nothing else to do; so long does an arrival wait then
-)
+# How long a step waits for a grammar if there is nothing else to do. A request that arrives meanwhile waits as long.
+IDLE_SECONDS = 0.01
 
 
 class EngineCore:
     """Owns the executor: `close` shuts it down. Not thread-safe; one caller drives it.
 
     Attributes:
-        before_plan: called in `step` right before each plan; it may add and abort requests. Does nothing by default.
-        wait_for_arrival: called in `step` with the oldest step while fewer are in flight than may be. It waits until that step
-            is done, or until something has arrived that it has taken in, and says whether something has: then `step` plans
-            again. None: what arrives waits for the step.
-        scheduler_config: the configured one; if the start measured the pipeline, with the chosen stagger and depth.
+        before_plan: called right before each plan; it may add and abort requests. Does nothing by default.
+        wait_for_arrival: called with the oldest step while more steps may be in flight than are. It waits until the step is
+            done, or until a request has arrived and was added; True says the latter, and `step` plans again. None: `step`
+            waits for the oldest step only.
+        scheduler_config: the configured one, with the stagger and depth that the start measured for the pipeline.
     """
 
     def __init__(
@@ -70,11 +67,11 @@ class EngineCore:
         """`grammars` serves requests with `structured_outputs`; the core closes it."""
         self._executor = executor
         self._grammars = grammars
-        self.before_plan: Callable[[], None] = _nothing
+        self.before_plan: Callable[[], None] = lambda: None
         self.wait_for_arrival: Callable[[Future[ModelRunnerOutput]], bool] | None = None
         self.timeline = Timeline()
         self._clock = StepClock()
-        self._newest_step = -1  # of those committed
+        self._newest_step = -1  # the id of the step committed last
         self._reported = StepCounters()
         start = time.perf_counter()
         specs = executor.get_kv_cache_specs()
@@ -113,13 +110,13 @@ class EngineCore:
             first_step_id=first_step_id,
         )
         self._depth = self.scheduler_config.depth
-        # engines that must decide the same, each for itself, cannot go by when a grammar has been compiled
+        # with external_launcher every engine must make the same plans, and the time that a grammar takes to compile differs
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._has_peers = config.parallel.world_size > 1
         self._death: RankError | None = None
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
-        self._outputs: list[EngineCoreOutput] = []  # committed, and not returned yet
-        self._idle_since_ns: int | None = None  # there is no request; the next plan ends it
+        self._outputs: list[EngineCoreOutput] = []  # committed, not yet returned
+        self._idle_since_ns: int | None = None  # since when there is no request
         self._note_idleness()
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -128,14 +125,14 @@ class EngineCore:
             self.scheduler.wait_for_grammars()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once; nothing of them is returned any more. Ids that are unknown, or have ended, are passed over."""
+        """End requests at once; `step` returns no more outputs of them. Ids that are unknown, or have ended, are ignored."""
         aborted = set(request_ids)
         self.scheduler.abort_requests(aborted)
         self._outputs = [output for output in self._outputs if output.request_id not in aborted]
         self._note_idleness()
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to do, or to return."""
+        """Whether `step` has a step to run, or an output to return."""
         return self.scheduler.has_unfinished_requests() or bool(self._in_flight or self._outputs)
 
     @property
@@ -154,10 +151,10 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """Finds a dead rank while there are no requests, and so no step that would fail. Never waits.
+        """Find a dead rank while no step runs that would fail. Never waits.
 
         Raises:
-            WorkerDiedError: a rank has died: the core is dead.
+            WorkerDiedError: a rank has died, so the core is dead.
         """
         try:
             self._executor.raise_if_lost()
@@ -166,19 +163,21 @@ class EngineCore:
             raise
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run the loop once; returns what the committed step added. Empty when there is nothing to do, or all that it
-        computed was for requests that have ended, or (after IDLE_SECONDS at most) grammars are still being compiled.
+        """Run the loop once, and return what the committed step added to requests. The list may be empty: there was nothing to
+        do, or the requests of the step have ended, or (after IDLE_SECONDS at most) grammars are still being compiled.
 
         Raises:
             EngineError: a step failed, and all steps in flight are void. Their requests are still there, with all tokens
-                returned so far: unless the core `is_dead`, abort them, or call `step` again.
+                returned so far. Unless the core `is_dead`, abort them or call `step` again.
         """
         with self._voiding_on_error():
             self._submit_steps()
             if self._in_flight:
                 self._plan_arrivals()
                 self._commit_oldest()
-                if self._depth > 1:  # before the caller takes its time with the outputs; with 1 he is to see them first
+                if (
+                    self._depth > 1
+                ):  # now, because the caller may take long to process the outputs; with 1 it sees them first
                     self._submit_steps()
             elif not self._outputs and not self.scheduler.has_failures:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
@@ -194,11 +193,11 @@ class EngineCore:
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """`Executor.collective_rpc`, when the steps in flight have been committed: some may wait for masks that only this loop
-        sends. What they add is returned by the next `step`.
+        """Commit the steps in flight, which may wait for masks that only the core sends; then `Executor.collective_rpc`. The
+        next `step` returns the outputs of these steps.
 
         Raises:
-            EngineError: a step failed, as in `step`, or the call did.
+            EngineError: the call failed; or a step failed, as in `step`.
         """
         with self._voiding_on_error():
             while self._in_flight:
@@ -212,9 +211,7 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if plan is None:
                 break
-            end = time.perf_counter_ns()
-            self.timeline.record(plan.step_id, "plan", start, end)
-            self._clock.worked(start, end)
+            self._note_work(plan.step_id, "plan", start)
             was_idle = self._idle_since_ns is not None
             if self._idle_since_ns is not None:
                 self.timeline.record(plan.step_id, "idle", self._idle_since_ns, start)
@@ -225,7 +222,7 @@ class EngineCore:
             self._send_masks()
 
     def _plan_arrivals(self) -> None:
-        """Wait for the oldest step; while more may be in flight, what arrives is planned at once and does not wait for it."""
+        """Plan requests that arrive before the oldest step is done, while more steps may be in flight."""
         plan, future = self._in_flight[0]
         while self.wait_for_arrival is not None and len(self._in_flight) < self._depth:
             with self.timeline.span(plan.step_id, "wait"):
@@ -239,43 +236,46 @@ class EngineCore:
         with self.timeline.span(plan.step_id, "wait"):
             output = future.result()
         start = time.perf_counter_ns()
-        with self.timeline.span(plan.step_id, "commit"):
-            self._outputs += self.scheduler.update_from_output(plan, output)
-        self._clock.worked(start, time.perf_counter_ns())
+        self._outputs += self.scheduler.update_from_output(plan, output)
+        self._note_work(plan.step_id, "commit", start)
         self._newest_step = plan.step_id
-        self._in_flight.popleft()  # only now: an interrupt while waiting must not lose the step
+        self._in_flight.popleft()  # not earlier: an interrupt during the wait must not lose the step
         self._send_masks()
 
     def _send_masks(self) -> None:
-        """Fill and send the masks of steps in flight that wait for no token any more."""
+        """Fill and send the masks of those steps in flight whose earlier tokens are all committed."""
         start = time.perf_counter_ns()
         for step_id, grammar_output in self.scheduler.fill_masks():
             self._executor.provide_grammar_output(step_id, grammar_output)
-            end = time.perf_counter_ns()
-            self.timeline.record(step_id, "mask", start, end)
-            self._clock.worked(start, end)
-            start = end
+            start = self._note_work(step_id, "mask", start)
+
+    def _note_work(self, step_id: int, phase: str, start_ns: int) -> int:
+        """Record work of this thread that ends now. Returns the time."""
+        end_ns = time.perf_counter_ns()
+        self.timeline.record(step_id, phase, start_ns, end_ns)
+        self._clock.worked(start_ns, end_ns)
+        return end_ns
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Every failure of a part of a step is handled here. If all requests of the failed step had ended before, and the rank
-        can go on, the failure is only logged, and the other steps are computed again."""
+        """Void the steps in flight if the body fails. If the rank can go on, and all requests of the failed step had ended
+        before, the failure is only logged: the other steps are computed again."""
         self.check_alive()
         try:
             yield
         except Exception as error:
-            is_left_over = isinstance(error, EngineError) and self.scheduler.is_oldest_step_dead()
+            is_harmless = isinstance(error, EngineError) and self.scheduler.is_oldest_step_dead()
             cause = self._void_steps(error)
             if isinstance(cause, RankError) and not self._can_go_on(cause):
                 self._death = cause
-            elif is_left_over:
+            elif is_harmless:
                 return
             if cause is error:
                 raise
             raise cause from None
 
     def _void_steps(self, error: Exception) -> Exception:
-        """Drop all steps in flight, and log why, with everything that was known. Returns the cause."""
+        """Drop all steps in flight, and log the cause with the plan and the scheduler's state. Returns the cause."""
         plans = [plan for plan, _ in self._in_flight]
         state = self.scheduler.describe()
         self._in_flight.clear()
@@ -296,7 +296,7 @@ class EngineCore:
         return cause
 
     def _can_go_on(self, cause: RankError) -> bool:
-        """Whether the ranks can run more steps after this error. Waits for the steps that they still run."""
+        """Whether the rank can run more steps after this error. Waits for the steps that it still runs."""
         if self._has_peers or not isinstance(cause, StepError):
             return False
         try:
@@ -307,7 +307,7 @@ class EngineCore:
         return True
 
     def take_stats(self) -> SchedulerStats:
-        """The state now, and what was counted since the last call."""
+        """The state now, and the counts since the last call."""
         scheduler, before = self.scheduler, self._reported
         self._reported = now = replace(scheduler.stats)
         gaps, hidden_share = self._clock.take()
@@ -328,16 +328,12 @@ class EngineCore:
         self.scheduler.reset_prefix_cache()
 
     def close(self) -> None:
-        """Shut the executor down, and end the threads that compile grammars. Idempotent."""
+        """Shut down the executor and the threads that compile grammars. Idempotent."""
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
 
     def _note_idleness(self) -> None:
-        """Devices that stand still from now to the next plan do not wait for the engine."""
+        """Time from now to the next plan is not counted as time that devices wait for the engine."""
         if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
             self._idle_since_ns = time.perf_counter_ns()
-
-
-def _nothing() -> None:
-    """Nobody else has requests for the next plan."""

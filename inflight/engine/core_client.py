@@ -1,8 +1,9 @@
-"""The front end's side of the engine core's process: `EngineProcess` starts and ends it, `CoreClient` talks to it."""
+"""What a front end has of the engine's process: `EngineProcess` starts and ends it, `CoreClient` exchanges messages with it."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import Callable
@@ -10,36 +11,33 @@ from typing import cast
 
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, error_by_name
+from inflight.errors import CodecError, EngineDeadError, EngineError, error_by_name
 from inflight.executor.process import ChildProcess, stop_processes
 from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Decoder, Message, encode
 from inflight.interface.framing import FrameReader
-from inflight.interface.messages import WorkerFailure
 from inflight.interface.serving import (
     EngineDied,
     EngineOutputs,
     EngineReady,
     EngineStartFailed,
     PrefixCacheReset,
+    ResetPrefixCache,
     StartEngine,
 )
 
 logger = logging.getLogger(__name__)
 
 TITLE = "inflight: engine"
-MAX_END_SECONDS = 20.0  # that a process takes to end by itself: its workers have 5, a step that hangs 15
+MAX_END_SECONDS = 20.0  # for the process to end by itself; its workers have 5 s, a step that hangs has 15 s
 SOCKET_BUFFER_BYTES = 2**20
 
 
 class EngineProcess:
-    """The engine core in a process of its own, which loads the model from now on. Ends when all of `sockets` are closed.
-
-    Args:
-        num_front_ends: how many will talk to it.
+    """The engine core in a process of its own. It begins to load the model at once, and ends when all `sockets` are closed.
 
     Attributes:
-        sockets: one for each front end. Whoever gets one owns it; here it is to be closed when it has been handed on.
+        sockets: one for each front end. If the front end is in another process, close the socket here once it is there.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig, num_front_ends: int = 1) -> None:
@@ -50,7 +48,7 @@ class EngineProcess:
                 for end in (ours, theirs):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             fds = [theirs.fileno() for _, theirs in pairs]
-            self.process = ChildProcess(TITLE, "inflight.engine.core_main", fds, keeps_secrets=True)
+            self.process = ChildProcess(TITLE, "inflight.engine.core_process", fds, keeps_secrets=True)
         except BaseException:
             for ours in self.sockets:
                 ours.close()
@@ -68,7 +66,7 @@ class EngineProcess:
             raise
 
     def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
-        """Close the sockets that are still here, and wait for the end of the process; then kill it. To be called once."""
+        """Close the sockets that are still here, wait until the process has ended, and kill it if it does not. Call it once."""
         for ours in self.sockets:
             ours.close()
         stop_processes([self.process], grace_seconds)
@@ -76,32 +74,33 @@ class EngineProcess:
 
 
 class CoreClient(asyncio.BufferedProtocol):
-    """One front end's stream, on the event loop.
-
-    Args:
-        on_outputs: called with each `EngineOutputs`, in order; it must return soon.
-        on_end: called once, with the reason, when the engine's process has failed or is gone, or `close` was called.
+    """The connection of one front end, on the event loop.
 
     Attributes:
-        ready: the engine's start. An `InflightError` if that failed, as it was raised there.
-        closed: done when the stream has ended.
-        summary: why the engine has failed, in words that a client may see; "" before that, and if it is not known.
+        on_outputs: called with each `EngineOutputs`, in order; it must return soon. The engine sends none before it is ready.
+        on_end: called once, with the reason, when the engine has failed, its process is gone, or `close` was called.
+        ready: resolved when the engine has started. If its start failed, it raises the `InflightError` that was raised there.
+        closed: resolved when the connection has ended.
+        reason: why the connection has ended, once it has.
+        summary: why the engine has failed, in words that a client may see; "" if it has not, or if they are not known.
     """
 
-    def __init__(self, on_outputs: Callable[[EngineOutputs], None], on_end: Callable[[str], None]) -> None:
-        self._on_outputs, self._on_end = on_outputs, on_end
+    def __init__(self) -> None:
+        self.on_outputs: Callable[[EngineOutputs], None] = lambda _: None
+        self.on_end: Callable[[str], None] = lambda _: None
         self._reader = FrameReader()
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
-        self._reason = "the engine's process is gone"
+        self.reason = "the engine's process is gone"
         self.summary = ""
+        self._call_ids = itertools.count()
         self._resets: dict[int, asyncio.Future[None]] = {}
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineReady] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
 
     async def connect(self, engine_socket: socket.socket) -> None:
-        """Takes the socket over."""
+        """The socket belongs to the client from now on."""
         engine_socket.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=engine_socket)
 
@@ -110,14 +109,19 @@ class CoreClient(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(message).buffers())
 
-    def expect_reset(self, call_id: int) -> asyncio.Future[None]:
-        """Done when the engine has answered the `ResetPrefixCache` with this id."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._resets[call_id] = future
-        return future
+    async def reset_prefix_cache(self) -> None:
+        """Returns when the engine has done it.
+
+        Raises:
+            EngineDeadError: the connection ended before.
+        """
+        call_id = next(self._call_ids)
+        self._resets[call_id] = asyncio.get_running_loop().create_future()
+        self.send(ResetPrefixCache(call_id=call_id))
+        await self._resets[call_id]
 
     def pause(self) -> None:
-        """Read no further: what comes waits in the engine, merged."""
+        """Stop reading. The engine keeps its outputs meanwhile, and merges them."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -130,14 +134,14 @@ class CoreClient(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def end(self, reason: str) -> None:
-        """`close`; `on_end` is told why."""
-        self._reason = reason
+        """`close`, with a reason for `on_end`."""
+        self.reason = reason
         self.close()
 
     # -- asyncio's calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no class of asyncio's
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass of asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
@@ -152,38 +156,33 @@ class CoreClient(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if not self.ready.done():
-            self.ready.set_exception(EngineDeadError(self._reason))
+            self.ready.set_exception(EngineDeadError(self.reason))
         if not self.ready.cancelled():
-            self.ready.exception()  # whoever waits for it has it; nobody else needs it
+            self.ready.exception()  # asyncio does not log that nobody has retrieved it
         for reset in self._resets.values():
             if not reset.done():
-                reset.set_exception(EngineDeadError(self._reason))
+                reset.set_exception(EngineDeadError(self.reason))
         self._resets.clear()
         self.closed.set_result(None)
-        self._on_end(self._reason)
+        self.on_end(self.reason)
 
     def _receive(self, message: Message) -> None:
         match message:
             case EngineOutputs():
-                self._on_outputs(message)
+                self.on_outputs(message)
             case EngineReady():
                 self.ready.set_result(message)
             case EngineStartFailed():
-                self.ready.set_exception(start_error(message.failure))
+                name, text = message.failure.type_name, message.failure.message
+                unknown = EngineError(f"the engine could not start: {name}: {text}")
+                self.ready.set_exception(error_by_name(name, text) or unknown)
             case PrefixCacheReset():
                 reset = self._resets.pop(message.call_id, None)
                 if reset is not None and not reset.done():
                     reset.set_result(None)
             case EngineDied():
                 self.summary = message.summary
-                self.end(f"the engine has failed: {message.reason}")  # its process may take seconds to its end
+                self.end(f"the engine has failed: {message.reason}")  # now: its process may need seconds to end
 
 
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied)
-
-
-def start_error(failure: WorkerFailure) -> InflightError:
-    """What the engine's process raised as it started, of the same class where that needs no more than a message."""
-    return error_by_name(failure.type_name, failure.message) or EngineError(
-        f"the engine could not start: {failure.type_name}: {failure.message}"
-    )

@@ -1,17 +1,18 @@
-"""`CoreServer`: serves front ends with one `EngineCore`, in a process of its own; `core_main` is its program.
+"""The engine's process: `python -m inflight.engine.core_process TITLE FD ...`, with a stream for each front end it serves.
 
     front end 0  <== socket ==>  inbox thread ---> arrivals ---> step loop (main thread) ---> outbox, sender thread
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
 
-The step loop alone touches the core. It sleeps on the arrivals while there is no request; while there are some, what arrives
-is taken in right before the next plan, and wakes the loop if more steps may be in flight than there are. Nothing that a front
-end does, or does not do, holds it up. Side effects:
+Only the step loop touches the core. Without requests it sleeps until a message arrives. With requests it processes arrived
+messages right before the next plan; while fewer steps are in flight than may be, a message wakes it. No front end can delay
+a step. Side effects:
 
-1. A front end whose stream ends, or which sends what is no frame, is forgotten with all its requests.
-2. When the last one is gone the loop ends; a start is cut off on the spot, a step that hangs after `MAX_END_SECONDS`.
-3. If a step fails, its requests end with an error, and the loop goes on. If the core is dead then, the process ends: it sends
-   the front ends the reason, and they end their requests themselves. If a rank dies while there are no requests, this is
-   noticed, too.
+1. If the stream of a front end ends, or brings something that is not a frame, the front end's requests are aborted.
+2. When the last front end has gone, the loop ends. A start is ended at once, a step that hangs after `MAX_END_SECONDS`.
+3. If a step fails, its requests end with an error, and the loop goes on. If the core is dead after that, the process sends the
+   front ends the reason and ends; they end their requests. A rank that dies while there are no requests is noticed, too.
+4. The process and its workers ignore SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole process group.
+   So the front ends can let their requests end.
 """
 
 from __future__ import annotations
@@ -19,59 +20,74 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
-from inflight.engine.outbox import Outbox
-from inflight.errors import CodecError, EngineDeadError, EngineError, RankError
+from inflight.engine.front_end import make_grammars, read_tokenizer
+from inflight.engine.outbox import EXIT_FAILED, Outbox
+from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
+from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
+from inflight.executor.worker_loop import failure_of
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.serving import AbortRequests, AddRequest, EngineDied, PrefixCacheReset, ResetPrefixCache
+from inflight.interface.serving import (
+    AbortRequests,
+    AddRequest,
+    EngineDied,
+    EngineReady,
+    EngineStartFailed,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    StartEngine,
+)
 from inflight.interface.step import ModelRunnerOutput
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("inflight.engine.core_process")  # as a program its name is __main__
 
-STATS_SECONDS = 0.05  # between two reports, at least
-BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # between two collections of garbage, at least
-MAX_END_SECONDS = 15.0  # after the last front end has gone
+STATS_SECONDS = 0.05  # between two reports of the engine's state, at least
+BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # between two garbage collections, at least
+MAX_END_SECONDS = 15.0  # how long a step may go on after the last front end has gone
 MAX_GOODBYE_SECONDS = 1.0  # to tell a front end that the engine has failed
 
 
 class FrontEndLink:
-    """One front end, as the core sees it. `request_ids`: its sequences in the core. `num_received`: all that came."""
+    """A front end, as the core's process sees it. `num_received`: how many sequences it has sent so far."""
 
     def __init__(self, index: int, stream: BlockingStream) -> None:
         self.index = index
         self.stream = stream
         self.outbox = Outbox(stream, f"inflight-outbox-{index}")
-        self.request_ids: set[str] = set()
         self.num_received = 0
 
 
 class CoreServer:
-    """Created and run in the process's main thread. `links`: all front ends there will be."""
+    """To be created and run in the process's main thread. `links`: all front ends."""
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        # (link, message); (link, None): the front end is gone; None: the executor has an event, or a step is done
+        # (link, message) of a front end; (link, None) when it is gone; None when a rank has an event, or a step is done
         self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
-        self._owners: dict[str, FrontEndLink] = {}  # of every sequence in the core
-        self._awaited: Future[ModelRunnerOutput] | None = None  # the last step whose end wakes `_wait_for_arrival`
+        self._owners: dict[str, FrontEndLink] = {}  # of each sequence in the core, by its id
+        self._awaited: Future[ModelRunnerOutput] | None = None  # this step's end wakes the loop
         self._num_streams = len(self._links)
-        self._lock = threading.Lock()  # of `_num_streams`
+        self._lock = threading.Lock()  # guards `_num_streams`
         self._is_running = False
         self._next_report = 0.0
         self._last_collection = time.monotonic()
-        self._is_reported = False  # the front ends know how the engine stands
+        self._is_reported = False  # the front ends know the engine's newest state
 
     def start_reading(self) -> None:
-        """From now on the end of all streams is noticed, in the middle of a start, too."""
+        """Start the inbox threads. If all streams end, even during the start of the engine, the process ends."""
         for link in self._links:
             name = f"inflight-inbox-{link.index}"
             threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
@@ -85,10 +101,10 @@ class CoreServer:
             link.outbox.close(MAX_GOODBYE_SECONDS)
 
     def run(self, core: EngineCore, executor: Executor) -> None:
-        """The step loop, until all front ends are gone.
+        """Run the step loop until all front ends are gone.
 
         Raises:
-            EngineError: a rank is lost; the front ends have been told.
+            EngineError: the core is dead; the front ends have been told.
         """
         self._core = core
         self._is_running = True
@@ -124,7 +140,7 @@ class CoreServer:
         self._collect_garbage(BUSY_COLLECTION_SECONDS)
 
     def _collect_garbage(self, seconds: float) -> None:
-        """If the last time was so long ago. Left to itself Python does it in a step, for 5 ms at 256 requests."""
+        """Collect if the last time was so long ago. Python on its own would do it in a step: 5 ms at 256 requests."""
         now = time.monotonic()
         if now - self._last_collection >= seconds:
             gc.collect()
@@ -133,12 +149,11 @@ class CoreServer:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def _take_arrivals(self) -> None:
-        """Whatever has come. In the main thread, right before each plan."""
         while not self._arrivals.empty():
             self._take(self._arrivals.get())
 
     def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
-        """Until `step` is done, or something has arrived; whether it has."""
+        """Wait until `step` is done (False) or a message has arrived (True)."""
         if step is not self._awaited:
             self._awaited = step
             step.add_done_callback(lambda _: self._arrivals.put(None))
@@ -157,28 +172,28 @@ class CoreServer:
             case AddRequest():
                 for child in message.children:
                     self._owners[child.request_id] = link
-                    link.request_ids.add(child.request_id)
                     link.num_received += 1
                     self._core.add_request(child)
             case AbortRequests():
-                self._abort(link, link.request_ids.intersection(message.request_ids))
+                self._abort(each for each in message.request_ids if self._owners.get(each) is link)
             case ResetPrefixCache():
                 self._core.reset_prefix_cache()
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
             case None:
-                logger.info("front end %d is gone, with %d sequences", link.index, len(link.request_ids))
-                self._abort(link, set(link.request_ids))
+                left = [request_id for request_id, owner in self._owners.items() if owner is link]
+                logger.info("front end %d is gone, with %d sequences", link.index, len(left))
+                self._abort(left)
                 self._links.remove(link)
         self._is_reported = False
 
-    def _abort(self, link: FrontEndLink, request_ids: set[str]) -> None:
-        self._core.abort_requests(request_ids)
-        link.request_ids -= request_ids
-        for request_id in request_ids:
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        aborted = set(request_ids)
+        self._core.abort_requests(aborted)
+        for request_id in aborted:
             del self._owners[request_id]
 
     def _read(self, link: FrontEndLink) -> None:
-        """A thread for each front end: it only reads, so that the end of the stream is seen whatever the core does."""
+        """The inbox thread. It only reads, so it sees the end of the stream even while a step hangs."""
         try:
             while (message := link.stream.receive(ALLOWED)) is not None:
                 self._arrivals.put((link, message))
@@ -198,49 +213,101 @@ class CoreServer:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def _distribute(self, outputs: Sequence[EngineCoreOutput], *, report: bool) -> None:
-        """To each front end what is its own; and to all the engine's state, if they are to have a `report`."""
+        """Send each front end its outputs, and with `report` the engine's state."""
         stats = None
         if report:
             stats = self._core.take_stats()
             self._next_report, self._is_reported = time.monotonic() + STATS_SECONDS, True
-        owners = self._owners
         by_link: dict[FrontEndLink, list[EngineCoreOutput]] = {link: [] for link in self._links}
         for output in outputs:
-            link = owners[output.request_id]
-            by_link[link].append(output)
+            by_link[self._owners[output.request_id]].append(output)
             if output.finish_reason is not None:
-                del owners[output.request_id]
-                link.request_ids.remove(output.request_id)
+                del self._owners[output.request_id]
         for link, own in by_link.items():
             if own or stats is not None:
                 link.outbox.put(own, link.num_received, stats)
 
     def _fail_step(self, error: EngineError) -> None:
-        """End the requests of the step that failed; if the error does not name them, all requests. The others wait with their
-        tokens and are computed again. This cannot go on for ever, because each failure ends at least one request."""
-        reason = f"the engine failed: {first_line(error)}"
+        """End the requests of the failed step; all requests if the error does not name them. The others wait with their tokens
+        and are computed again. This cannot go on for ever, because each failure ends at least one request."""
         named = error.request_ids if isinstance(error, RankError) else ()
         failed = [request_id for request_id in named if request_id in self._owners] or list(self._owners)
         self._core.abort_requests(failed)
-        self._distribute(_failures(failed, reason), report=True)
+        outputs = [
+            EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=(),
+                finish_reason=FinishReason.ERROR,
+                error=f"the engine failed: {first_line(error)}",
+                engine_failed=True,
+            )
+            for request_id in failed
+        ]
+        self._distribute(outputs, report=True)
 
 
 ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache)
 
 
-def _failures(request_ids: Iterable[str], reason: str) -> list[EngineCoreOutput]:
-    return [
-        EngineCoreOutput(
-            request_id=request_id,
-            new_token_ids=(),
-            finish_reason=FinishReason.ERROR,
-            error=reason,
-            engine_failed=True,
-        )
-        for request_id in request_ids
-    ]
-
-
 def first_line(error: BaseException) -> str:
-    """Without the traceback of a worker, which the log has."""
+    """The error without a worker's traceback, which the log has."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def main() -> int:
+    start = time.perf_counter()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    name_process(sys.argv[1])
+    streams = [BlockingStream(socket.socket(fileno=int(fd))) for fd in sys.argv[2:]]
+    start_engine = streams[0].receive((StartEngine,))
+    if start_engine is None:
+        return EXIT_STREAM_ENDED
+    assert isinstance(start_engine, StartEngine)
+    links = [FrontEndLink(index, stream) for index, stream in enumerate(streams)]
+    server = CoreServer(links)
+    server.start_reading()
+    try:
+        executor, core = _start(start_engine)
+    except Exception as error:  # the front ends raise it
+        if not isinstance(error, InflightError):
+            logger.exception("the engine could not start")
+        server.tell_all(EngineStartFailed(failure=failure_of(error)))
+        server.say_goodbye()
+        return EXIT_FAILED
+    gc.collect()
+    gc.freeze()  # libraries and model: a collection that looks through them again would delay a step
+    gc.disable()  # `CoreServer` collects between steps
+    logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
+    for link in links:
+        link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
+    try:
+        server.run(core, executor)
+    except Exception as error:
+        logger.error("the engine cannot go on: %s", first_line(error), exc_info=not isinstance(error, InflightError))
+        server.say_goodbye()
+        return EXIT_FAILED
+    finally:
+        core.close()
+    return 0
+
+
+def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
+    config = start_engine.config
+    begin = time.perf_counter()
+    executor = Executor.get_class(config)(config)
+    logger.info("imports, and the model's weights: %.2f s", time.perf_counter() - begin)
+    try:
+        grammars = None
+        if not start_engine.skip_tokenizer_init:
+            grammars = make_grammars(config, partial(read_tokenizer, config.model.folder, start_engine.tokenizer))
+        return executor, EngineCore(config, executor, grammars)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # does not wait for threads that still read a stream

@@ -1,8 +1,8 @@
-"""`Detokenizer`: one completion's text, token by token, until a stop string ends it.
+"""`Detokenizer`: makes the text of one completion from its tokens, until a stop string ends it.
 
     tokens -> IncrementalDecoder -> text -> StopStrings -> [ released | held: may begin a stop string ]
 
-Released text never changes again, so it can be streamed. The cost is linear in the text.
+Released text never changes, so it can be streamed. The cost is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         stop_strings: StopStrings | None,
     ) -> None:
-        """`stop_strings` is made from `params.stop_strings`, once for all completions of a request; None if it has none."""
+        """`stop_strings`: those of `params`, compiled once for all completions of a request; None if there are none."""
         self._decoder = None
         if tokenizer is not None and params.detokenize:
             self._decoder = tokenizer.incremental_decoder(prompt_token_ids, params.skip_special_tokens)
@@ -37,15 +37,15 @@ class Detokenizer:
         self._includes_stop = params.include_stop_str_in_output
         self._state = START
         self._num_tokens = 0
-        self._pieces: list[str] = []  # released, not yet taken
+        self._pieces: list[str] = []  # released, but not taken yet
         self._held = ""
         self.stop_string: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens. How many of them there were when the text completed a stop string, None if it has not. Then the text is
-        cut, and nothing may be pushed.
+        """Add tokens. If one of them completes a stop string, return how many were needed, with this one: the text is cut, and
+        no more tokens may be added. Otherwise return None.
 
-        As in vLLM, the text of the first `min_tokens` tokens completes none, though one may begin in it.
+        As in vLLM, no stop string ends in the text of the first `min_tokens` tokens, though one may begin there.
         """
         assert self.stop_string is None
         if self._decoder is None:
@@ -60,8 +60,8 @@ class Detokenizer:
         return None
 
     def finish(self, end_token_id: int | None = None) -> None:
-        """Release what is held, an incomplete character too. `end_token_id`, which ended the request, was not pushed:
-        its text is added if `include_stop_str_in_output`, and is not searched for stop strings.
+        """Release what is held, including an incomplete character. `end_token_id`: the token that ended the request, which was
+        not pushed. With `include_stop_str_in_output` its text is added, and not searched for stop strings.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:
@@ -76,7 +76,7 @@ class Detokenizer:
         return text
 
     def _search(self, stop_strings: StopStrings, text: str) -> bool:
-        """Take a token's text in; whether it completes a stop string."""
+        """Add the text of a token. Returns whether it completes a stop string."""
         is_counted = self._num_tokens > self._min_tokens
         self._state, num_read, found = stop_strings.advance(self._state, text, search=is_counted)
         self._held += text[:num_read]

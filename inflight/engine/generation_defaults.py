@@ -1,7 +1,7 @@
 """What a model's generation_config.json says about requests: sampling defaults and end tokens.
 
-As in vLLM, the fields it names replace `SamplingParams`' own defaults, `max_new_tokens` is called max_tokens, and `do_sample`
-is not looked at: a caller who wants greedy tokens says temperature=0.
+As in vLLM, its fields replace the defaults of `SamplingParams`; `max_new_tokens` becomes `max_tokens`. `do_sample` is ignored:
+a caller who wants greedy tokens sets temperature=0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def default_sampling_params(generation_config: Mapping[str, Any] | None) -> Samp
 
 
 def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]:
-    """The end tokens it names: one, several or none.
+    """The end tokens that it names, if any.
 
     Raises:
         ConfigError: they are not token ids.
@@ -56,7 +56,7 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
 def model_eos_token_ids(
     architecture: ModelArchitecture, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any] | None
 ) -> frozenset[int]:
-    """The model's own end tokens, from all its files."""
+    """The model's end tokens, from all its files."""
     own = {tokenizer.eos_token_id} if tokenizer is not None else set()
     ids = {*architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
     return frozenset(i for i in ids if i is not None and i < architecture.vocab_size)

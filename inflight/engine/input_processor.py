@@ -1,28 +1,34 @@
-"""`InputProcessor`: a prompt and its parameters, checked and resolved into what the engine core runs.
+"""`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes of them what the engine core runs.
 
-The only place where a request is checked against the model's limits; every front end uses it. It counts the requests that it
-checks. If neither a request nor the caller has a seed, the request's seed follows from (engine seed, count).
+This is the only place where a request is checked against the model's limits. It counts the requests: the seed of a request
+that brings none follows from (engine seed, count).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from functools import cached_property
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 
-from inflight.config.engine import ModelConfig, StructuredOutputsConfig
+from inflight.config.engine import EngineConfig
 from inflight.engine.generation_defaults import default_sampling_params, model_eos_token_ids
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.parsers.markup import ToolMarkup
+from inflight.parsers.selector import detect_parsers
+from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_sampling
 from inflight.sampling_params import SamplingParams
 from inflight.structured_output.selector import backend_class
 from inflight.structured_output.spec import GrammarSpec
+from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -39,13 +45,51 @@ class TokensPrompt(TypedDict):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
+class RequestOptions(TypedDict, total=False):
+    """What a caller may say about a request besides its prompt and its parameters.
+
+    Attributes:
+        arrival_time: `time.monotonic()` when the request came. Default: now.
+        priority: lower numbers are served first, if the scheduling policy is "priority". Default: 0.
+        cache_salt: only requests with the same salt share cached prompts. The "cache_salt" of a dict prompt replaces it.
+        add_special_tokens: False for text of a chat template, which holds its own special tokens. Default: True.
+        thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
+            model is not asked to think: for a raw prompt, or for the continuation of an answer. Default: True.
+        trace_headers: the W3C headers of the request, in lower case. Observers of the engine get them.
+    """
+
+    arrival_time: float
+    priority: int
+    cache_salt: str
+    add_special_tokens: bool
+    thinks_first: bool
+    trace_headers: Mapping[str, str]
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is rendered.
+
+    Attributes:
+        tools: functions that the model may call, as JSON schemas. Default: none.
+        add_generation_prompt: whether to open the assistant's turn. Default: True.
+        continue_final_message: whether the model continues the last message. Default: False.
+        chat_template_kwargs: further variables for the template. Default: none.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None  # Any: JSON, checked by the chat template
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessedRequest:
-    """A request, ready: `children` go to the engine core, all of it to the output processor.
+    """A request that is ready to start.
 
-    `prompt` is None when the request was given as token ids. `children` are in the order of their index. `trace_headers` are
-    the W3C headers that came with it, in lower case: observers of the engine get them. `unenforced`: the places in its JSON
-    schemas that the grammar does not enforce.
+    Attributes:
+        prompt: None if the request was given as token ids.
+        children: its sequences, in the order of their index. They go to the engine core.
+        unenforced: the places in its JSON schemas that the grammar does not enforce.
     """
 
     request_id: str
@@ -59,40 +103,46 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it: it keeps nothing of a request except the count. If their order is not known, the caller
-    names the `default_seed` of each request.
+    """Several threads may use it. If the order of their requests is not known, the caller gives each its `default_seed`.
 
     Attributes:
+        config: the resolved configuration.
+        tokenizer: None with skip_tokenizer_init.
+        chat_template: None with skip_tokenizer_init.
         default_params: the `SamplingParams` of a request that brings none.
-        default_max_tokens: of these, if generation_config.json names it.
-        eos_token_ids: the model's own end tokens, from all its files.
+        default_max_tokens: their `max_tokens`, if generation_config.json names one.
+        eos_token_ids: the model's end tokens, from all its files.
     """
 
     def __init__(
         self,
-        model_config: ModelConfig,
+        config: EngineConfig,
         tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
         generation_config: Mapping[str, Any] | None,  # Any: JSON
-        engine_seed: int,
         *,
+        seed: int,
         use_generation_defaults: bool = True,
-        structured_outputs: StructuredOutputsConfig | None = None,
     ) -> None:
-        """`generation_config` is generation_config.json, or None. Its end tokens count also without its defaults. Without
-        `structured_outputs` no request may have any."""
-        self._tokenizer = tokenizer
-        self._vocab_size = model_config.architecture.vocab_size
-        self._max_model_len = model_config.max_model_len
-        self._engine_seed = engine_seed
+        """
+        Args:
+            generation_config: what generation_config.json says. None: the model has no such file.
+            use_generation_defaults: False takes only its end tokens.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._vocab_size = config.model.architecture.vocab_size
+        self._max_model_len = config.model.max_model_len
+        self._seed = seed
         self._numbers = itertools.count(1)
         defaults = (generation_config or {}) if use_generation_defaults else {}
         self.default_params = default_sampling_params(defaults)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
-        self.eos_token_ids = model_eos_token_ids(model_config.architecture, tokenizer, generation_config)
-        self._structured_outputs = structured_outputs
+        self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
         self._reasoning_end_ids: tuple[int, ...] = ()
-        if structured_outputs is not None and structured_outputs.reasoning_end and tokenizer is not None:
-            self._reasoning_end_ids = tuple(tokenizer.encode(structured_outputs.reasoning_end, False))
+        if config.structured_outputs.reasoning_end and tokenizer is not None:
+            self._reasoning_end_ids = tuple(tokenizer.encode(config.structured_outputs.reasoning_end, False))
 
     def process(
         self,
@@ -100,13 +150,8 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        arrival_time: float,
-        priority: int = 0,
-        cache_salt: str = "",
-        add_special_tokens: bool = True,
-        thinks_first: bool = True,
         default_seed: int | None = None,
-        trace_headers: Mapping[str, str] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> ProcessedRequest:
         """Check and resolve one request.
 
@@ -114,30 +159,34 @@ class InputProcessor:
             params: None takes `default_params`. If the context has room for fewer than `max_tokens` tokens, the request ends
                 with the context, with the finish reason "length". If `min_tokens` is larger than this room, end tokens are
                 never drawn.
-            arrival_time: `time.monotonic()`.
-            cache_salt: also a key of a dict prompt, which then counts.
-            add_special_tokens: False for a rendered chat template, which holds its own.
-            thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
-                model is not asked to think: for a raw prompt, or the continuation of an answer.
-            default_seed: the seed if `params` have none. None derives one from the count of checked requests.
+            default_seed: the seed if `params` have none. None derives one from the count of requests.
 
         Raises:
             ContextLengthExceededError: the prompt leaves no room for a token.
             InvalidRequestError: says what was given, what is allowed and what to do.
         """
-        text, token_ids, cache_salt = self._read_prompt(prompt, cache_salt, add_special_tokens)
+        arrival_time, priority = options.get("arrival_time", time.monotonic()), options.get("priority", 0)
+        if priority and self.config.scheduler.policy != "priority":
+            raise InvalidRequestError(
+                f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out, or "
+                "start the engine with scheduling_policy='priority'"
+            )
+        text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._check_length(len(token_ids))
         params = self.default_params if params is None else params
         unenforced = self._check_structured_outputs(params)
         self._check_params(params)
+        # a request that brings a seed is counted, too: it does not change the seeds of the later ones
+        seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
+        thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
         sampling = ResolvedSampling(
             params=params,
-            seed=self._seed(params.seed, default_seed),
+            seed=seed if params.seed is None else derive_seed(params.seed, 0),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
-            reasoning_end_ids=self._reasoning_end_of(token_ids) if params.structured_outputs and thinks_first else (),
+            reasoning_end_ids=self._reasoning_end_of(token_ids) if thinks_first else (),
             bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
         )
         check_sampling(sampling, self._vocab_size)
@@ -156,17 +205,44 @@ class InputProcessor:
             params=params,
             arrival_time=arrival_time,
             children=_make_children(parent),
-            trace_headers=dict(trace_headers or {}),
+            trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
         )
 
+    def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
+        """A conversation as text, by the model's chat template. It holds its special tokens.
+
+        Raises:
+            InvalidRequestError: the messages are malformed, or the template refuses them.
+            TokenizerError: the model has no chat template.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
+        return self.chat_template.render(messages, **options)
+
+    def with_strict_tools(
+        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> SamplingParams | None:
+        """The parameters of a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its schema."""
+        if not tools or self.chat_template is None:
+            return params
+        given = params or self.default_params
+        constrained = constrain_tools(given, tools, markup=self.tool_markup)
+        return params if constrained is given else constrained
+
+    @cached_property
+    def tool_markup(self) -> ToolMarkup | None:
+        """How the model writes tool calls, found in its chat template."""
+        return detect_parsers(self.chat_template).markup
+
+    # -- grammars ------------------------------------------------------------------------------------------------------
+
     def _check_structured_outputs(self, params: SamplingParams) -> tuple[str, ...]:
-        """Check all that can be checked before the grammar is compiled, keywords of JSON schemas too. Returns what is not
-        enforced."""
+        """Check what can be checked before the grammar is compiled. Returns the places that the grammar will not enforce."""
         wanted = params.structured_outputs
         if wanted is None:
             return ()
-        if self._structured_outputs is None or self._tokenizer is None:
+        if self.tokenizer is None:
             raise InvalidRequestError(
                 "structured_outputs needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
             )
@@ -176,10 +252,10 @@ class InputProcessor:
             raise InvalidRequestError(
                 "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
             )
-        return tuple(backend_class(self._structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
+        return tuple(backend_class(self.config.structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
-        """The marker to wait for; none where the prompt's last turn holds it."""
+        """The marker behind which the grammar starts; none if the prompt's last turn holds it already."""
         marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
         last = range(turn, len(prompt) - len(marker) + 1)
@@ -187,30 +263,32 @@ class InputProcessor:
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
-    def _read_prompt(self, prompt: Prompt, salt: str, add_special_tokens: bool) -> tuple[str | None, Int32Array, str]:
-        """Text if there is any, token ids, cache salt."""
+    def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
+        """Returns the text (None if there is none), the token ids and the cache salt."""
         given: object = prompt
+        salt: object = options.get("cache_salt", "")
         if isinstance(prompt, Mapping):
-            given, salt = _open_dict(prompt, salt)
+            given, salt = _open_dict(prompt), prompt.get("cache_salt", salt)
         if not isinstance(salt, str):
             raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
         if not isinstance(given, str):
             return None, self._check_token_ids(given), salt
-        return given, self._check_token_ids(self.encode(given, add_special_tokens)), salt
+        token_ids = self.encode(given, add_special_tokens=options.get("add_special_tokens", True))
+        return given, self._check_token_ids(token_ids), salt
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A prompt's token ids. A text that is far too long is refused before it is tokenised, which would take seconds.
 
         Raises:
             ContextLengthExceededError: it is too long.
             InvalidRequestError: the text is not valid Unicode, or there is no tokenizer.
         """
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise InvalidRequestError(
                 "the prompt is text, but the engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids"
             )
-        self._check_length(self._tokenizer.fewest_tokens(text), "at least ")
-        return self._tokenizer.encode(text, add_special_tokens)
+        self._check_length(self.tokenizer.fewest_tokens(text), "at least ")
+        return self.tokenizer.encode(text, add_special_tokens)
 
     def _check_token_ids(self, token_ids: object) -> Int32Array:
         if isinstance(token_ids, (bytes, bytearray)) or not isinstance(token_ids, (Sequence, np.ndarray)):
@@ -221,13 +299,9 @@ class InputProcessor:
         if len(token_ids) == 0:
             raise InvalidRequestError("the prompt is empty; give at least one token")
         self._check_length(len(token_ids))  # before anything is copied
-        if set(map(type, token_ids)) == {
-            int
-        }:  # without a loop in Python: a long prompt is not to hold up other threads
-            lowest, highest = min(token_ids), max(token_ids)
-            if lowest >= 0 and highest < self._vocab_size:
-                return np.array(token_ids, dtype=np.int32)
-        for position, token_id in enumerate(token_ids):  # the slow way, which knows where it is wrong
+        # without a loop in Python, so that a long prompt does not hold up other threads
+        is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+        for position, token_id in enumerate(() if is_valid else token_ids):  # finds the position of the wrong token
             if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
                 raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
             if not 0 <= token_id < self._vocab_size:
@@ -253,7 +327,7 @@ class InputProcessor:
             count = getattr(params, name)
             if count is not None and count > self._vocab_size:
                 raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {self._vocab_size} tokens")
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):
                     raise InvalidRequestError(
@@ -261,7 +335,7 @@ class InputProcessor:
                     )
 
     def _tokenize_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it is tokenised at the beginning of a text and after a space, if that differs."""
+        """The tokens of each word at the beginning of a text, and those after a space if they differ."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip(" ")
@@ -269,26 +343,21 @@ class InputProcessor:
             found[at_start] = None
             if bare:
                 after_space = self._tokenize_bad_word(word, " " + bare)
-                if after_space[-len(at_start) :] != at_start:  # else the first covers it
+                if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` forbids it already
                     found[after_space] = None
         return tuple(found)
 
     def _tokenize_bad_word(self, word: str, variant: str) -> tuple[int, ...]:
-        assert self._tokenizer is not None
-        token_ids = self._tokenizer.encode(variant, add_special_tokens=False)
-        unknown = self._tokenizer.unk_token_id in token_ids
+        assert self.tokenizer is not None
+        token_ids = self.tokenizer.encode(variant, add_special_tokens=False)
+        unknown = self.tokenizer.unk_token_id in token_ids
         if not token_ids or unknown or max(token_ids) >= self._vocab_size:
             raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
         return tuple(token_ids)
 
-    def _seed(self, seed: int | None, default_seed: int | None) -> int:
-        """`seed`: the user's. A request that has one is counted all the same."""
-        if default_seed is None:
-            default_seed = derive_seed(self._engine_seed, next(self._numbers))
-        return default_seed if seed is None else derive_seed(seed, 0)
 
-
-def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, Any]:  # Any: checked by the caller
+def _open_dict(prompt: Mapping[str, object]) -> object:
+    """The text or the token ids in it."""
     if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
         raise InvalidRequestError(
             f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
@@ -299,12 +368,11 @@ def _open_dict(prompt: Mapping[str, object], cache_salt: str) -> tuple[object, A
         raise InvalidRequestError(f"'prompt' is a {type(prompt['prompt']).__name__}; it must be text")
     if isinstance(prompt.get("prompt_token_ids"), str):
         raise InvalidRequestError("'prompt_token_ids' is text; give it as 'prompt'")
-    given = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
-    return given, prompt.get("cache_salt", cache_salt)
+    return prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """n sequences with seeds of their own. The first computes the prompt, and its logprobs, for all."""
+    """n sequences, each with a seed of its own. The first one computes the prompt and its log-probabilities for all."""
     params, seed = parent.sampling.params, parent.sampling.seed
     if params.n == 1:
         return (parent,)

@@ -1,7 +1,7 @@
-"""`Outbox`: what the engine core has for one front end, sent by a thread of its own. What is unsent is merged.
+"""`Outbox`: sends the engine's outputs to one front end, on a thread of its own, and merges what is not sent yet.
 
-So a front end that is slow, or does not read at all, holds up no step; what waits for it is one entry for each of its
-sequences, with the tokens that it has not been sent.
+So a front end that reads slowly, or not at all, delays no step. For each of its sequences at most one entry is waiting, which
+has all tokens that were not sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from inflight.engine.step_clock import MAX_GAPS
+from inflight.engine.step_figures import MAX_GAPS
 from inflight.executor.transport import BlockingStream
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
@@ -41,7 +41,7 @@ class Outbox:
         self._thread.start()
 
     def put(self, outputs: Sequence[EngineCoreOutput], num_received: int, stats: SchedulerStats | None) -> None:
-        """Outputs of a step, and perhaps the engine's state: see `EngineOutputs`."""
+        """Send the outputs of a step, and the engine's state if there is a new one; see `EngineOutputs`."""
         with self._wakes:
             for output in outputs:
                 pieces = self._outputs.setdefault(output.request_id, [])
@@ -54,13 +54,13 @@ class Outbox:
             self._wakes.notify()
 
     def send(self, message: Message) -> None:
-        """Behind the outputs that are here."""
+        """Send a message behind the outputs that are waiting."""
         with self._wakes:
             self._messages.append(message)
             self._wakes.notify()
 
     def close(self, seconds: float) -> None:
-        """Send what is here, within so long, and nothing after it."""
+        """Send what is waiting, for at most so many seconds, and nothing after it."""
         with self._wakes:
             self._is_closed = True
             self._wakes.notify()
@@ -83,18 +83,18 @@ class Outbox:
                     self._stream.send(message)
                 if is_closed:
                     return
-        except OSError as error:  # the front end is gone, which the thread that reads its stream tells
+        except OSError as error:  # the front end is gone; the inbox thread tells the step loop
             logger.debug("a front end's stream was lost: %s", error)
-        except Exception:  # a defect; without this thread its streams would hang for ever
+        except Exception:  # a defect; without this thread the front end would wait for ever
             logger.critical("the engine's outputs cannot be sent: its process ends", exc_info=True)
             os._exit(EXIT_FAILED)
 
 
-MAX_PIECES = 256  # of a sequence, unmerged: merging costs what it holds, and so is done seldom
+MAX_PIECES = 256  # unmerged outputs of a sequence; not fewer, because each merge copies all its tokens
 
 
 def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
-    """Consecutive outputs of one sequence, as one."""
+    """Make one output of consecutive outputs of a sequence."""
     if len(pieces) == 1:
         return pieces[0]
     return replace(
@@ -106,7 +106,7 @@ def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
 
 
 def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStats:
-    """The later state, and what was counted since the report before the earlier one."""
+    """The later state, with the counts of both reports."""
     return replace(
         later,
         prefix_cache_queries=earlier.prefix_cache_queries + later.prefix_cache_queries,

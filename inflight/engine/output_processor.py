@@ -1,12 +1,12 @@
-"""`OutputProcessor`: what the engine core commits, made into `RequestOutput`s.
+"""`OutputProcessor`: makes `RequestOutput`s from the tokens that the engine core commits.
 
-Owns the front end's half of every request: its text so far, tokens, log-probabilities. It alone finds stop strings. What it
-makes does not depend on how a request's tokens were cut into `EngineCoreOutput`s. Side effects of `update`:
+It owns the front end's part of every request: text, tokens and log-probabilities so far. It alone finds stop strings. Its
+results do not depend on how the tokens of a request are divided into `EngineCoreOutput`s. Side effects of `update`:
 
-    1. tokens go to their completion, until one completes a stop string: the rest is dropped, not counted
-    2. completions ended that way are named in `requests_to_abort`; what the core still sends of them is passed over
-    3. a completion whose tokens cannot be taken in, by a defect, ends as an error; the others go on
-    4. a request whose completions have all ended is forgotten
+    1. A completion gets its tokens up to the one that completes a stop string; later ones are dropped, and not counted.
+    2. `requests_to_abort` names the completions that a stop string has ended. What the core still sends of them is ignored.
+    3. If the tokens of a completion cannot be processed, because of a defect, it ends with an error. The others go on.
+    4. A request whose completions have all ended is forgotten.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from inflight.engine.completion import Completion, logprobs_dicts
 from inflight.engine.input_processor import ProcessedRequest
-from inflight.engine.request_state import RequestOutputKind, RequestState
-from inflight.engine.stop_strings import StopStrings
+from inflight.engine.request_state import Completion, RequestOutputKind, RequestState, logprobs_dicts
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.metrics.observer import EngineObserver, Observers
@@ -31,26 +29,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Update:
-    """What changed. `requests_to_abort`: ids of children to abort in the core."""
+    """The requests that changed, and the ids of the children that the core has to abort."""
 
     changed: list[RequestState] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)
 
-
-@dataclass(slots=True, kw_only=True)
-class ProcessedOutputs:
-    """What callers are to see. `requests_to_abort`: ids of children to abort in the core."""
-
-    request_outputs: list[RequestOutput] = field(default_factory=list)
-    requests_to_abort: list[str] = field(default_factory=list)
+    def take_outputs(self) -> list[RequestOutput]:
+        """What the callers of these requests are to see now."""
+        return [output for state in self.changed if (output := state.take_output()) is not None]
 
 
 class OutputProcessor:
-    """Not thread-safe: the front end's loop drives it. `tokenizer` None leaves texts empty.
-
-    A loop that hands outputs out at once calls `process`; one whose callers read when they like calls `update`, and the
-    callers `RequestState.take_output`. `observers` hear of first tokens, further tokens and ends.
-    """
+    """Not thread-safe. If `tokenizer` is None, texts stay empty. `observers` are told of tokens and of the ends of requests."""
 
     def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[EngineObserver] = ()) -> None:
         self._tokenizer = tokenizer
@@ -61,12 +51,7 @@ class OutputProcessor:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    @property
-    def num_unfinished_requests(self) -> int:
-        return len(self._requests)
-
     def request_ids(self) -> list[str]:
-        """Of the requests that run."""
         return list(self._requests)
 
     def check_ids(self, request_ids: Iterable[str]) -> None:
@@ -83,49 +68,34 @@ class OutputProcessor:
     def add_request(
         self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     ) -> RequestState:
-        """Expect outputs of the request's children. Call it before they go to the engine core.
+        """Call it before the request's children go to the engine core.
 
         Raises:
             InvalidRequestError: a request with this id is still running.
         """
         self.check_ids([request.request_id])
-        strings = request.params.stop_strings
-        stop_strings = StopStrings(strings) if strings else None
-        completions = [
-            Completion(index, self._tokenizer, request.params, request.prompt_token_ids, stop_strings)
-            for index in range(len(request.children))
-        ]
-        state = RequestState(request, kind, completions)
+        state = RequestState(request, kind, self._tokenizer)
         self._requests[request.request_id] = state
-        for child, completion in zip(request.children, completions, strict=True):
+        for child, completion in zip(request.children, state.completions, strict=True):
             self._children[child.request_id] = (state, completion)
         return state
 
-    def process(self, outputs: Sequence[EngineCoreOutput]) -> ProcessedOutputs:
-        """Take in what one or more commits added, and take the outputs of the requests that it changed."""
-        update = self.update(outputs)
-        return ProcessedOutputs(
-            request_outputs=[output for state in update.changed if (output := state.take_output()) is not None],
-            requests_to_abort=update.requests_to_abort,
-        )
-
     def update(self, outputs: Sequence[EngineCoreOutput]) -> Update:
-        """Take in what one or more commits added."""
+        """Add what one or more commits have added."""
         now = time.monotonic()
         result = Update()
         changed: dict[str, RequestState] = {}
         for output in outputs:
             if output.request_id not in self._children:
-                continue  # ended by a stop string or an abort while the core was already ahead
+                continue  # it has ended: the core did not know yet of the stop string or the abort
             state, completion = self._children[output.request_id]
             try:
                 self._add(state, completion, output, now)
-            except Exception as error:  # a defect, of this request alone
-                logger.exception("request %s ends: its tokens cannot be taken in", state.request.request_id)
+            except Exception as error:  # a defect
+                logger.exception("request %s ends: its tokens cannot be processed", state.request.request_id)
                 completion.fail()
-                output = replace(
-                    output, error=f"the engine failed: tokens could not be taken in: {type(error).__name__}"
-                )
+                reason = f"the engine failed: tokens could not be processed: {type(error).__name__}"
+                output = replace(output, error=reason)
             changed[state.request.request_id] = state
             if completion.finish_reason is None:
                 continue
@@ -140,7 +110,7 @@ class OutputProcessor:
         return result
 
     def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> Update:
-        """End requests, by the user's ids, as they are. Ids that are unknown, or have ended, are passed over."""
+        """End requests. Ids that are unknown, or have ended, are ignored."""
         result = Update()
         for request_id in dict.fromkeys(request_ids):
             state = self._requests.get(request_id)
@@ -165,7 +135,7 @@ class OutputProcessor:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0:
-            # report the first child's count: the others find the prompt that it has just computed
+            # only the first child's count: the others find the prompt that it has just computed
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

@@ -1,19 +1,19 @@
-"""How many steps apart a pipeline's requests draw their tokens, measured once at the start.
+"""Measures at the start how many steps apart the tokens of a request should be drawn in a pipeline: the stagger.
 
     stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
     link            | a 0 | b 0 | c 0 | ...
-    stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3 token 0 of share a is back in time for its token 1
+    stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3, token 0 of share a is back in time for its token 1
               |------- loop -------|
 
-A step takes max(slowest stage, loop / stagger), where loop is the time of a token's whole way: all stages, the links between
-them, and the way back to the first stage. So the stagger that keeps all stages busy follows from these two times, which are
-known only once the ranks run. Both are measured with real steps of invented requests, on any executor and device:
+A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a token's step on the first stage until
+the token is back there: all stages, the links between them, and the way back. Both times are known only when the ranks run.
+They are measured with real steps of invented requests, on any executor and device:
 
-    loop    the same rows in every step, planned ahead: each step waits for the tokens of the previous one
-    stage   different rows in every step: no step waits for another one
+    loop    every step has the same rows, and is planned ahead: each step waits for the tokens of the previous one
+    stage   every step has other rows: no step waits for another one
 
-A stagger that is too large makes the steps small and the tokens of a request late, so the smallest sufficient one is chosen.
-Which tokens are drawn does not depend on it.
+If the stagger is larger than necessary, steps are small and the tokens of a request come late. So the smallest one is chosen
+that keeps all stages busy. Which tokens are drawn does not depend on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,23 +40,15 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = 1.1  # times the slowest stage, that a step may take; the goal is 1.15, and measurements are not exact
+# A step may take so many times as long as the slowest stage. The goal is 1.15; this leaves room for errors of measurement.
+TOLERANCE = 1.1
 MAX_ROWS = 8  # in a measured step
 NUM_STEPS = 6  # timed steps of each kind
 
 
-class PipelineTimes(NamedTuple):
-    """Times in seconds, measured with steps of `num_rows` decodes."""
-
-    num_rows: int
-    loop: float
-    stage: float
-    next_step_id: int
-
-
 def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
-    """The scheduler's configuration with the stagger and depth that fit the pipeline, and the id of the first step that has
-    not been run. If the user has set the stagger, or there is only one stage, it runs no step.
+    """Returns the scheduler's configuration with a stagger and depth that fit the pipeline, and the id of the next step. If the
+    user has set the stagger, or there is only one stage, nothing is measured.
 
     Raises:
         EngineError: a step failed.
@@ -69,22 +60,16 @@ def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConf
     if scheduler.max_stagger is None or max_tokens >= config.model.max_model_len:
         return scheduler, 0
     start = time.perf_counter()
-    times = _Measurement(config, executor, kv_cache_config, num_drafts, max_tokens).run()
-    stagger = choose_stagger(times.loop, times.stage, lowest=scheduler.stagger, highest=scheduler.max_stagger)
+    measurement = _Measurement(config, executor, kv_cache_config, num_drafts, max_tokens)
+    loop, stage = measurement.run()
+    stagger = choose_stagger(loop, stage, lowest=scheduler.stagger, highest=scheduler.max_stagger)
     chosen = replace(scheduler, stagger=stagger, depth=max(scheduler.depth, stagger + 1))
     logger.info(
         "pipeline: with %d requests a step, a token's way through all stages and back takes %.2f ms, and the slowest stage "
         "takes %.2f ms: stagger %d, %d steps in flight (measured in %.2f s; pipeline_stagger sets another stagger)",
-        *(
-            times.num_rows,
-            times.loop * 1e3,
-            times.stage * 1e3,
-            chosen.stagger,
-            chosen.depth,
-            time.perf_counter() - start,
-        ),
-    )
-    return chosen, times.next_step_id
+        measurement.num_rows, loop * 1e3, stage * 1e3, chosen.stagger, chosen.depth, time.perf_counter() - start,
+    )  # fmt: skip
+    return chosen, measurement.next_step_id
 
 
 def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> int:
@@ -93,8 +78,8 @@ def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> i
 
 
 class _Measurement:
-    """Runs its steps with its own schedulers and block pool, so the engine's have no trace of them. What the workers keep of
-    the slots and blocks is overwritten when a real request gets these."""
+    """Runs its steps with its own schedulers and block pools: those of the engine do not change. What the steps leave in the
+    slots and blocks of the workers is overwritten when real requests get them."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
@@ -103,18 +88,18 @@ class _Measurement:
         self._config, self._executor, self._kv_cache_config = config, executor, kv_cache_config
         self._num_drafts, self._max_tokens = num_drafts, max_tokens
         self._depth = config.scheduler.max_stagger + 1  # the most steps that the workers take
-        blocks_of_request = len(kv_cache_config.groups) * -(
-            -(1 + max_tokens) // kv_cache_config.groups[0].spec.block_size
-        )
+        block_size = kv_cache_config.groups[0].spec.block_size
+        blocks_of_request = len(kv_cache_config.groups) * math.ceil((1 + max_tokens) / block_size)
         room = min(config.scheduler.max_num_seqs // self._depth, (kv_cache_config.num_blocks - 1) // blocks_of_request)
-        self._num_rows = max(1, min(MAX_ROWS, room))
-        self._next_step_id = 0
+        self.num_rows = max(1, min(MAX_ROWS, room))
+        self.next_step_id = 0
 
-    def run(self) -> PipelineTimes:
-        rows, depth = self._num_rows, self._depth
+    def run(self) -> tuple[float, float]:
+        """The times of the loop and of the slowest stage, in seconds, with steps of `num_rows` requests."""
+        rows, depth = self.num_rows, self._depth
         loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
         stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
-        return PipelineTimes(rows, loop, stage, self._next_step_id)
+        return loop, stage
 
     def _period(self, scheduler: Scheduler, num_requests: int, max_tokens: int, depth: int) -> float:
         """The median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the pipeline
@@ -126,7 +111,7 @@ class _Measurement:
         while len(commits) < depth + NUM_STEPS:
             while len(in_flight) < depth and (plan := scheduler.schedule()) is not None:
                 in_flight.append((plan, self._executor.execute_model(plan, non_block=True)))
-                self._next_step_id = plan.step_id + 1
+                self.next_step_id = plan.step_id + 1
             plan, future = in_flight.popleft()
             scheduler.update_from_output(plan, future.result())
             commits.append(time.perf_counter())
@@ -151,7 +136,7 @@ class _Measurement:
             kv_cache,
             max_model_len=config.model.max_model_len,
             num_speculative_tokens=self._num_drafts,
-            first_step_id=self._next_step_id,
+            first_step_id=self.next_step_id,
         )
 
 

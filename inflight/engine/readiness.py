@@ -1,4 +1,4 @@
-"""`Readiness`: whether the engine really makes steps. If it is idle, it is asked for one token.
+"""`Readiness`: finds out whether the engine makes steps. An idle engine is asked to generate one token, the canary.
 
 After a failed step the engine is not ready until a step has succeeded.
 """
@@ -14,23 +14,22 @@ from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
-FRESH_SECONDS = 10.0  # so long does a step say that the engine is ready
-NO_STEP = -1  # the `step_id` of an engine that has made none
+FRESH_SECONDS = 10.0  # for so long a step shows that the engine is ready
 
 
 class Readiness:
-    """On the event loop. `step_budget`: seconds after which a step has failed; an engine that is busy may be silent so long."""
+    """Used by the event loop only. `step_budget`: the seconds that a step may take; a busy engine may be silent for as long."""
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
-        self._last_step = -math.inf  # when the engine was last heard to have made one
-        self._step_id = NO_STEP
+        self._last_step = -math.inf  # when the engine last reported a step
+        self._step_id = -1  # of the newest report
         self._failure = ""  # error of the last failed step; "" once a step has succeeded
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
     def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
-        """What the engine sent: outputs, of requests or of the canary, and its state, which tells of steps without any."""
+        """The engine sent outputs, of requests or of the canary, and perhaps its state, which shows steps without any."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
@@ -42,38 +41,33 @@ class Readiness:
         if failures:  # if steps and failures came together, their order is unknown: assume the failure was last
             self._failure = failures[-1]
             self._last_step = -math.inf
-        canary = self._canary
-        for output in outputs if canary is not None else ():
+        if self._canary is None:
+            return
+        for output in outputs:
             if output.request_id == self._canary_id and output.finish_reason is not None:
-                assert canary is not None
-                self._canary = None
-                if canary.done():
-                    return
-                if output.finish_reason is FinishReason.ERROR:
-                    self._fail(canary, EngineError(f"the engine makes no steps: {output.error}"))
-                else:
-                    canary.set_result(None)
-                return
+                failed = output.finish_reason is FinishReason.ERROR
+                self.end(EngineError(f"the engine makes no steps: {output.error}") if failed else None)
 
-    def end(self, error: EngineError) -> None:
-        """The engine is gone."""
-        if self._canary is not None and not self._canary.done():
-            self._fail(self._canary, error)
-
-    @staticmethod
-    def _fail(canary: asyncio.Future[None], error: EngineError) -> None:
-        canary.set_exception(error)
-        canary.exception()  # nobody may be waiting any more
+    def end(self, error: EngineError | None) -> None:
+        """End the canary. `error`: why the engine makes no steps."""
+        canary, self._canary = self._canary, None
+        if canary is None or canary.done():
+            return
+        if error is None:
+            canary.set_result(None)
+        else:
+            canary.set_exception(error)
+            canary.exception()  # asyncio does not log it if nobody is waiting any more
 
     async def check(self, start_canary: Callable[[], str], busy_since: float | None) -> None:
         """
         Args:
-            start_canary: sends a request of one token to the engine, and returns the id that its output will have.
-            busy_since: when the first of the requests that are there came: their steps say it, and a canary would wait behind
-                them. None: there are none.
+            start_canary: sends a request of one token to the engine, and returns the id of its output.
+            busy_since: since when there are requests. Their steps show whether the engine is ready; a canary would have to wait
+                behind them. None: there are none.
 
         Raises:
-            EngineError: no step is made.
+            EngineError: the engine makes no steps.
         """
         now = time.monotonic()
         if now - self._last_step < FRESH_SECONDS:

@@ -1,18 +1,27 @@
-"""`RequestState`: a request as the front end has it: its completions so far, and what its caller is to see of them."""
+"""`RequestState`: a request in the front end, with the text, tokens and log-probabilities of its completions so far."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
-from inflight.engine.completion import Completion
+import numpy as np
+
+from inflight.engine.detokenizer import Detokenizer
 from inflight.engine.input_processor import ProcessedRequest
+from inflight.engine.stop_strings import StopStrings
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.metrics.observer import FinishedRequest
 from inflight.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class RequestOutputKind(Enum):
-    """CUMULATIVE: all so far, whenever something is new. DELTA: what is new, of the completions that have something new.
-    FINAL_ONLY: all, once, at the end; the only one whose cost is linear without the caller joining pieces.
+    """What an output of a request holds.
+
+    CUMULATIVE: everything so far, in an output for each change. Its cost is quadratic in the number of outputs.
+    DELTA: what was added since the last output, of the completions that have grown.
+    FINAL_ONLY: everything, in one output at the end.
     """
 
     CUMULATIVE = auto()
@@ -21,29 +30,31 @@ class RequestOutputKind(Enum):
 
 
 class RequestState:
-    """A request and its completions, in the order of their index. What has been added is seen by `take_output` alone, so what
-    is not taken for a while comes in one.
+    """A request and its completions, in the order of their index. Additions that nobody takes for a while come as one output.
 
     Attributes:
-        completions: in the order of their index.
         num_unfinished: completions that have not ended.
-        error: of the completion that failed last; `engine_failed` if the engine did, and not the request.
+        error: why the completion failed that failed last. `engine_failed`: the engine was the cause, and not the request.
         finished_time: when the last completion ended; 0.0 while one runs.
     """
 
-    def __init__(self, request: ProcessedRequest, kind: RequestOutputKind, completions: list[Completion]) -> None:
+    def __init__(self, request: ProcessedRequest, kind: RequestOutputKind, tokenizer: Tokenizer | None) -> None:
         self.request = request
-        self.completions = completions
-        self.num_unfinished = len(completions)
+        strings = request.params.stop_strings
+        stop_strings = StopStrings(strings) if strings else None
+        self.completions = [
+            Completion(index, tokenizer, request, stop_strings) for index in range(len(request.children))
+        ]
+        self.num_unfinished = len(self.completions)
         self.error = ""
         self.engine_failed = False
         self.finished_time = 0.0
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        if request.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]
+        # None if they are not wanted; position 0 has none
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None
+        self.prompt_logprobs = None if request.params.prompt_logprobs is None else [None]
         self._kind = kind
 
     @property
@@ -52,20 +63,17 @@ class RequestState:
 
     @property
     def has_output(self) -> bool:
-        """Whether its caller is to see what changed; else he waits for the end."""
+        """Whether the caller is to see a change now; with FINAL_ONLY only at the end."""
         return self._kind is not RequestOutputKind.FINAL_ONLY or self.finished
 
     def take_output(self) -> RequestOutput | None:
-        """What the caller is to see now; None if that is nothing. A delta is moved out: the next one begins behind it."""
+        """What the caller is to see now, if anything. The next DELTA does not contain it."""
         if not self.has_output:
             return None
-        outputs: list[CompletionOutput]
-        if self._kind is RequestOutputKind.DELTA:
-            outputs = [completion.take_delta() for completion in self.completions if completion.has_news]
-            if not outputs:
-                return None
-        else:
-            outputs = [completion.cumulative() for completion in self.completions]
+        is_delta = self._kind is RequestOutputKind.DELTA
+        outputs = [each.output(is_delta=is_delta) for each in self.completions if each.has_news or not is_delta]
+        if not outputs:
+            return None
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
@@ -80,7 +88,7 @@ class RequestState:
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """All of them, or None while some are missing; a stream gets them once."""
+        """All of them, or None while some are missing. Only one DELTA contains them."""
         found = self.prompt_logprobs
         if found is None or len(found) < len(self.request.prompt_token_ids):
             return None
@@ -90,7 +98,7 @@ class RequestState:
 
     @property
     def metrics(self) -> RequestMetrics | None:
-        """Known when the request has ended; None too if it was aborted before its first token."""
+        """None until the request has ended, and if it ended before its first token."""
         if not self.finished or self.first_token_time is None:
             return None
         return RequestMetrics(
@@ -101,7 +109,7 @@ class RequestState:
         )
 
     def summary(self) -> FinishedRequest:
-        """For observers, once it has ended."""
+        """What observers get when it has ended."""
         return FinishedRequest(
             request_id=self.request.request_id,
             params=self.request.params,
@@ -114,3 +122,112 @@ class RequestState:
             metrics=self.metrics,
             trace_headers=self.request.trace_headers,
         )
+
+
+class Completion:
+    """One completion of a request: its tokens, text and log-probabilities.
+
+    Attributes:
+        has_news: something was added since the last delta.
+        num_tokens: so far.
+        last_token_time: None before the first token; set by the output processor.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer | None,
+        request: ProcessedRequest,
+        stop_strings: StopStrings | None,
+    ) -> None:
+        params = request.params
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.has_news = False
+        self.num_tokens = 0
+        self.last_token_time: float | None = None
+        self._stop_reason: str | int | None = None
+        self._tokenizer = tokenizer
+        self._num_logprobs = params.logprobs or 0
+        self._detokenizer = Detokenizer(tokenizer, params, request.prompt_token_ids, stop_strings)
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._cumulative_logprob = 0.0
+
+    def add(self, output: EngineCoreOutput) -> None:
+        """Add the tokens of `output`, at most up to the one that completes a stop string. It ends the completion, and so does a
+        finish reason of `output`. A token that ended the request in the core (EOS, a stop token) counts as a token, but the
+        text does not contain it.
+        """
+        assert self.finish_reason is None
+        token_ids = output.new_token_ids
+        ends_in_stop_token = output.finish_reason is FinishReason.STOP and bool(token_ids)
+        text_ids = token_ids[:-1] if ends_in_stop_token else token_ids
+        if (count := self._detokenizer.push(text_ids)) is not None:
+            self._append(token_ids[:count], output.logprobs)
+            self.finish(FinishReason.STOP, self._detokenizer.stop_string)
+            return
+        self._append(token_ids, output.logprobs)
+        if output.finish_reason is not None:
+            self.finish(output.finish_reason, output.stop_reason, token_ids[-1] if ends_in_stop_token else None)
+
+    def finish(
+        self, finish_reason: FinishReason, stop_reason: str | int | None = None, end_token_id: int | None = None
+    ) -> None:
+        self._detokenizer.finish(end_token_id)
+        self.finish_reason = finish_reason
+        self._stop_reason = stop_reason
+        self.has_news = True
+
+    def fail(self) -> None:
+        """End with an error, and with the text so far."""
+        self.finish_reason = FinishReason.ERROR
+        self.has_news = True
+
+    def output(self, *, is_delta: bool) -> CompletionOutput:
+        """Everything so far, as copies; or what was added since the last delta."""
+        self._text += self._detokenizer.take()
+        text, token_ids, logprobs = self._text, self._token_ids, self._logprobs
+        if is_delta:
+            self.has_news = False
+            self._text, self._token_ids, self._logprobs = "", [], None if logprobs is None else []
+        else:
+            token_ids, logprobs = list(token_ids), None if logprobs is None else list(logprobs)
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=None if logprobs is None else self._cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            stop_reason=self._stop_reason,
+        )
+
+    def _append(self, token_ids: Sequence[int], columns: LogprobsColumns | None) -> None:
+        self._token_ids += token_ids
+        self.num_tokens += len(token_ids)
+        self.has_news |= bool(token_ids)
+        if self._logprobs is None or not token_ids:
+            return
+        assert columns is not None and len(columns.ranks) >= len(token_ids), "the core left out log-probabilities"
+        rows = logprobs_dicts(columns.rows(0, len(token_ids)), self._num_logprobs, self._tokenizer)
+        self._logprobs += rows
+        for token_id, row in zip(token_ids, rows, strict=True):
+            self._cumulative_logprob += row[token_id].logprob
+
+
+def logprobs_dicts(columns: LogprobsColumns, k: int, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
+    """A dict for each position: first the token itself, then the others of the k most probable ones."""
+    token_ids = columns.token_ids[:, : k + 1]
+    known = [] if tokenizer is None else np.unique(token_ids).tolist()
+    texts = {token_id: tokenizer.decode_token(token_id) for token_id in known} if tokenizer is not None else {}
+    ranks = range(token_ids.shape[1])  # of columns 1..k
+    rows = []
+    for ids, values, rank in zip(
+        token_ids.tolist(), columns.logprobs[:, : k + 1].tolist(), columns.ranks.tolist(), strict=True
+    ):
+        row = dict(zip(ids, map(Logprob, values, ranks, map(texts.get, ids)), strict=True))
+        row[ids[0]] = Logprob(values[0], rank, texts.get(ids[0]))
+        rows.append(row)
+    return rows

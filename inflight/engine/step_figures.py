@@ -1,42 +1,48 @@
-"""Figures from the timelines: how long the device of a rank stood idle, and how much of the host's work it hid.
+"""Figures of steps: how long devices were idle, and what share of the host's work was hidden, done while a device computed.
 
-Time is cut at the ends of steps. A *step* of a rank is busy in its `forward` and `sample`; its *period* is the time from the
-end of the step before it to its own end, so periods neither overlap nor leave anything out:
+`step_figures` computes exact figures from the timelines. It divides time at the ends of steps. A device is busy in the
+`forward` and `sample` of a step. The *period* of a step goes from the end of the step before it to its own end, so periods do
+not overlap, and every time is in one of them:
 
     device  | forward 7 | sample 7 |      | forward 8 ......... |    | sample 8 | ...
                                    | idle |                     |idle|
                                    | <------- period of step 8 -----------> |
 
-Idle is all of a period that is not busy: the gap in front of the forward, in which a rank may also wait for another one
-(`receive`), and the gap in front of the sampling where the step's masks are late. A period in which the engine had no request
-for any time (`idle` of its timeline) is left out, as is the first step of the timeline, which nothing comes before.
+A device is idle in the rest of a period: before the forward, where a rank may also wait for another rank (`receive`), and
+before the sampling if the masks of the step are late. Two kinds of periods do not count: those in which the engine had no
+request for some time (`idle` of its timeline), and the first one of a timeline. Times are integers, in nanoseconds; all
+processes must have the same clock.
 
-Arithmetic is exact, in nanoseconds, on clocks that must be one.
+`StepClock` estimates idle times and the hidden share while the engine runs, for metrics. It costs two readings of the clock
+in each step, and sees the end of a step only when the step's result has arrived.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
 
+from inflight.interface.step import ModelRunnerOutput
 from inflight.timeline import Event
 
 DEVICE_PHASES = frozenset({"forward", "sample"})
-HOST_PHASES = frozenset(
-    {"plan", "mask", "commit", "prepare", "drain"}
-)  # work, where the others wait or are the device's
+HOST_PHASES = frozenset({"plan", "mask", "commit", "prepare", "drain"})  # in the other phases the host waits
 ENGINE = "engine"  # the key of the engine's own timeline
+MAX_GAPS = 1024  # that a `StepClock` keeps until they are taken
 
 Interval = tuple[int, int]  # [start, end) in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Microseconds. A share of the values, a half or 99 %, does not exceed `p50` or `p99`; both are values that occurred."""
+    """The median and the 99th percentile of some times, in microseconds; both are values that occurred."""
 
     p50: float
     p99: float
@@ -44,16 +50,16 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """One rank's device, and the host work around it.
+    """How busy the device of a rank was, and how much of the host's work it hid.
 
     Attributes:
-        num_periods: how many periods all this is about; the share and the spreads of none are None.
-        period: from the end of a step to the end of the next.
-        idle: of each period, the time in which the device did nothing.
-        idle_share: of all periods, the same.
-        hidden_share: of the host's work in these periods, `HOST_PHASES` of the engine and of this rank, the share of its
-            time in which the device was busy. None if there was no such work.
-        phases: of each phase of the rank, the time it took, over the events that ended in these periods.
+        num_periods: how many periods the figures are about. Without any, the other figures are None.
+        period: the times of the periods.
+        idle: of each period, the time in which the device was idle.
+        idle_share: the share of all periods in which the device was idle.
+        hidden_share: the share of the host's work in these periods (`HOST_PHASES` of the engine and of this rank) during which
+            the device was busy. None if the host did no work.
+        phases: the times of each phase of the rank, of the events that ended in these periods.
     """
 
     num_periods: int
@@ -66,14 +72,14 @@ class RankFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """Of the engine, the time that each phase took; of every rank, its figures, under the names of `timeline_events`."""
+    """The times of each phase of the engine, and the figures of every rank, under its name in `timeline_events`."""
 
     engine_phases: dict[str, Spread]
     ranks: dict[str, RankFigures]
 
 
 def step_figures(events: Mapping[str, Sequence[Event]]) -> StepFigures:
-    """`events`: of "engine" and any number of ranks, as `LLMEngine.timeline_events` gives them."""
+    """The figures of these events, which `LLMEngine.timeline_events` returns."""
     engine = events[ENGINE]
     return StepFigures(
         engine_phases=_phases(event for event in engine if event.phase != "idle"),
@@ -82,7 +88,7 @@ def step_figures(events: Mapping[str, Sequence[Event]]) -> StepFigures:
 
 
 def rank_figures(engine: Sequence[Event], rank: Sequence[Event]) -> RankFigures:
-    """The figures of one rank. A step whose beginning the ring has dropped is none: it lacks a phase."""
+    """The figures of one rank. A step that lacks a phase, because the ring has dropped its beginning, does not count."""
     periods = _periods(rank, TimeSet((event.start_ns, event.end_ns) for event in engine if event.phase == "idle"))
     counted = TimeSet(periods)
     busy = TimeSet((event.start_ns, event.end_ns) for event in rank if event.phase in DEVICE_PHASES)
@@ -106,7 +112,7 @@ def rank_figures(engine: Sequence[Event], rank: Sequence[Event]) -> RankFigures:
 
 
 class TimeSet:
-    """A set of times: the union of intervals, those that are empty left out."""
+    """The union of some intervals. Empty ones are left out."""
 
     def __init__(self, intervals: Iterable[Interval]) -> None:
         self._starts: list[int] = []
@@ -120,18 +126,18 @@ class TimeSet:
                 self._starts.append(start)
                 self._ends.append(end)
         lengths = [end - start for start, end in zip(self._starts, self._ends, strict=True)]
-        self._before = list(accumulate(lengths, initial=0))  # [i]: the length of the first i
+        self._before = list(accumulate(lengths, initial=0))  # [i]: the total length of the first i intervals
 
     @property
     def length(self) -> int:
         return self._before[-1]
 
     def within(self, start: int, end: int) -> int:
-        """The length of what lies in [start, end)."""
+        """The length of the part of this set that is in [start, end)."""
         return self._length_until(end) - self._length_until(start)
 
     def overlapping(self, start: int, end: int) -> Iterator[Interval]:
-        """Its intervals that have a time in [start, end), uncut."""
+        """Yields the intervals that overlap [start, end), in full length."""
         for i in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[i] >= end:
                 return
@@ -143,7 +149,7 @@ class TimeSet:
 
 
 def _periods(rank: Sequence[Event], without_requests: TimeSet) -> list[Interval]:
-    """Between the ends of steps that follow one another. Some may be empty, where two steps end at once."""
+    """The times between the ends of successive steps. A period is empty if two steps end at once."""
     phases: dict[int, dict[str, int]] = {}  # step id -> phase -> its end
     for event in rank:
         phases.setdefault(event.step_id, {})[event.phase] = event.end_ns
@@ -167,3 +173,37 @@ def _spread(nanoseconds: Sequence[int]) -> Spread | None:
         return None
     p50, p99 = np.percentile(nanoseconds, (50, 99), method="inverted_cdf")
     return Spread(float(p50) / 1e3, float(p99) / 1e3)
+
+
+class StepClock:
+    """An estimate in the engine. All calls come from the engine's thread; a step may end in any thread."""
+
+    def __init__(self) -> None:
+        self._newest: Future[ModelRunnerOutput] | None = None  # the step submitted last
+        self._ended_ns = 0  # when a step last ended
+        self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
+        self._work_ns = self._hidden_ns = 0
+
+    def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
+        """A step was submitted. `after_idleness`: there was no request before it, so no device waited for the engine."""
+        if self._newest is not None and not after_idleness:
+            now = time.perf_counter_ns()
+            self._gaps.append(max(now - self._ended_ns, 0) / 1e9 if self._newest.done() else 0.0)
+        self._newest = future
+        future.add_done_callback(self._note_end)
+
+    def worked(self, start_ns: int, end_ns: int) -> None:
+        """The host planned, committed or filled masks. This was hidden if the newest step has not ended yet."""
+        self._work_ns += end_ns - start_ns
+        if self._newest is not None and not self._newest.done():
+            self._hidden_ns += end_ns - start_ns
+
+    def take(self) -> tuple[tuple[float, ...], float | None]:
+        """The idle time before each step since the last call, in seconds, and the share of the work that was hidden."""
+        gaps, work, hidden = tuple(self._gaps), self._work_ns, self._hidden_ns
+        self._gaps.clear()
+        self._work_ns = self._hidden_ns = 0
+        return gaps, hidden / work if work else None
+
+    def _note_end(self, _: Future[ModelRunnerOutput]) -> None:
+        self._ended_ns = time.perf_counter_ns()

@@ -1,8 +1,8 @@
-"""`StopStrings`: finds the first of several strings in a growing text, one pass over its characters.
+"""`StopStrings`: finds the first of several strings in a growing text, in one pass over its characters.
 
-An Aho-Corasick automaton (Aho and Corasick 1975). Its state is the longest end of the text that begins one of the
-strings: that many characters must be held back from a stream, and nothing else of the past need be kept. The match that
-ends first wins; of those that end together, the longest. So what is found does not depend on how the text was cut.
+It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest end of the text that begins one of the
+strings. A stream has to hold back this many characters; the rest of the text is not needed any more. The match that ends first
+wins, and the longest one of those that end together. So the result does not depend on how the text is divided.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ START = 0  # the state before any text
 
 
 class StopStrings:
-    """Immutable, shared by the completions of a request; each keeps a state, an integer.
+    """Immutable, and shared by the completions of a request. Each of them keeps its own state, an integer.
 
     Attributes:
-        num_held: state -> characters at the text's end that may begin a stop string.
+        num_held: state -> how many characters at the end of the text may begin a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class StopStrings:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Breadth first: a state's fallback is its longest proper suffix that is a state too."""
+        """Set the fallback of each state, breadth first: its longest proper suffix that is a state."""
         queue = deque(self._next[START].values())
         while queue:
             state = queue.popleft()
@@ -61,13 +61,13 @@ class StopStrings:
         return following
 
     def advance(self, state: int, text: str, *, search: bool) -> tuple[int, int, str | None]:
-        """Read on from `state`.
+        """Read `text` from `state` on, at most until a stop string ends.
 
         Args:
-            search: False reads without looking: no match can end in this text, though one may begin there.
+            search: False finds no stop string that ends in this text; one may still begin there.
 
         Returns:
-            The new state, how many characters were read, and the stop string that ends there, if one does.
+            The new state, the number of characters that were read, and the stop string that ended, if any.
         """
         for i, character in enumerate(text):
             state = self._step(state, character)

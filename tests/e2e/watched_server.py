@@ -33,7 +33,7 @@ class WatchedServer:
         """Of the one child that runs the engine core."""
         threads = Path(f"/proc/{self.popen.pid}/task").glob("*/children")  # a child is of the thread that started it
         children = [pid for thread in threads for pid in thread.read_text().split()]
-        engines = [int(pid) for pid in children if b"core_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        engines = [int(pid) for pid in children if b"engine.core_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(engines) == 1, children
         return engines[0]
 

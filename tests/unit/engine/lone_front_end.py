@@ -8,8 +8,7 @@ from typing import Any, cast
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.core_client import CoreClient
-from inflight.engine.front_end import FrontEnd
-from inflight.engine.input_processor import ProcessedRequest
+from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import EngineOutputs, EngineReady
@@ -20,6 +19,8 @@ class RecordingClient:
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
     summary = ""
+    on_outputs: Any  # called by the tests' parts of the engine
+    on_end: Any
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
@@ -49,10 +50,9 @@ def lone_front_end(max_num_seqs: int = 16, limits: QueueLimits | None = None) ->
         ),
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
-    front_end = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    engine, client = AsyncLLM(cast("FrontEnd", front_end), 0, limits or QueueLimits(), ()), RecordingClient()
-    engine._adopt(cast("CoreClient", client), EngineReady(front_end=0, num_kv_cache_tokens=2**16))
-    return engine, client
+    processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
+    client, ready = RecordingClient(), EngineReady(front_end=0, num_kv_cache_tokens=2**16)
+    return AsyncLLM(cast("InputProcessor", processor), cast("CoreClient", client), ready, limits=limits), client
 
 
 def answer(

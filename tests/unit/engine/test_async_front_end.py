@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from inflight.engine.async_front_end import LONG_TEXT, MAX_WAITING_CHARACTERS, NUM_TEXT_THREADS, AsyncFrontEnd
-from inflight.engine.front_end import FrontEnd
+from inflight.engine.input_processor import InputProcessor
 from inflight.errors import OverloadedError
 
 
-class SlowFrontEnd(SimpleNamespace):
+class SlowInputProcessor(SimpleNamespace):
     """Long texts take until they are let go."""
 
     tokenizer = chat_template = default_params = default_max_tokens = None
@@ -30,8 +30,8 @@ class SlowFrontEnd(SimpleNamespace):
 
 def test_a_short_text_waits_for_no_long_one() -> None:
     async def test() -> None:
-        slow = SlowFrontEnd()
-        front_end = AsyncFrontEnd(cast("FrontEnd", slow), seed=0)
+        slow = SlowInputProcessor()
+        front_end = AsyncFrontEnd(cast("InputProcessor", slow), seed=0)
         try:
             long = [asyncio.create_task(front_end.encode("x" * (LONG_TEXT + 1))) for _ in range(NUM_TEXT_THREADS + 1)]
             await asyncio.sleep(0)
@@ -48,8 +48,8 @@ def test_a_short_text_waits_for_no_long_one() -> None:
 @pytest.mark.parametrize("length", [LONG_TEXT, MAX_WAITING_CHARACTERS])
 def test_what_waits_for_its_tokens_is_bounded(length: int) -> None:
     async def test() -> None:
-        slow = SlowFrontEnd()
-        front_end = AsyncFrontEnd(cast("FrontEnd", slow), seed=0)
+        slow = SlowInputProcessor()
+        front_end = AsyncFrontEnd(cast("InputProcessor", slow), seed=0)
         try:
             taken = [
                 asyncio.create_task(front_end.encode("x" * length)) for _ in range(MAX_WAITING_CHARACTERS // length)

@@ -76,7 +76,7 @@ def shrinking() -> ShrinkBudget:
     return ShrinkBudget(20.0)
 
 
-@settings(max_examples=2000 if FULL else 250)
+@settings(max_examples=2000 if FULL else 120)
 @given(engine=engines(), events=EVENTS)
 def test_any_schedule_gives_the_same_tokens(
     shrinking: ShrinkBudget, engine: MockEngine, events: list[ScheduleEvent]

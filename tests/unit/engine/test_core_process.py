@@ -34,7 +34,7 @@ from inflight.errors import (
 from inflight.executor.process import ChildProcess
 from inflight.executor.transport import BlockingStream
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
-from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs
+from inflight.interface.serving import AbortRequests, EngineDied, EngineOutputs, EngineReady
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput
 from tests.unit.engine.serving import endless, mock_args, mock_engine, read, reasons_of, submit, tokens_of
@@ -200,7 +200,6 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     server._core = SimpleNamespace(abort_requests=aborted.append, take_stats=lambda: stats(1))  # type: ignore[assignment]
     for error in (step_error, EngineError("none can be scheduled")):
         server._owners = dict.fromkeys("abc", link)
-        link.request_ids = set("abc")
         server._fail_step(error)
     assert aborted == [["b"], ["a", "b", "c"]]
     link.outbox.close(1.0)
@@ -213,7 +212,7 @@ def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[set[str]]()
     server, step = CoreServer([link]), Future[ModelRunnerOutput]()
     server._core = SimpleNamespace(abort_requests=aborted.append)  # type: ignore[assignment]
-    link.request_ids, server._owners = {"a"}, {"a": link}
+    server._owners = {"a": link}
     server._arrivals.put(None)  # an executor's news end no wait
     threading.Timer(0.01, server._arrivals.put, [(link, AbortRequests(request_ids=("a",)))]).start()
     assert server._wait_for_arrival(step) and aborted == [{"a"}]
@@ -271,12 +270,26 @@ def test_the_news_that_the_engine_has_died_is_the_end_though_its_process_still_r
     async def test() -> None:
         ours, theirs = socket.socketpair()
         reasons: list[str] = []
-        client = CoreClient(lambda _: None, reasons.append)
+        client = CoreClient()
+        client.on_end = reasons.append
         await client.connect(ours)
         engine = BlockingStream(theirs)
         engine.send(EngineDied(reason="rank 0 is lost"))
         await asyncio.wait_for(client.closed, 5.0)
         assert reasons == ["the engine has failed: rank 0 is lost"]
+        engine.close()
+
+    run(test)
+
+
+def test_an_engine_that_dies_while_the_tokenizer_is_read_is_noticed() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        engine = BlockingStream(theirs)
+        engine.send(EngineReady(front_end=0, num_kv_cache_tokens=2**16))
+        engine.send(EngineDied(reason="rank 0 is lost"))
+        with pytest.raises(EngineDeadError, match="rank 0 is lost"):
+            await AsyncLLM.attach(mock_args(), ours)
         engine.close()
 
     run(test)

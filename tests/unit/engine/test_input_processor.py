@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from inflight.config.architecture import ModelArchitecture, RopeConfig
-from inflight.config.engine import ModelConfig, StructuredOutputsConfig
+from inflight.config.engine import EngineConfig, ModelConfig, StructuredOutputsConfig
 from inflight.engine.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.sample.seeds import derive_seed
@@ -32,8 +33,15 @@ def make(
         folder=Path("."), name="m", architecture=architecture, dtype="float32", max_model_len=MAX_MODEL_LEN,
         load_format="dummy", seed=0, fingerprint="f",
     )  # fmt: skip
+    parts = SimpleNamespace(
+        model=config,
+        structured_outputs=kwargs.pop("structured_outputs", StructuredOutputsConfig(backend="auto", reasoning_end="")),
+        scheduler=SimpleNamespace(policy=kwargs.pop("policy", "fcfs")),
+    )
     chosen = byte_tokenizer() if isinstance(tokenizer, str) else tokenizer
-    return InputProcessor(config, chosen, generation_config, kwargs.pop("engine_seed", 0), **kwargs)
+    return InputProcessor(
+        cast("EngineConfig", parts), chosen, None, generation_config, seed=kwargs.pop("engine_seed", 0), **kwargs
+    )
 
 
 def process(prompt: Any = "hello", processor: Any = None, **params: Any) -> ProcessedRequest:
@@ -77,7 +85,6 @@ def test_what_structured_outputs_need() -> None:
 
     choice = StructuredOutputsParams(choice=["a", "b"])
     assert "needs a tokenizer" in refusal(make(None, structured_outputs=config), choice)
-    assert "needs a tokenizer" in refusal(make(tokenizer, vocab_size=tokenizer.vocab_size), choice)
     processor = make(
         tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=config, generation_config={"eos_token_id": 3}
     )
@@ -119,11 +126,18 @@ def test_a_grammar_waits_for_the_end_of_thinking_unless_the_prompt_holds_it() ->
 
 
 def test_priority_and_salt() -> None:
-    processor = make()
+    processor = make(policy="priority")
     plain = processor.process("r", "x", None, arrival_time=0.0, priority=3, cache_salt="a").children[0]
     assert (plain.priority, plain.cache_salt) == (3, "a")
     inner = processor.process("r", {"prompt": "x", "cache_salt": "b"}, None, arrival_time=0.0, cache_salt="a")
     assert inner.children[0].cache_salt == "b"
+
+
+def test_a_priority_without_effect_is_refused() -> None:
+    processor = make()
+    processor.process("r", "x", priority=0)
+    with pytest.raises(InvalidRequestError, match=r"priority=3 has no effect here.*scheduling_policy='priority'"):
+        processor.process("r", "x", priority=3)
 
 
 def test_special_tokens_are_added_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,13 @@ from inflight.sampling_params import SamplingParams
 from tests.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS, EOS_ID, byte_tokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+
+
+class Processor(OutputProcessor):
+    def process(self, outputs: list[EngineCoreOutput]) -> SimpleNamespace:
+        """What an engine does that hands outputs out at once."""
+        update = self.update(outputs)
+        return SimpleNamespace(request_outputs=update.take_outputs(), requests_to_abort=update.requests_to_abort)
 
 
 def request(request_id: str = "r", prompt: list[int] | None = None, **params: Any) -> ProcessedRequest:
@@ -82,7 +90,7 @@ def cut(token_ids: list[int], sizes: list[int]) -> list[list[int]]:
 
 
 def feed(
-    processor: OutputProcessor, child: str, token_ids: list[int], sizes: list[int], finish: FinishReason, **more: Any
+    processor: Processor, child: str, token_ids: list[int], sizes: list[int], finish: FinishReason, **more: Any
 ) -> list[RequestOutput]:
     """Send the tokens in pieces, as a core would that learns late of an abort."""
     num_logprobs = more.pop("num_logprobs", None)
@@ -129,7 +137,7 @@ def test_the_result_does_not_depend_on_the_cuts(
     min_tokens: int,
 ) -> None:
     def run(kind: RequestOutputKind, pieces: list[int]) -> list[RequestOutput]:
-        processor = OutputProcessor(byte_tokenizer())
+        processor = Processor(byte_tokenizer())
         params: dict[str, Any] = {"logprobs": logprobs, "include_stop_str_in_output": include, "min_tokens": min_tokens}
         processor.add_request(request(stop=stop, max_tokens=99, **params), kind)
         results = feed(processor, "r", token_ids, pieces, finish, num_logprobs=None if logprobs is None else 3)
@@ -160,7 +168,7 @@ def test_the_result_does_not_depend_on_the_cuts(
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=30))
 def test_children_come_in_order_whatever_the_order_of_their_tokens(schedule: list[tuple[int, int]]) -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(n=3))
     left = {index: [97 + index] * 6 for index in range(3)}
     results: list[RequestOutput] = []
@@ -180,7 +188,7 @@ def test_children_come_in_order_whatever_the_order_of_their_tokens(schedule: lis
 
 
 def test_a_stop_string_aborts_the_child_and_later_tokens_do_not_count() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(stop=["END"], logprobs=0))
     first = processor.process([output("r", list(b"xE"), logprobs=columns(list(b"xE"), 0))])
     assert (first.request_outputs, first.requests_to_abort) == ([], [])
@@ -195,7 +203,7 @@ def test_a_stop_string_aborts_the_child_and_later_tokens_do_not_count() -> None:
 
 
 def test_a_stop_string_in_the_cores_last_output_needs_no_abort() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(stop=["E"]))
     result = processor.process([output("r", list(b"aEb"), FinishReason.LENGTH)])
     assert result.requests_to_abort == []
@@ -204,7 +212,7 @@ def test_a_stop_string_in_the_cores_last_output_needs_no_abort() -> None:
 
 
 def test_one_child_may_stop_before_the_others() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(n=2, stop=["b"]), DELTA)
     result = processor.process([output("0_r", [97]), output("1_r", [98])])
     assert result.requests_to_abort == ["1_r"]
@@ -220,7 +228,7 @@ def test_one_child_may_stop_before_the_others() -> None:
 
 @pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, f"a{EOS}")])
 def test_a_stop_tokens_text(include: bool, text: str) -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(include_stop_str_in_output=include, skip_special_tokens=False))
     done = processor.process([output("r", [97, EOS_ID], FinishReason.STOP, stop_reason=EOS_ID)])
     [completion] = done.request_outputs[0].outputs
@@ -229,14 +237,14 @@ def test_a_stop_tokens_text(include: bool, text: str) -> None:
 
 
 def test_a_stop_tokens_text_is_not_searched() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(stop=["b"]))
     done = processor.process([output("r", list(b"ab"), FinishReason.STOP, stop_reason=98)])
     assert (done.request_outputs[0].outputs[0].text, done.request_outputs[0].outputs[0].stop_reason) == ("a", 98)
 
 
 def test_abort() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request("p", n=2))
     processor.add_request(request("q"), DELTA)
     processor.process([output("0_p", [97], FinishReason.LENGTH), output("1_p", [98]), output("q", [0xC3])])
@@ -253,7 +261,7 @@ def test_abort() -> None:
 
 
 def test_abort_before_the_first_token() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(logprobs=1))
     [state] = processor.abort(["r"]).changed
     result = state.take_output()
@@ -268,7 +276,7 @@ def test_abort_before_the_first_token() -> None:
 
 
 def test_an_error_ends_its_request_only() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request("p"))
     processor.add_request(request("q"))
     result = processor.process([output("p", [], FinishReason.ERROR, error="rank 0 is gone"), output("q", [97])])
@@ -279,7 +287,7 @@ def test_an_error_ends_its_request_only() -> None:
 
 
 def test_an_id_is_free_again_when_its_request_has_ended() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request())
     with pytest.raises(InvalidRequestError, match="'r' is still running"):
         processor.add_request(request())
@@ -291,7 +299,7 @@ def test_an_id_is_free_again_when_its_request_has_ended() -> None:
 
 
 def test_logprobs_are_trimmed_and_hold_the_token_itself() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(logprobs=1))
     given_columns = LogprobsColumns(
         token_ids=np.array([[97, 98, 97], [98, 98, 99]], np.int32),
@@ -305,7 +313,7 @@ def test_logprobs_are_trimmed_and_hold_the_token_itself() -> None:
 
 
 def test_a_tied_token_has_one_entry_with_its_own_rank() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(logprobs=2))
     tied = LogprobsColumns(
         token_ids=np.array([[98, 97, 98]], np.int32),
@@ -318,7 +326,7 @@ def test_a_tied_token_has_one_entry_with_its_own_rank() -> None:
 
 @pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
 def test_prompt_logprobs_come_whole(kind: RequestOutputKind) -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(prompt=[97, 98, 99, 100], prompt_logprobs=0), kind)
     results = processor.process([output("r", [], prompt_logprobs=columns([98, 99], 2))]).request_outputs
     assert all(result.prompt_logprobs is None for result in results)
@@ -332,7 +340,7 @@ def test_prompt_logprobs_come_whole(kind: RequestOutputKind) -> None:
 def test_metrics_and_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 11.0, 12.0])
     monkeypatch.setattr("inflight.engine.output_processor.time.monotonic", lambda: next(clock))
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(n=2))
     processor.process([output("0_r", [97], num_cached_tokens=16, first_scheduled_time=9.0)])
     processor.process([output("1_r", [97], FinishReason.LENGTH, num_cached_tokens=32, first_scheduled_time=9.5)])
@@ -347,7 +355,7 @@ def test_metrics_and_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cached_tokens_are_those_of_the_first_child() -> None:
     """The others share its prompt: no earlier request's."""
     for order in ("01", "10"):
-        processor = OutputProcessor(byte_tokenizer())
+        processor = Processor(byte_tokenizer())
         processor.add_request(request(n=2))
         cached = {"0": 0, "1": 32}
         for child in order:
@@ -358,7 +366,7 @@ def test_cached_tokens_are_those_of_the_first_child() -> None:
 
 
 def test_without_a_tokenizer() -> None:
-    processor = OutputProcessor(None)
+    processor = Processor(None)
     processor.add_request(request(logprobs=0))
     done = processor.process([output("r", [97], FinishReason.LENGTH, logprobs=columns([97], 0))])
     [completion] = done.request_outputs[0].outputs
@@ -367,7 +375,7 @@ def test_without_a_tokenizer() -> None:
 
 
 def test_results_do_not_share_lists_with_the_processor() -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     processor.add_request(request(), CUMULATIVE)
     [first] = processor.process([output("r", [97])]).request_outputs
     processor.process([output("r", [98])])
@@ -405,7 +413,7 @@ class Counting(EngineObserver):
 
 def test_observers_hear_of_every_token_once_and_of_no_other() -> None:
     observer = Counting()
-    processor = OutputProcessor(byte_tokenizer(), [observer])
+    processor = Processor(byte_tokenizer(), [observer])
     processor.add_request(request(n=4))
     processor.process([output("0_r", [97])])
     processor.process([output("1_r", [97, 98, 99])])
@@ -416,7 +424,7 @@ def test_observers_hear_of_every_token_once_and_of_no_other() -> None:
 
 def test_an_observer_that_raises_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Counting(raises=True), Counting()
-    processor = OutputProcessor(byte_tokenizer(), [bad, good])
+    processor = Processor(byte_tokenizer(), [bad, good])
     processor.add_request(request(), FINAL_ONLY)
     processor.process([output("r", [97])])
     [found] = processor.process([output("r", [98], FinishReason.LENGTH)]).request_outputs
@@ -426,7 +434,7 @@ def test_an_observer_that_raises_costs_nobody_anything(caplog: pytest.LogCapture
 
 
 def test_a_request_whose_tokens_cannot_be_taken_in_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     for name in "abc":
         processor.add_request(request(name, logprobs=1 if name == "b" else None), CUMULATIVE)
     outputs = [output(name, [97]) for name in "abc"]  # that of b lacks its log-probabilities
@@ -443,7 +451,7 @@ def test_a_request_whose_tokens_cannot_be_taken_in_fails_alone(caplog: pytest.Lo
 
 
 def test_an_abort_ends_all_though_the_text_of_one_has_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = OutputProcessor(byte_tokenizer())
+    processor = Processor(byte_tokenizer())
     states = [processor.add_request(request(name)) for name in "abc"]
 
     def finish(end_token_id: int | None = None) -> None:
