@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inflight.entrypoints.openai.model import EFFECT, StrictModel
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from inflight.entrypoints.openai.strict_model import EFFECT, StrictModel
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
 from inflight.tokenizer.tokenizer import Tokenizer

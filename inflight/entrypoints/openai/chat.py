@@ -32,17 +32,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     body.check_stream()
     tool_choice = _tool_choice(body)
     params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
-    token_ids = await render_messages(
-        server,
-        body.messages,
-        tools,
-        documents=body.documents,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
-        chat_template_kwargs=_template_kwargs(body),
-        add_special_tokens=body.add_special_tokens,
-    )
+    token_ids = await render_messages(server, body, tools, _template_kwargs(body))
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:  # as in vLLM; without it the answer may fill the context

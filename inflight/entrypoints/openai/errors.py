@@ -1,6 +1,6 @@
-"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: one table from exception to answer.
+"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: which exception has which answer.
 
-A body says what the client did wrong, or that the server failed; it never carries a path, a traceback or an address.
+An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an address.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from inflight.entrypoints.openai.responses import ErrorDetail
 from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
@@ -28,6 +29,7 @@ from inflight.errors import (
     RequestTimeoutError,
     TokenizerError,
 )
+from inflight.sampling_params import CONSTRAINTS
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +46,12 @@ _WORDS = {  # by pydantic's types of errors: those whose text is about Python, o
     "union_tag_invalid": "the type {tag!r} is none of {expected_tags}",
     "union_tag_not_found": "it needs a type",
 }
+_PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
+_KEY = re.compile(r"\['(\w+)'\]")
+_OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
+# the fields by which a request constrains the text; tools do so, too
+_CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
 _MAX_COMPARED = 100  # errors of one request: each is compared with each
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """What every answer other than 200 holds."""
-
-    error: ErrorDetail
 
 
 class ApiError(HTTPException):
@@ -90,7 +84,7 @@ class ApiError(HTTPException):
         if len(message) > MAX_MESSAGE:
             message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
         param = None if self.param is None else self.param[:MAX_PARAM]
-        error = {"message": message, "type": self.type, "param": param, "code": self.code}
+        error: ErrorDetail = {"message": message, "type": self.type, "param": param, "code": self.code}
         return json.dumps({"error": error}).encode("ascii")
 
     def response(self) -> Response:
@@ -134,6 +128,34 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     logger.error("a request failed", exc_info=error)
     name = "engine_error" if isinstance(error, InflightError) else "internal_error"
     return ApiError(500, "the server failed to answer this request", type="server_error", code=name)
+
+
+def named_field(error: Exception, body: BaseModel, prompt_field: str) -> str | None:
+    """The path of the request's field that an error of the engine is about, such as messages[0]. None if there is none.
+
+    The engine knows parameters, not requests. Its messages begin with the name of what is wrong: "min_tokens=10 is more than
+    max_tokens=3". That is the field's name as well, except for constraints of the text, for which a request has several names.
+
+    Args:
+        prompt_field: the field that the prompt is made of.
+    """
+    if isinstance(error, ContextLengthExceededError):
+        return prompt_field
+    if isinstance(error, TokenizerError):
+        return "chat_template" if _has(body, "chat_template") else None
+    match = _PATH.match(str(error))
+    if match is None:
+        return None
+    name, path = match.groups()
+    if name == "prompt":
+        return prompt_field
+    if name in _OF_CONSTRAINTS:
+        return next((field for field in _CONSTRAINING if _has(body, field)), None)
+    return name + _KEY.sub(r".\1", path) if _has(body, name) else None
+
+
+def _has(body: BaseModel, name: str) -> bool:
+    return name in type(body).model_fields and getattr(body, name) is not None
 
 
 def add_error_handlers(app: FastAPI) -> None:

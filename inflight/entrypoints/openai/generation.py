@@ -1,16 +1,11 @@
-"""A validated request through the engine, and its answer to the client. The one path of every endpoint that generates.
-
-Whatever ends it (the last token, an error, a client that goes) ends every sequence of it in the engine.
-"""
+"""Runs a validated request in the engine, and writes its answer; for every endpoint that generates."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-
-from starlette.types import Send
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any
 
 from inflight.engine.async_llm import AsyncLLM
 from inflight.engine.input_processor import ProcessedRequest
@@ -18,7 +13,7 @@ from inflight.engine.output_stream import OutputStream
 from inflight.engine.request_state import RequestOutputKind
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import DONE, Presenter
-from inflight.entrypoints.openai.sse import EventStream, send_json
+from inflight.entrypoints.openai.sse import EventStream
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import EngineError, InvalidRequestError, OverloadedError
 from inflight.outputs import RequestOutput
@@ -37,19 +32,19 @@ async def submit(
     timeout: float | None,
     trace_headers: Mapping[str, str],
 ) -> list[OutputStream]:
-    """Start generating: a stream for every prompt, which `answer` ends.
+    """Start generating. Returns a stream for every prompt, which the caller aborts when it stops reading.
 
     Args:
-        arrival_time: `time.monotonic()`.
-        timeout: seconds from there to the end of all of it; None: no deadline.
+        arrival_time: `time.monotonic()` when the request came.
+        timeout: seconds from `arrival_time` to the end of the whole request; None: no deadline.
 
     Raises:
-        InflightError: nothing runs.
+        InflightError: the request is refused, and nothing has been started.
     """
     num_sequences = sum(prompt.params.n for prompt in request.prompts)
     engine.check_admission(num_sequences)  # before thousands of sequences are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
-    # unique in the engine, also where the client gives the same request id twice; the log finds it by that
+    # unique in the engine, even if the client gives the same request id twice; the log has this id
     request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
     processed = [
         await engine.process(
@@ -68,35 +63,43 @@ async def submit(
     return engine.submit_all(processed, kind=kind, timeout=timeout)
 
 
-async def answer(
-    streams: Sequence[OutputStream],
-    presenter: Presenter,
-    send: Send,
-    *,
-    as_events: bool,
-    keep_alive: float | None = None,
-) -> None:
-    """Send a whole answer, or a stream of events.
-
-    Args:
-        keep_alive: see `EventStream`.
+async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) -> bytes:
+    """The body of an answer that is no stream.
 
     Raises:
-        InflightError: nothing has been sent yet. Later ones are an event of the stream.
+        InflightError: a request has failed.
     """
+    outputs = [await _last(stream) for stream in streams]
+    if any(_shows_logprobs(stream.request) for stream in streams):
+        return await asyncio.to_thread(presenter.body, outputs)  # it takes long; other streams go on meanwhile
+    return presenter.body(outputs)
+
+
+async def send_events(streams: Sequence[OutputStream], presenter: Presenter, events: EventStream) -> None:
+    """Send an answer as events, in the order in which the outputs of the prompts come.
+
+    Raises:
+        InflightError: a request has failed before anything was sent. A later error is an event of the stream.
+    """
+
+    async def send_outputs(prompt_index: int, stream: OutputStream) -> None:
+        async for output in stream:
+            _check(output)
+            if chunks := presenter.chunks(prompt_index, output):
+                await events.send(b"".join(chunks))
+
     try:
-        if as_events:
-            await _send_events(streams, presenter, EventStream(send, keep_alive))
-        else:
-            outputs = [await _last(stream) for stream in streams]
-            if any(_shows_logprobs(stream.request) for stream in streams):
-                body = await asyncio.to_thread(presenter.body, outputs)  # it takes long; other streams go on meanwhile
+        async with events.kept_alive():
+            if len(streams) == 1:
+                await send_outputs(0, streams[0])
             else:
-                body = presenter.body(outputs)
-            await send_json(send, body)
-    finally:
-        for stream in streams:
-            stream.abort()
+                await _run_together(send_outputs(index, stream) for index, stream in enumerate(streams))
+    except Exception as error:
+        if not events.has_started:
+            raise
+        await events.finish(b"data: " + to_api_error(error).body() + b"\n\n" + DONE)
+        return
+    await events.finish(presenter.usage_chunk() + DONE)
 
 
 def _shows_logprobs(request: ProcessedRequest) -> bool:
@@ -104,7 +107,7 @@ def _shows_logprobs(request: ProcessedRequest) -> bool:
 
 
 def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:
-    """Each is some 200 bytes, and all of them are there at once, unless they are streamed.
+    """Refuse an answer that would hold too many at once: each takes some 200 bytes. A stream holds only a few at a time.
 
     Raises:
         InvalidRequestError: there may be too many.
@@ -123,47 +126,14 @@ def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> No
         )
 
 
-async def _send_events(streams: Sequence[OutputStream], presenter: Presenter, events: EventStream) -> None:
+async def _run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """If one of them fails, the others are cancelled, and its error is raised."""
     try:
-        async with events.kept_alive(), aclosing(_merged(streams)) as outputs:
-            async for prompt_index, output in outputs:
-                _check(output)
-                if chunks := presenter.chunks(prompt_index, output):
-                    await events.send("".join(chunks).encode("utf-8"))
-    except Exception as error:
-        if not events.has_started:
-            raise
-        await events.finish(b"data: " + to_api_error(error).body() + b"\n\n" + DONE)
-        return
-    usage = presenter.usage_chunk()
-    await events.finish((usage or "").encode("utf-8") + DONE)
-
-
-async def _merged(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput]]:
-    """The outputs of all, each with its stream's index, as they come."""
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
-    waiting = {asyncio.ensure_future(_next(stream)): index for index, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index = waiting.pop(task)
-                found = task.result()
-                if found is not None:
-                    waiting[asyncio.ensure_future(_next(streams[index]))] = index
-                    yield index, found
-    finally:
-        for task in waiting:
-            task.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
-
-
-async def _next(stream: OutputStream) -> RequestOutput | None:
-    return await anext(stream, None)
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def _last(stream: OutputStream) -> RequestOutput:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.entrypoints.openai.validated import Presentation
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import (

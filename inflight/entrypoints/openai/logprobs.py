@@ -1,10 +1,10 @@
-"""Log-probabilities in the shapes of the two endpoints, as plain JSON data."""
+"""Log-probabilities in the shapes of the two endpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from inflight.entrypoints.openai.responses import LogprobColumns, PromptLogprobs, TokenLogprob, TopLogprob
 from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -14,12 +14,12 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what part of a character is decode
 Row = Mapping[int, Logprob]  # of one position: the token itself first
 
 
-def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
     """`choices[].logprobs.content`: one entry per token."""
     return [_chat_entry(row, top, tokenizer) for row in rows]
 
 
-def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> TokenLogprob:
     token_id, found = next(iter(row.items()))
     best = sorted(row.items(), key=lambda item: item[1].rank)[:top]
     return {
@@ -28,7 +28,7 @@ def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> dict[str, An
     }
 
 
-def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> TopLogprob:
     text = found.decoded_token or ""
     return {"token": text, "logprob": finite(found.logprob), "bytes": list(_token_bytes(token_id, text, tokenizer))}
 
@@ -47,9 +47,9 @@ class CompletionLogprobs:
     def __init__(self) -> None:
         self._offset = 0
 
-    def columns(self, rows: Sequence[Row | None], first_token: str = "") -> dict[str, list[Any]]:
+    def columns(self, rows: Sequence[Row | None], first_token: str = "") -> LogprobColumns:
         """Of the next tokens. A row is None for the prompt's first token, whose text is `first_token`: nothing precedes it."""
-        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        columns: LogprobColumns = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for row in rows:
             found = None if row is None else next(iter(row.values()))
             text = first_token if found is None else found.decoded_token or ""
@@ -70,7 +70,7 @@ class CompletionLogprobs:
         return best
 
 
-def prompt_logprobs(rows: Sequence[Row | None]) -> list[dict[str, dict[str, Any]] | None]:
+def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
     """In vLLM's form: one dict per prompt token, by token id; None for the first."""
     return [
         None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError, from_json
 
-from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
 import inflight
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.ignored_fields import IgnoredFields
+from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
+from inflight.errors import RequestTimeoutError
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
 
@@ -73,6 +77,26 @@ def answer_id(request: Request, prefix: str) -> str:
 def arrival_time(request: Request) -> float:
     """`time.monotonic()` when the request's head had come; now, where no middleware says it."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
+
+
+@asynccontextmanager
+async def within_deadline(request: Request) -> AsyncIterator[None]:
+    """Around what is done before a request's first token: reading its body, rendering, tokenising.
+
+    Raises:
+        RequestTimeoutError: the app's `request_timeout` has passed since the request came.
+    """
+    timeout: float | None = request.app.state.request_timeout
+    try:
+        async with asyncio.timeout(
+            None if timeout is None else arrival_time(request) + timeout - time.monotonic()
+        ) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        message = f"the request did not begin to run within its deadline of {timeout:g} s"
+        raise RequestTimeoutError(message) from None
 
 
 def trace_headers(request: Request) -> dict[str, str]:

@@ -12,9 +12,8 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.server import arrival_time
+from inflight.entrypoints.openai.server import within_deadline
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
 # Parsing a body and checking it with pydantic hold the GIL; these limits cap for how long.
@@ -36,7 +35,7 @@ class JsonRoute(APIRoute):
                 return await handle(request)
             _check_content_type(request)
             # covers the arrival of the body, its parsing and its checks; the response has the deadline itself
-            async with within_deadline(arrival_time(request), request.app.state.request_timeout):
+            async with within_deadline(request):
                 return await handle(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly

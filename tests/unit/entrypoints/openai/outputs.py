@@ -25,7 +25,7 @@ def row(text: str, logprob: float = -1.0) -> dict[int, Logprob]:
     return {7: Logprob(logprob, 1, text)}
 
 
-def opened(chunks: list[str]) -> list[dict[str, Any]]:
+def opened(chunks: list[bytes]) -> list[dict[str, Any]]:
     """The JSON of events."""
-    assert all(chunk.startswith("data: ") and chunk.endswith("\n\n") for chunk in chunks)
+    assert all(chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") for chunk in chunks)
     return [json.loads(chunk[6:]) for chunk in chunks]

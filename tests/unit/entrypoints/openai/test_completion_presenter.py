@@ -59,7 +59,6 @@ def test_the_hidden_token_is_nowhere() -> None:
     (chunk,) = opened(shown.chunks(0, output(completion("x", 1, finish_reason="length"))))
     assert (chunk["choices"][0]["text"], chunk["choices"][0]["token_ids"]) == ("p0 ", [])
     usage = shown.usage_chunk()
-    assert usage is not None
     assert opened([usage])[0]["usage"]["completion_tokens"] == 0
     assert presenter(prompt_only=True, stream=True).chunks(0, output(completion("x", 1))) == []
 

@@ -48,7 +48,7 @@ def test_chunks_have_the_usage_that_was_asked_for(kind: str) -> None:
         shown = presenter(kind, stream=True, **more)
         chunks = opened(shown.chunks(0, output(completion("a"))) + shown.chunks(0, output(completion("b"))))
         last = shown.usage_chunk()
-        return chunks, [] if last is None else opened([last])
+        return chunks, opened([last]) if last else []
 
     chunks, last = stream()
     assert last == [] and all("usage" not in chunk for chunk in chunks)
