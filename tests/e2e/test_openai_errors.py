@@ -22,6 +22,10 @@ from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_ser
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+ANY_TEXT: Any = {"type": "structural_tag", "format": {"type": "any_text"}}
+TAG: Any = {"begin": "<f>", "schema": {"not": {}}, "end": "</f>"}
+BAD_TAG: Any = {"type": "structural_tag", "structures": [TAG], "triggers": ["<f"]}
+NO_TRIGGER: Any = {**BAD_TAG, "triggers": ["<g"]}
 _INSIDE = re.compile(r"Traceback|/work/|site-packages|\.py\b|0x[0-9a-f]{6,}")
 
 
@@ -118,6 +122,11 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": HELLO, "n": 3, "logprobs": True, "top_logprobs": 100}, None, "log-probabilities"),
     (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
     (TEXT, {"prompt": "x", "suffix": "y"}, "suffix", "leave it out"),
+    (TEXT, {"prompt": [5], "suffix": "y"}, "suffix", "text"),
+    (TEXT, {"prompt": "x", "response_format": {"type": "structural_tag"}}, "response_format", "either structures"),
+    (TEXT, {"prompt": "x", "response_format": ANY_TEXT}, "response_format.format.type", "triggered_tags"),
+    (TEXT, {"prompt": "x", "response_format": BAD_TAG}, "response_format", "#/not is not supported"),
+    (CHAT, {"messages": HELLO, "response_format": NO_TRIGGER}, "response_format", "starts with none of them"),
     (TEXT, {"prompt": "x", "best_of": 3}, "best_of", "n=1"),
     (TEXT, {"prompt": "x", "min_tokens": 20, "max_tokens": 10}, "min_tokens", "min_tokens"),
     (TEXT, {"prompt": "x", "stop": [""]}, "stop[0]", "at least 1"),

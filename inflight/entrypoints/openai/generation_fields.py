@@ -66,7 +66,58 @@ class JsonSchemaResponseFormat(StrictModel):
     json_schema: JsonSchemaFormat
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaResponseFormat, Field(discriminator="type")]
+class Structure(StrictModel):
+    begin: str
+    schema_: Schema = Field(alias="schema", description="The JSON schema of the text between begin and end.")
+    end: str
+
+
+class TagContent(StrictModel):
+    type: Literal["json_schema"]
+    json_schema: Schema
+
+
+class FormatTag(StrictModel):
+    type: Literal["tag"] | None = None
+    begin: str
+    content: TagContent
+    end: str
+
+
+class TriggeredTags(StrictModel):
+    """The only format of xgrammar's newer structural tags that is served."""
+
+    type: Literal["triggered_tags"]
+    triggers: list[str]
+    tags: Annotated[list[FormatTag], Field(min_length=1, fail_fast=True)]
+    at_least_one: Annotated[Literal[False] | None, neutral("Not supported: the text may be without a tag.")] = None
+    stop_after_first: bool | None = Field(None, description="The text ends behind the first tag.")
+
+
+class StructuralTagFormat(StrictModel):
+    """Free text in which a trigger must be continued as one of the tags that begin with it. The request has either `structures`
+    with `triggers`, or `format`."""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[Structure], Field(min_length=1, fail_fast=True)] | None = None
+    triggers: list[str] | None = None
+    format: TriggeredTags | None = None
+
+    def document(self) -> Schema:
+        """As `StructuredOutputsParams.structural_tag` takes it."""
+        tags = self.format
+        if (tags is None) == (self.structures is None) or (tags is None) == (self.triggers is None):
+            raise FieldError("response_format", "response_format needs either structures and triggers, or format")
+        if tags is None:
+            return self.model_dump(by_alias=True, include={"type", "structures", "triggers"})
+        structures = [{"begin": tag.begin, "schema": tag.content.json_schema, "end": tag.end} for tag in tags.tags]
+        stops = {"stop_after_first": True} if tags.stop_after_first else {}
+        return {"type": self.type, "structures": structures, "triggers": tags.triggers, **stops}
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaResponseFormat | StructuralTagFormat, Field(discriminator="type")
+]
 
 
 class StructuredOutputs(StrictModel):
@@ -135,7 +186,9 @@ class GenerationFields(StrictModel):
     include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
     skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
     # what the text must be
-    response_format: ResponseFormat | None = Field(None, description="text, json_object or a json_schema.")
+    response_format: ResponseFormat | None = Field(
+        None, description="text, json_object, a json_schema or a structural_tag."
+    )
     structured_outputs: StructuredOutputs | None = Field(None, description="A constraint in vLLM's words.")
     guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
     guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
@@ -266,6 +319,9 @@ class GenerationFields(StrictModel):
             if wanted.schema_ is None:
                 raise FieldError("response_format.json_schema.schema", "response_format.json_schema has no schema")
             found["response_format"] = _json_constraint(wanted.schema_, is_strict=bool(wanted.strict))
+        elif isinstance(self.response_format, StructuralTagFormat):
+            document = self.response_format.document()
+            found["response_format"] = StructuredOutputsParams(structural_tag=document)
         if self.structured_outputs is not None:
             given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
             found["structured_outputs"] = StructuredOutputsParams(**given)

@@ -102,7 +102,9 @@ class CompletionRequest(GenerationFields):
         None, description="The tokenizer adds its special tokens to a text prompt; true if left out."
     )
     best_of: Annotated[int | None, neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)] = None
-    suffix: Annotated[None, neutral("Filling in the middle is not served.")] = None
+    suffix: str | None = Field(
+        None, description="The text behind the completion; only with a model that has fill-in-the-middle tokens."
+    )
 
 
 class TokenizeRequest(ChatTemplateFields):

@@ -125,7 +125,7 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
         ({"messages": []}, "messages: list should have at least 1 item, not 0"),
         (
             {"messages": HELLO, "response_format": {"type": "json"}},
-            "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema'",
+            "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema', 'structural_tag'",
         ),
         ({"messages": HELLO, "response_format": {}}, "response_format: it needs a type"),
         (
