@@ -17,7 +17,7 @@ from inflight.entrypoints.openai.responses import (
     FunctionCallDelta,
     MessageDelta,
 )
-from inflight.entrypoints.openai.validated import Presentation
+from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.output_parser import OutputParser
@@ -25,13 +25,14 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class ChatPresenter(Presenter):
+    id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
 
     def __init__(
-        self, answer_id: str, presentation: Presentation, fingerprint: str, tokenizer: Tokenizer | None
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(answer_id, presentation, fingerprint, tokenizer)
+        super().__init__(answer_id, request, fingerprint, tokenizer)
         self._parsers: dict[int, OutputParser | None] = {}  # by choice, from its first output on
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
@@ -96,8 +97,9 @@ class ChatPresenter(Presenter):
         return None if make is None else make()
 
     def _logprobs(self, rows: Sequence[Row]) -> ChatLogprobs | None:
-        top = self._presentation.top_logprobs
-        return None if top is None else {"content": chat_logprobs(rows, top, self._tokenizer), "refusal": None}
+        if self._top_logprobs is None:
+            return None
+        return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer), "refusal": None}
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         parser = self._make_parser()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inflight.entrypoints.openai.logprobs import CompletionLogprobs, Row, prompt_logprobs
 from inflight.entrypoints.openai.presenter import Presenter, finish_reason_of
 from inflight.entrypoints.openai.responses import CompletionChoice
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt
+from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -15,20 +15,15 @@ from inflight.tokenizer.tokenizer import Tokenizer
 class CompletionPresenter(Presenter):
     """Choice `prompt_index * n + index` is the index-th completion of a prompt."""
 
+    id_prefix = "cmpl"
     chunk_object = "text_completion"
     body_object = "text_completion"
 
     def __init__(
-        self,
-        answer_id: str,
-        presentation: Presentation,
-        fingerprint: str,
-        tokenizer: Tokenizer | None,
-        prompts: Sequence[TokenPrompt],
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        """With echo the prompts have their texts."""
-        super().__init__(answer_id, presentation, fingerprint, tokenizer)
-        self._prompts = prompts
+        super().__init__(answer_id, request, fingerprint, tokenizer)
+        self._prompts, self._n = request.prompts, request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice, from its first output on
         self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt: a stream brings them once
 
@@ -53,7 +48,7 @@ class CompletionPresenter(Presenter):
 
     def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> CompletionChoice:
         shown, prompt = self._presentation, self._prompts[prompt_index]
-        index = prompt_index * prompt.params.n + choice.index
+        index = prompt_index * self._n + choice.index
         logprobs = self._logprobs.get(index)
         is_first = logprobs is None
         if logprobs is None:
@@ -66,7 +61,7 @@ class CompletionPresenter(Presenter):
             "finish_reason": finish_reason_of(choice),
             "stop_reason": choice.stop_reason,
         }
-        if shown.top_logprobs is not None:
+        if self._top_logprobs is not None:
             rows = [*(self._prompt_rows.get(prompt_index, ()) if echoes else ()), *(choice.logprobs or ())]
             if rows or not shown.stream:
                 presented["logprobs"] = logprobs.columns(rows, self._first_token(prompt))

@@ -1,6 +1,9 @@
-"""POST /v1/completions: checks and tokenises a `CompletionRequest`, which makes it a `ValidatedRequest`."""
+"""POST /v1/completions: checks and tokenises a `CompletionRequest`: it becomes a `ValidatedRequest`."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import FieldError
@@ -23,29 +26,28 @@ _MARK = "\N{WHITE SMILING FACE}"
 
 
 async def validate_completion(server: ApiServer, body: CompletionRequest) -> ValidatedRequest:
-    """Check and tokenise; nothing is started.
+    """Check and tokenise. Nothing is started.
 
     Raises:
-        ApiError, InvalidRequestError: what the client did wrong.
+        ApiError, InvalidRequestError: the request is wrong.
     """
     model = server.check_model(body.model)
     body.check_stream()
     prompt_only = body.max_tokens == 0
     if prompt_only and not body.echo:
-        raise FieldError("max_tokens", "max_tokens=0 asks for nothing without echo; give at least 1")
+        raise FieldError("max_tokens", "max_tokens=0 needs echo: without it the answer would be empty; give at least 1")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldError(
-            "best_of", f"best_of={body.best_of} is not n={body.n or 1}: only these are served; leave it out"
+            "best_of", f"best_of={body.best_of} differs from n={body.n or 1}, which is not supported: leave out best_of"
         )
     _check_suffix(body)
-    prompts = [await _prompt(server, body, given) for given in _given_prompts(body)]
+    prompts = [await _prompt(server.engine, body, given) for given in _given_prompts(body)]
     return ValidatedRequest(
         prompts=tuple(prompts),
+        params=_sampling_params(server, body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        presentation=body.presentation(
-            model, top_logprobs=body.logprobs, echo=bool(body.echo), prompt_only=prompt_only
-        ),
+        presentation=replace(body.presentation(model), echo=bool(body.echo), prompt_only=prompt_only),
     )
 
 
@@ -63,26 +65,17 @@ def _check_suffix(body: CompletionRequest) -> None:
 
 
 def _given_prompts(body: CompletionRequest) -> list[str | list[int]]:
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        return [given]
-    return list(given)
+    given: Any = body.prompt  # Any: mypy cannot tell a list of token ids from a list of prompts by its first item
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
-async def _prompt(server: ApiServer, body: CompletionRequest, given: str | list[int]) -> TokenPrompt:
-    engine = server.engine
-    if isinstance(given, str):
-        text: str | None = given
-        token_ids = await _encode(engine, body, given)
-    else:
-        token_ids = given
-        text = None
+async def _prompt(engine: AsyncLLM, body: CompletionRequest, given: str | list[int]) -> TokenPrompt:
+    text = given if isinstance(given, str) else None
+    token_ids = await _encode(engine, body, given) if isinstance(given, str) else given
     kept = body.truncate_prompt(token_ids, engine.model.max_model_len)
     if body.echo and (text is None or len(kept) < len(token_ids)):
         text = await engine.decode(kept)
-    return TokenPrompt(token_ids=kept, text=text, params=_sampling_params(server, body))
+    return TokenPrompt(kept, text)
 
 
 async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[int]:

@@ -34,11 +34,11 @@ from inflight.sampling_params import CONSTRAINTS
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
-_KEPT_END = 200  # characters of these: what is wrong mostly stands behind what was given
+_KEPT_END = 200  # characters that a message which is cut keeps at its end, which mostly says what is wrong
 MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
-_WORDS = {  # by pydantic's types of errors: those whose text is about Python, or does not say what to do
+_WORDS = {  # for those of pydantic's errors whose text is about Python, or does not say what to do
     "model_attributes_type": "input should be a JSON object",
     "model_type": "input should be a JSON object",
     "dict_type": "input should be a JSON object",
@@ -51,7 +51,7 @@ _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields by which a request constrains the text; tools do so, too
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-_MAX_COMPARED = 100  # errors of one request: each is compared with each
+_MAX_COMPARED = 100  # errors of one request, because each is compared with each
 
 
 class ApiError(HTTPException):
@@ -130,15 +130,13 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     return ApiError(500, "the server failed to answer this request", type="server_error", code=name)
 
 
-def named_field(error: Exception, body: BaseModel, prompt_field: str) -> str | None:
+def named_field(error: Exception, body: BaseModel) -> str | None:
     """The path of the request's field that an error of the engine is about, such as messages[0]. None if there is none.
 
     The engine knows parameters, not requests. Its messages begin with the name of what is wrong: "min_tokens=10 is more than
     max_tokens=3". That is the field's name as well, except for constraints of the text, for which a request has several names.
-
-    Args:
-        prompt_field: the field that the prompt is made of.
     """
+    prompt_field = "messages" if _has(body, "messages") else "prompt"
     if isinstance(error, ContextLengthExceededError):
         return prompt_field
     if isinstance(error, TokenizerError):
@@ -177,7 +175,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
-    """What the router raises: there is no such path, or it has no such method."""
+    """The answer for an error of the router: there is no such path, or it does not have the method."""
     if error.status_code == 404:
         return ApiError(404, f"there is no {request.url.path} here", code="not_found")
     if error.status_code == 405:
@@ -188,10 +186,10 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
-    """One message of pydantic's several; `param` is the first field that is wrong."""
+    """One answer for all of pydantic's errors; `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
     compared = errors[:_MAX_COMPARED]
-    # a list of too many items: they fit this branch of a union, and no other branch
+    # if a list has too many items, its branch of a union is the one that the client meant
     too_long = [error for error in compared if error["type"] == "too_long"]
     for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
@@ -213,7 +211,7 @@ def _what(error: Mapping[str, Any]) -> str:
 
 
 def _without_wrong_type(places: Sequence[str]) -> list[str]:
-    """Where the type of an object is wrong, what else it lacks is of another type."""
+    """If the type of an object is wrong, drop the object's other errors: they are about the fields of another type."""
     wrong = [place.removesuffix("type") for place in places if place.endswith(".type")]
     return [place for place in places if place.endswith(".type") or not place.startswith(tuple(wrong))]
 

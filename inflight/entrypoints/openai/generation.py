@@ -20,7 +20,7 @@ from inflight.outputs import RequestOutput
 from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
 from inflight.structured_output.compile_lane import RETRY_SECONDS, TOO_MANY_GRAMMARS
 
-MAX_LOGPROBS_OF_ANSWER = 2**19  # those that are in memory at once: 100 MB
+MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold at once: about 100 MB
 
 
 async def submit(
@@ -41,8 +41,7 @@ async def submit(
     Raises:
         InflightError: the request is refused, and nothing has been started.
     """
-    num_sequences = sum(prompt.params.n for prompt in request.prompts)
-    engine.check_admission(num_sequences)  # before thousands of sequences are made
+    engine.check_admission(len(request.prompts) * request.params.n)  # before thousands of sequences are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # unique in the engine, even if the client gives the same request id twice; the log has this id
     request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
@@ -50,7 +49,7 @@ async def submit(
         await engine.process(
             f"{request_id}-{index}",
             prompt.token_ids,
-            prompt.params,
+            request.params,
             priority=request.priority,
             cache_salt=request.cache_salt,
             thinks_first=request.thinks_first,
@@ -71,7 +70,7 @@ async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) ->
     """
     outputs = [await _last(stream) for stream in streams]
     if any(_shows_logprobs(stream.request) for stream in streams):
-        return await asyncio.to_thread(presenter.body, outputs)  # it takes long; other streams go on meanwhile
+        return await asyncio.to_thread(presenter.body, outputs)  # it may take long, and other streams must not wait
     return presenter.body(outputs)
 
 
@@ -153,7 +152,9 @@ def _check(output: RequestOutput) -> None:
         OverloadedError: too many grammars wait to be compiled.
     """
     if any(choice.finish_reason == "error" for choice in output.outputs):
-        if output.engine_failed or output.error == NOTHING_TO_DRAW:  # no field can forbid every token
+        if (
+            output.engine_failed or output.error == NOTHING_TO_DRAW
+        ):  # no field can forbid every token: the logits are the cause
             raise EngineError(output.error)
         if output.error == TOO_MANY_GRAMMARS:
             raise OverloadedError(output.error, retry_after_seconds=RETRY_SECONDS)

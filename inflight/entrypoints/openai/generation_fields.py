@@ -1,11 +1,11 @@
-"""`GenerationFields`: what /v1/chat/completions and /v1/completions have in common; with it, the sampling parameters.
+"""`GenerationFields`: the fields that chats and completions have in common, and how they become `SamplingParams`.
 
-Bounds are `SamplingParams`' own, shown here for the OpenAPI document; what needs the model is checked by the input processor.
+The bounds are those of `SamplingParams`, repeated for the OpenAPI document. The input processor checks what depends on the
+model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,6 @@ from pydantic import Field
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.entrypoints.openai.validated import Presentation
-from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
@@ -240,10 +239,10 @@ class GenerationFields(StrictModel):
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> SamplingParams:
-        """The fields that are given, over the model's own defaults.
+        """`defaults`, the model's own, with the values of the fields that are given.
 
         Raises:
-            InvalidRequestError: they are out of bounds, or contradict each other.
+            InvalidRequestError: values are out of bounds, or contradict each other.
         """
         given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         return replace(
@@ -256,28 +255,16 @@ class GenerationFields(StrictModel):
             structured_outputs=self._structured_outputs(),
         )
 
-    def presentation(
-        self,
-        model: str,
-        *,
-        top_logprobs: int | None,
-        echo: bool = False,
-        prompt_only: bool = False,
-        make_parser: Callable[[], OutputParser] | None = None,
-    ) -> Presentation:
-        """How the answer is written: what the fields say, and what an endpoint adds."""
+    def presentation(self, model: str) -> Presentation:
+        """How the answer is written, as far as these fields say it. `model` is the name that the client used."""
         options = self.stream_options
         return Presentation(
             model=model,
             stream=bool(self.stream),
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
-            top_logprobs=top_logprobs,
             prompt_logprobs=self.prompt_logprobs is not None,
             return_token_ids=bool(self.return_token_ids),
-            echo=echo,
-            prompt_only=prompt_only,
-            make_parser=make_parser,
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
@@ -292,11 +279,11 @@ class GenerationFields(StrictModel):
         return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
 
     def check_stream(self) -> None:
-        """Options that a stream has, or has not."""
+        """Refuse options that only a stream has, and options that a stream does not have."""
         if self.stream_options is not None and not self.stream:
-            raise FieldError("stream_options", "stream_options is of a stream only: set stream to true")
+            raise FieldError("stream_options", "stream_options needs a stream: set stream to true")
         if self.stream and self.prompt_logprobs is not None:
-            raise FieldError("prompt_logprobs", "prompt_logprobs is not part of a stream: set stream to false")
+            raise FieldError("prompt_logprobs", "prompt_logprobs is not supported in a stream: set stream to false")
 
     def _logit_bias(self) -> dict[int, float] | None:
         if self.logit_bias is None:
@@ -310,7 +297,7 @@ class GenerationFields(StrictModel):
         return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        """Whatever of the several ways to say it is used; only one may be."""
+        """The constraint of the text. Several fields can express it, and a request may use one of them."""
         found: dict[str, StructuredOutputsParams] = {}
         if isinstance(self.response_format, JsonObjectFormat):
             found["response_format"] = _json_constraint(self.response_format.schema_, is_strict=False)

@@ -33,18 +33,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def add_generation_routes(app: FastAPI, server: ApiServer) -> None:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        def present(validated: ValidatedRequest) -> Presenter:
-            name = answer_id(request, "chatcmpl")
-            return ChatPresenter(name, validated.presentation, server.fingerprint, server.engine.tokenizer)
-
-        return _respond(server, request, body, partial(validate_chat, server, body), present, "messages")
+        return _respond(server, request, body, partial(validate_chat, server, body), ChatPresenter)
 
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        def present(validated: ValidatedRequest) -> Presenter:
-            name, tokenizer = answer_id(request, "cmpl"), server.engine.tokenizer
-            return CompletionPresenter(name, validated.presentation, server.fingerprint, tokenizer, validated.prompts)
-
-        return _respond(server, request, body, partial(validate_completion, server, body), present, "prompt")
+        return _respond(server, request, body, partial(validate_completion, server, body), CompletionPresenter)
 
     app.add_api_route(
         "/v1/chat/completions",
@@ -67,29 +59,25 @@ def _respond(
     request: Request,
     body: StrictModel,
     validate: Callable[[], Awaitable[ValidatedRequest]],
-    present: Callable[[ValidatedRequest], Presenter],
-    prompt_field: str,
+    presenter_type: type[Presenter],
 ) -> Response:
-    """Everything is done inside the response, rendering and tokenising too: there it is seen when the client leaves.
-
-    Args:
-        prompt_field: the field that the prompt is made of.
-    """
+    """Everything is done inside the response, rendering and tokenising too: there it is seen when the client leaves."""
     ignored = server.ignored_fields.take_out(body)
 
     async def start() -> tuple[list[OutputStream], Presenter, bool]:
         with server.engine.accepted():  # a full queue refuses at once, before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
-                presenter = present(validated)
+                name = answer_id(request, presenter_type.id_prefix)
                 streams = await submit(
                     server.engine,
                     validated,
-                    presenter.id,
+                    name,
                     arrival_time=arrival_time(request),
                     timeout=server.settings.request_timeout,
                     trace_headers=trace_headers(request),
                 )
+        presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)
         return streams, presenter, validated.presentation.stream
 
     async def work(send: Send) -> Response | None:
@@ -105,7 +93,7 @@ def _respond(
             await send_events(streams, presenter, EventStream(send, keep_alive, headers))
             return None
         except (InvalidRequestError, TokenizerError) as error:
-            raise to_api_error(error, named_field(error, body, prompt_field)) from error
+            raise to_api_error(error, named_field(error, body)) from error
         except OverloadedError:
             if server.metrics is not None and not streams:
                 server.metrics.request_refused("queue_full")

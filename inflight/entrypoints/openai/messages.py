@@ -29,7 +29,7 @@ def _check_part_type(kind: object) -> object:
 
 
 def _refusal_as_text(part: object) -> object:
-    """Another model's refusal, as a part of its message, is what it has said."""
+    """A refusal is the text that another model has answered."""
     if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "text", "text": part["refusal"]}
     return part
@@ -54,11 +54,11 @@ class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
-    index: Annotated[int | None, no_effect("As it came from a stream.")] = None
+    index: Annotated[int | None, no_effect("In calls that were put together from a stream.")] = None
 
 
 class ChatMessage(StrictModel):
-    """One message. What an answer of this server holds may be sent back as it is."""
+    """One message. A message of this server's answers may be sent back unchanged."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
@@ -72,9 +72,9 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = Field(None, description="For templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
     function_call: Annotated[None, neutral("Use tool_calls.")] = None
-    refusal: Annotated[str | None, no_effect("Of other models; templates do not see it.")] = None
-    audio: Annotated[dict[str, Any] | None, no_effect("Of other models; its text is in content.")] = None
-    annotations: Annotated[list[Any] | None, no_effect("Of other models; templates do not see them.")] = None
+    refusal: Annotated[str | None, no_effect("From other models; templates do not see it.")] = None
+    audio: Annotated[dict[str, Any] | None, no_effect("From other models; its text is in content.")] = None
+    annotations: Annotated[list[Any] | None, no_effect("From other models; templates do not see them.")] = None
 
 
 class FunctionDefinition(StrictModel):
@@ -102,8 +102,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as the template sees them: only fields that are given, and the arguments of calls as objects, because
-    templates write objects as JSON. Arguments that are no JSON object stay text: a model wrote them, or `max_tokens` cut
+    """The messages as the template sees them: only the fields that are given, and the arguments of calls as objects, because
+    templates write objects as JSON. Arguments that are no JSON object stay text: the model made a mistake, or `max_tokens` cut
     them."""
     return [_template_message(message) for message in messages]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydantic_core import to_json
 
 from inflight.entrypoints.openai.responses import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Usage
-from inflight.entrypoints.openai.validated import Presentation
+from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -45,14 +45,15 @@ class UsageCount:
 class Presenter(ABC):
     """Belongs to one request, and is called in the order of its outputs."""
 
+    id_prefix: str  # of answers
     chunk_object: str
     body_object: str
 
     def __init__(
-        self, answer_id: str, presentation: Presentation, fingerprint: str, tokenizer: Tokenizer | None
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        self.id = answer_id
-        self._presentation = presentation
+        self._presentation = presentation = request.presentation
+        self._top_logprobs = request.params.logprobs  # None: the answer has no log-probabilities
         self._tokenizer = tokenizer
         self._usage = UsageCount()
         self._shared: Answer = {
@@ -97,8 +98,7 @@ class Presenter(ABC):
             "usage": self._usage.as_json(),
             **more,
         }
-        shown = self._presentation
-        if shown.top_logprobs is None and not shown.prompt_logprobs:
+        if self._top_logprobs is None and not self._presentation.prompt_logprobs:
             return to_json(answer)
         # it may be large, and an encoder that is written in Python lets other threads run
         return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")

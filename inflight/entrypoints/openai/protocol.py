@@ -1,4 +1,4 @@
-"""The requests of the endpoints, as pydantic models: also what /openapi.json shows of them."""
+"""The requests of all endpoints as pydantic models, which /openapi.json describes as well."""
 
 from __future__ import annotations
 

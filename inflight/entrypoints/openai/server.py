@@ -1,4 +1,4 @@
-"""`ApiServer`: what all endpoints of one app share: the engine, the settings, and the names of the models."""
+"""`ApiServer`: what all endpoints share: the engine, the settings, the model's names. And a request's id and deadline."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ApiServer:
     """Immutable, except for the names that `ignored_fields` has logged.
 
     Attributes:
-        metrics: None counts nothing.
-        model_names: under which the one model is served; the first is its name in answers that name none.
-        templates: renders chat templates of requests; None: requests may not bring any.
+        metrics: None: nothing is counted.
+        model_names: the names of the one model; answers to requests without a name have the first.
+        templates: renders chat templates of requests; None: requests may not have any.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         ignored_fields: removes and reports unknown fields.
         fingerprint: changes when the same request may give another answer.
@@ -56,7 +56,7 @@ class ApiServer:
         self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer under.
+        """The model's name in the answer to a request that calls it `name`.
 
         Raises:
             ApiError: 404, as OpenAI's.
@@ -69,13 +69,13 @@ class ApiServer:
 
 
 def answer_id(request: Request, prefix: str) -> str:
-    """The id of an answer: of the request id, where a middleware has set one."""
+    """The id of an answer. It contains the request's id if a middleware has set one."""
     state = request.scope.get("state") or {}
     return f"{prefix}-{state.get('request_id') or uuid.uuid4().hex}"
 
 
 def arrival_time(request: Request) -> float:
-    """`time.monotonic()` when the request's head had come; now, where no middleware says it."""
+    """`time.monotonic()` when the request's head had arrived, as a middleware has noted it; without that middleware: now."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 
@@ -100,5 +100,5 @@ async def within_deadline(request: Request) -> AsyncIterator[None]:
 
 
 def trace_headers(request: Request) -> dict[str, str]:
-    """W3C trace context, to go with the request into the engine."""
+    """The headers of W3C's trace context, which the engine passes on."""
     return {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}

@@ -48,8 +48,8 @@ class EventStream:
 
     Args:
         headers: more of them, for the response.
-        keep_alive: seconds without an event after which a comment is sent, so that no proxy closes a stream that waits in
-            the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
+        keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes a stream that waits
+            in the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
             comments.
     """
 

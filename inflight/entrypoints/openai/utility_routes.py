@@ -78,7 +78,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             return await render_messages(server, body, plain_tools(body.tools), body.chat_template_kwargs)
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
             if getattr(body, name) is not None:
-                raise FieldError(name, f"{name} is of messages, not of a prompt")
+                raise FieldError(name, f"{name} needs messages, and this request has a prompt: leave it out")
         return await engine.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
     def present(tokens: list[int], with_strings: bool) -> bytes:
@@ -106,8 +106,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             try:
                 tokens = await tokens_of(body)
             except (InvalidRequestError, TokenizerError) as error:
-                prompt_field = "messages" if body.prompt is None else "prompt"
-                raise to_api_error(error, named_field(error, body, prompt_field)) from error
+                raise to_api_error(error, named_field(error, body)) from error
             return await asyncio.to_thread(present, tokens, bool(body.return_token_strs))
 
         return in_time(request, body, make)
@@ -169,7 +168,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         return
 
     async def show_metrics(request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         body, content_type = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 

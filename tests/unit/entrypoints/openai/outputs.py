@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inflight.entrypoints.openai.validated import Presentation, TokenPrompt, ValidatedRequest
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
+from inflight.sampling_params import SamplingParams
+
+
+def request(
+    num_prompts: int = 1, *, n: int = 1, top_logprobs: int | None = None, **presentation: Any
+) -> ValidatedRequest:
+    return ValidatedRequest(
+        prompts=tuple(TokenPrompt([1, 2, 3], f"p{i} ") for i in range(num_prompts)),
+        params=SamplingParams(n=n, logprobs=top_logprobs),
+        presentation=Presentation(model="m", **presentation),
+    )
 
 
 def completion(text: str, num_tokens: int | None = None, **more: Any) -> CompletionOutput:

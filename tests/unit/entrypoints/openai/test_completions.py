@@ -13,7 +13,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from inflight.entrypoints.openai.completions import _FIM_TOKENS, _check_suffix, _prompt
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
-from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 
 FAMILIES = {texts[0]: texts for texts in _FIM_TOKENS}
@@ -46,10 +45,8 @@ def prompt(tokenizer: Tokenizer, **fields: Any) -> tuple[list[str | None], str |
         return tokenizer.encode(text, add_special_tokens)
 
     model = SimpleNamespace(max_model_len=99)
-    engine = SimpleNamespace(tokenizer=tokenizer, encode=encode, model=model, default_params=SamplingParams())
-    server: Any = SimpleNamespace(engine=engine)
-    body = CompletionRequest(prompt="ab", **fields)
-    made = asyncio.run(_prompt(server, body, "ab"))
+    engine: Any = SimpleNamespace(tokenizer=tokenizer, encode=encode, model=model)
+    made = asyncio.run(_prompt(engine, CompletionRequest(prompt="ab", **fields), "ab"))
     return [tokenizer.id_to_piece(token) for token in made.token_ids], made.text
 
 

@@ -184,12 +184,12 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 )
 def test_the_field_that_a_message_begins_with(message: str, given: dict[str, Any], expected: str | None) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, **given})
-    assert named_field(InvalidRequestError(message), body, "messages") == expected
+    assert named_field(InvalidRequestError(message), body) == expected
 
 
 def test_errors_of_one_field() -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
-    assert named_field(ContextLengthExceededError("x"), body, "messages") == "messages"
-    assert named_field(TokenizerError("messages: x"), body, "messages") is None
+    assert named_field(ContextLengthExceededError("x"), body) == "messages"
+    assert named_field(TokenizerError("messages: x"), body) is None
     body.chat_template = "{% x"
-    assert named_field(TokenizerError("x"), body, "messages") == "chat_template"
+    assert named_field(TokenizerError("x"), body) == "chat_template"
