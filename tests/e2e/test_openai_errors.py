@@ -284,15 +284,16 @@ def test_a_drain_ends_each_stream_with_its_reason() -> None:
         assert error_of(other.get("/ready"), 503)["code"] == "shutting_down"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_step_that_fails_is_the_servers_fault(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_fails_is_the_servers_fault(caplog: pytest.LogCaptureFixture) -> None:
     args = demo_args(distributed_executor_backend="tests.unit.engine.broken_executor:FailingExecutor")
     with running_server(args) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        error = error_of(client.post(TEXT, json={"prompt": [13], "stream": stream}), 500)
-        assert (error["type"], error["code"]) == ("server_error", "engine_error")
-        assert "thirteen" not in error["message"]
-        assert client.post(TEXT, json={"prompt": [12], "max_tokens": 1}).status_code == 200
-    assert "thirteen" in caplog.text
+        for stream in (False, True):
+            caplog.clear()
+            error = error_of(client.post(TEXT, json={"prompt": [13], "stream": stream}), 500)
+            assert (error["type"], error["code"]) == ("server_error", "engine_error")
+            assert "thirteen" not in error["message"]
+            assert client.post(TEXT, json={"prompt": [12], "max_tokens": 1}).status_code == 200
+            assert "thirteen" in caplog.text
 
 
 def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(client: httpx.Client) -> None:

@@ -226,13 +226,13 @@ def test_a_salt_separates_prefix_caches(client: httpx.Client, path: str) -> None
     assert cached("b") == 0
 
 
-@pytest.mark.parametrize("path", list(MODELS))
-def test_a_priority_is_taken(client: httpx.Client, path: str) -> None:
+def test_a_priority_is_taken(client: httpx.Client) -> None:
     """The order itself is the scheduler's, and tested there; one that does not serve priorities refuses them."""
-    outcome(client, path, {"priority": -3})
     with running_server() as plain, httpx.Client(base_url=plain.url) as other:
-        asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
-        assert "priority" in other.post(path, json={**asked, "priority": -3}).json()["error"]["message"]
+        for path in MODELS:
+            outcome(client, path, {"priority": -3})
+            asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
+            assert "priority" in other.post(path, json={**asked, "priority": -3}).json()["error"]["message"]
 
 
 # -- docs/server-api.md ------------------------------------------------------------------------------------------------

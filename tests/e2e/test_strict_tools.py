@@ -45,6 +45,12 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with running_server() as server, httpx.Client(base_url=server.url, timeout=60) as made:
+        yield made
+
+
 def tools_of(sample: Sample, *, strict: bool) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {**tool["function"], "strict": strict}} for tool in sample.tools]
 
@@ -177,7 +183,7 @@ def test_a_call_or_the_json_comes_and_what_is_not_enforced_is_told_once(
 
 # The bias makes the model begin a tag, which it would not do by itself; the grammar makes the rest.
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_structural_tag_of_response_format_is_followed(is_new: bool) -> None:
+def test_a_structural_tag_of_response_format_is_followed(client: httpx.Client, is_new: bool) -> None:
     begin, end = "<tool_call>[", "]</tool_call>"
     content = {"type": "json_schema", "json_schema": OWN}
     response_format: dict[str, Any] = {
@@ -193,10 +199,9 @@ def test_a_structural_tag_of_response_format_is_followed(is_new: bool) -> None:
         "messages": [{"role": "user", "content": "What is 7 + 5?"}], "response_format": response_format, "n": 4,
         "temperature": 2.0, "logit_bias": {"3": 100}, "max_tokens": 150, "seed": 1, "skip_special_tokens": False,
     }  # fmt: skip
-    with running_server() as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        response = client.post("/v1/chat/completions", json=asked)
-        assert response.status_code == 200, response.text
-        choices = response.json()["choices"]
+    response = client.post("/v1/chat/completions", json=asked)
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
     num_tags = 0
     for choice in choices:
         before, *texts = choice["message"]["content"].split(begin)
