@@ -108,12 +108,11 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ContextLengthExceededError):
-        return ApiError(400, str(error), param=field, code="context_length_exceeded")
-    if isinstance(error, InvalidRequestError):
-        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field)
-    if isinstance(error, TokenizerError):  # no chat template; one in the request that is no Jinja
-        return ApiError(400, str(error), param=field)
+    if isinstance(
+        error, (InvalidRequestError, TokenizerError)
+    ):  # the second: a chat template is missing or no valid Jinja
+        code = "context_length_exceeded" if isinstance(error, ContextLengthExceededError) else None
+        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field, code=code)
     if isinstance(error, OverloadedError):
         headers = {"Retry-After": str(error.retry_after_seconds)}
         return ApiError(503, str(error), type="overloaded_error", code="overloaded", headers=headers)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from inflight.engine.async_llm import AsyncLLM
+from starlette.requests import Request
+
 from inflight.engine.input_processor import ProcessedRequest
 from inflight.engine.output_stream import OutputStream
 from inflight.engine.request_state import RequestOutputKind
 from inflight.entrypoints.openai.errors import to_api_error
 from inflight.entrypoints.openai.presenter import DONE, Presenter
+from inflight.entrypoints.openai.server import ApiServer, arrival_time, trace_headers
 from inflight.entrypoints.openai.sse import EventStream
 from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.errors import EngineError, InvalidRequestError, OverloadedError
@@ -24,23 +26,14 @@ MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold at 
 
 
 async def submit(
-    engine: AsyncLLM,
-    request: ValidatedRequest,
-    answer_id: str,
-    *,
-    arrival_time: float,
-    timeout: float | None,
-    trace_headers: Mapping[str, str],
+    server: ApiServer, http_request: Request, request: ValidatedRequest, answer_id: str
 ) -> list[OutputStream]:
     """Start generating. Returns a stream for every prompt, which the caller aborts when it stops reading.
-
-    Args:
-        arrival_time: `time.monotonic()` when the request came.
-        timeout: seconds from `arrival_time` to the end of the whole request; None: no deadline.
 
     Raises:
         InflightError: the request is refused, and nothing has been started.
     """
+    engine = server.engine
     engine.check_admission(len(request.prompts) * request.params.n)  # before thousands of sequences are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # unique in the engine, even if the client gives the same request id twice; the log has this id
@@ -53,13 +46,13 @@ async def submit(
             priority=request.priority,
             cache_salt=request.cache_salt,
             thinks_first=request.thinks_first,
-            arrival_time=arrival_time,
-            trace_headers=trace_headers,
+            arrival_time=arrival_time(http_request),
+            trace_headers=trace_headers(http_request),
         )
         for index, prompt in enumerate(request.prompts)
     ]
     _check_logprobs(processed, request.presentation.stream)
-    return engine.submit_all(processed, kind=kind, timeout=timeout)
+    return engine.submit_all(processed, kind=kind, timeout=server.settings.request_timeout)
 
 
 async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) -> bytes:
@@ -151,7 +144,9 @@ def _check(output: RequestOutput) -> None:
         EngineError: a step failed, or its logits are not finite.
         OverloadedError: too many grammars wait to be compiled.
     """
-    if any(choice.finish_reason == "error" for choice in output.outputs):
+    for choice in output.outputs:
+        if choice.finish_reason != "error":
+            continue
         if (
             output.engine_failed or output.error == NOTHING_TO_DRAW
         ):  # no field can forbid every token: the logits are the cause

@@ -19,7 +19,7 @@ from inflight.entrypoints.openai.generation import send_events, submit, whole_an
 from inflight.entrypoints.openai.presenter import Presenter
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion, ErrorBody
-from inflight.entrypoints.openai.server import ApiServer, answer_id, arrival_time, trace_headers, within_deadline
+from inflight.entrypoints.openai.server import ApiServer, answer_id, within_deadline
 from inflight.entrypoints.openai.sse import EventStream, WorkResponse
 from inflight.entrypoints.openai.strict_model import StrictModel
 from inflight.entrypoints.openai.validated import ValidatedRequest
@@ -69,14 +69,7 @@ def _respond(
             async with within_deadline(request):
                 validated = await validate()
                 name = answer_id(request, presenter_type.id_prefix)
-                streams = await submit(
-                    server.engine,
-                    validated,
-                    name,
-                    arrival_time=arrival_time(request),
-                    timeout=server.settings.request_timeout,
-                    trace_headers=trace_headers(request),
-                )
+                streams = await submit(server, request, validated, name)
         presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)
         return streams, presenter, validated.presentation.stream
 
