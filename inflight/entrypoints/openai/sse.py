@@ -59,18 +59,21 @@ class EventStream:
         self._headers = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         self._keep_alive = keep_alive
         self._sent_at = time.monotonic()
-        self._lock = asyncio.Lock()  # one writer at a time: several prompts' events, or a comment
+        self._start_lock = asyncio.Lock()
 
     async def send(self, events: bytes) -> None:
-        """Returns when the server accepts more data, so a slow client delays its own stream only."""
-        async with self._lock:
-            if not self.has_started:
-                await self._send(
-                    {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self._headers]}
-                )
-                self.has_started = True
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
-            self._sent_at = time.monotonic()
+        """Returns when the server accepts more data, so a slow client delays its own stream only.
+
+        Several tasks may call it: the server writes each message as a whole.
+        """
+        if not self.has_started:
+            async with self._start_lock:
+                if not self.has_started:
+                    headers = [*_STREAM_HEADERS, *self._headers]
+                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                    self.has_started = True
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self._sent_at = time.monotonic()
 
     async def finish(self, events: bytes) -> None:
         await self.send(events)
