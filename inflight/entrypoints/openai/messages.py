@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -108,27 +108,20 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(message) for message in messages]
 
 
-def malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The arguments that `template_messages` left as text."""
-    return [text for _, text in _malformed(messages)]
+def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The called functions whose arguments `template_messages` left as text."""
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    return [function for function in functions if isinstance(function["arguments"], str)]
 
 
-def read_malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Replace them with objects of what can be read: {"city": ""} for '{"city": "', {} for text that is no JSON."""
-    for function, text in _malformed(messages):
-        try:
-            value = from_json(text, allow_partial="trailing-strings")
-            json.dumps(value, allow_nan=False)  # a number may be infinite
-        except ValueError:
-            value = {}
-        function["arguments"] = value if isinstance(value, dict) else {}
-
-
-def _malformed(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            if isinstance(call["function"]["arguments"], str):
-                yield call["function"], call["function"]["arguments"]
+def read_arguments(text: str) -> dict[str, Any]:
+    """What can be read of malformed arguments: {"city": ""} for '{"city": "', {} for text that is no JSON."""
+    try:
+        value = from_json(text, allow_partial="trailing-strings")
+        json.dumps(value, allow_nan=False)  # a number may be infinite
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:

@@ -8,12 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import (
-    Tool,
-    malformed_arguments,
-    read_malformed_arguments,
-    template_messages,
-)
+from inflight.entrypoints.openai.messages import Tool, malformed_calls, read_arguments, template_messages
 from inflight.entrypoints.openai.protocol import ChatTemplateFields
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.errors import InvalidRequestError
@@ -62,14 +57,19 @@ async def _render_calls(
 ) -> str:
     """Render `messages`. If arguments are no JSON object, the template gets them as text if it writes this text unchanged;
     otherwise it gets an object. Most templates convert to JSON what they get, so text would become a quoted string."""
-    malformed = await asyncio.to_thread(malformed_arguments, messages)
+
+    def read_malformed() -> None:
+        for function in malformed:
+            function["arguments"] = read_arguments(function["arguments"])
+
+    malformed = await asyncio.to_thread(malformed_calls, messages)
     if malformed:
         # a template that iterates over the members of the arguments fails on text
         with suppress(InvalidRequestError):
             text = await render(messages)
-            if all(arguments in text for arguments in malformed):
+            if all(function["arguments"] in text for function in malformed):
                 return text
-        await asyncio.to_thread(read_malformed_arguments, messages)
+        await asyncio.to_thread(read_malformed)
     return await render(messages)
 
 
