@@ -1,4 +1,4 @@
-"""`ChatPresenter`: answers of /v1/chat/completions."""
+"""`ChatPresenter`: writes the answers of /v1/chat/completions."""
 
 from __future__ import annotations
 

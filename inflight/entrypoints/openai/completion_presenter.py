@@ -1,4 +1,4 @@
-"""`CompletionPresenter`: answers of /v1/completions."""
+"""`CompletionPresenter`: writes the answers of /v1/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: which exception has which answer.
+"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: the answer of each exception.
 
 An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an address.
 """

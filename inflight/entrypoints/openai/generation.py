@@ -1,4 +1,4 @@
-"""Runs a validated request in the engine, and writes its answer; for every endpoint that generates."""
+"""Starts a validated request in the engine and sends its answer, for chats and completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints that generate: /v1/chat/completions and /v1/completions."""
+"""The endpoints that generate text: /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 

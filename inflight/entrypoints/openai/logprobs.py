@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the two endpoints."""
+"""Writes log-probabilities in the two forms of OpenAI's API, one for chats and one for completions."""
 
 from __future__ import annotations
 

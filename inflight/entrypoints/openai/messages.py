@@ -1,4 +1,4 @@
-"""The messages and tools of a chat request, and how they are handed to the chat template."""
+"""The messages and tools of a chat request, and the form in which the chat template gets them."""
 
 from __future__ import annotations
 

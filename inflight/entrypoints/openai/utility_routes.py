@@ -1,4 +1,4 @@
-"""The endpoints that do not generate: models, tokens, version, health, metrics, the prefix cache."""
+"""The endpoints that do not generate text: models, tokens, version, health, metrics, the prefix cache."""
 
 from __future__ import annotations
 
