@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Logprob(NamedTuple):  # made in a third of a frozen dataclass's time; a prompt may have hundreds of thousands
-    """One token's log-probability under the raw logits; `rank` 1 is the most probable token of the vocabulary."""
+    """One token's log-probability under the raw logits. The most probable token of the vocabulary has `rank` 1."""
 
     logprob: float
     rank: int
@@ -32,8 +32,9 @@ class RequestMetrics:
 class CompletionOutput:
     """One completion of a request.
 
-    `finish_reason` is "stop", "length", "abort" or None while it runs; `stop_reason` the stop string or stop token id that
-    ended it, None for the model's own end token. `logprobs` has one dict per token: token id -> `Logprob`.
+    `finish_reason` is "stop", "length", "abort" or "error", and None while the completion runs. `stop_reason` is the stop
+    string or the stop token id that ended it; None for the model's own end token. `logprobs` has one dict per token: token id
+    -> `Logprob`.
     """
 
     index: int
@@ -49,9 +50,9 @@ class CompletionOutput:
 class RequestOutput:
     """A request with its completions, in the order of their index.
 
-    `prompt_logprobs` has one entry per prompt token; the first is None. `num_cached_tokens` counts prompt tokens whose KV
-    came from the prefix cache. `prompt` is None when the request was given as token ids. `error` says why a completion
-    ended with the finish reason "error"; with `engine_failed` the engine did, and the request is not the cause.
+    `prompt` is None if the request was given as token ids. `prompt_logprobs` has one entry per prompt token; the first is None.
+    `num_cached_tokens` counts the prompt tokens whose KV came from the prefix cache. `error` says why a completion ended with
+    the finish reason "error". `engine_failed` says that the engine is the cause, and not the request.
     """
 
     request_id: str

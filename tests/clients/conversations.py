@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
 MODEL = "embedded"
 MAX_MODEL_LEN = 2048
 
@@ -39,6 +41,12 @@ PERSON_SCHEMA: dict[str, Any] = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
 
 TOO_LONG = "What is 7 + 5? " * 600  # more than MAX_MODEL_LEN tokens
 

@@ -27,16 +27,12 @@ from conversations import (
     WEATHER_QUESTION,
     WEATHER_RESULT,
     WEATHER_TOOL,
+    Person,
     long_history,
     user,
 )
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 class GetWeather(BaseModel):

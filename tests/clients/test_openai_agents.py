@@ -18,14 +18,9 @@ from conversations import (
     WEATHER_ANSWER,
     WEATHER_QUESTION,
     WEATHER_RESULT,
+    Person,
 )
 from openai import AsyncOpenAI
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 @function_tool

@@ -6,18 +6,23 @@ import asyncio
 from typing import Any
 
 import pytest
-from conversations import EXTRACT, MODEL, PERSON, STORY, SUM, SUM_ANSWER, TOO_LONG, WEATHER_ANSWER, WEATHER_QUESTION
-from pydantic import BaseModel
+from conversations import (
+    EXTRACT,
+    MODEL,
+    PERSON,
+    STORY,
+    SUM,
+    SUM_ANSWER,
+    TOO_LONG,
+    WEATHER_ANSWER,
+    WEATHER_QUESTION,
+    Person,
+)
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import UsageLimits
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def get_weather(city: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from inflight.engine.admission import QueueLimits
 from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
@@ -21,6 +22,10 @@ from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_ser
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: list[Any] = [{"role": "user", "content": "What is 7 + 5?"}]
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+ANY_TEXT: Any = {"type": "structural_tag", "format": {"type": "any_text"}}
+TAG: Any = {"begin": "<f>", "schema": {"not": {}}, "end": "</f>"}
+BAD_TAG: Any = {"type": "structural_tag", "structures": [TAG], "triggers": ["<f"]}
+NO_TRIGGER: Any = {**BAD_TAG, "triggers": ["<g"]}
 _INSIDE = re.compile(r"Traceback|/work/|site-packages|\.py\b|0x[0-9a-f]{6,}")
 
 
@@ -117,6 +122,11 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"messages": HELLO, "n": 3, "logprobs": True, "top_logprobs": 100}, None, "log-probabilities"),
     (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
     (TEXT, {"prompt": "x", "suffix": "y"}, "suffix", "leave it out"),
+    (TEXT, {"prompt": [5], "suffix": "y"}, "suffix", "text"),
+    (TEXT, {"prompt": "x", "response_format": {"type": "structural_tag"}}, "response_format", "either structures"),
+    (TEXT, {"prompt": "x", "response_format": ANY_TEXT}, "response_format.format.type", "triggered_tags"),
+    (TEXT, {"prompt": "x", "response_format": BAD_TAG}, "response_format", "#/not is not supported"),
+    (CHAT, {"messages": HELLO, "response_format": NO_TRIGGER}, "response_format", "starts with none of them"),
     (TEXT, {"prompt": "x", "best_of": 3}, "best_of", "n=1"),
     (TEXT, {"prompt": "x", "min_tokens": 20, "max_tokens": 10}, "min_tokens", "min_tokens"),
     (TEXT, {"prompt": "x", "stop": [""]}, "stop[0]", "at least 1"),
@@ -209,9 +219,9 @@ def test_other_refusals(client: httpx.Client) -> None:
 
 def test_bodies_are_what_the_document_says(client: httpx.Client) -> None:
     more = {"logprobs": True, "return_token_ids": True, "prompt_logprobs": 1, "temperature": 0}
-    ChatCompletion.model_validate(client.post(CHAT, json={"messages": HELLO, **more}).json())
+    TypeAdapter(ChatCompletion).validate_python(client.post(CHAT, json={"messages": HELLO, **more}).json())
     text = {"prompt": "x", "logprobs": 1, "echo": True, "return_token_ids": True}
-    Completion.model_validate(client.post(TEXT, json=text).json())
+    TypeAdapter(Completion).validate_python(client.post(TEXT, json=text).json())
     chat = {"messages": HELLO, "logprobs": True, "return_token_ids": True}
     options = {"include_usage": True, "continuous_usage_stats": True}
     for path, body, model, used in (
@@ -224,7 +234,7 @@ def test_bodies_are_what_the_document_says(client: httpx.Client) -> None:
         *events, done, end = response.text.split("\n\n")
         assert (done, end) == ("data: [DONE]", "")
         for event in events:
-            model.model_validate_json(event.removeprefix("data: "))
+            TypeAdapter(model).validate_json(event.removeprefix("data: "))
 
 
 def test_endpoints_beside_generation(client: httpx.Client) -> None:
@@ -274,15 +284,16 @@ def test_a_drain_ends_each_stream_with_its_reason() -> None:
         assert error_of(other.get("/ready"), 503)["code"] == "shutting_down"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_step_that_fails_is_the_servers_fault(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_fails_is_the_servers_fault(caplog: pytest.LogCaptureFixture) -> None:
     args = demo_args(distributed_executor_backend="tests.unit.engine.broken_executor:FailingExecutor")
     with running_server(args) as running, httpx.Client(base_url=running.url, timeout=30) as client:
-        error = error_of(client.post(TEXT, json={"prompt": [13], "stream": stream}), 500)
-        assert (error["type"], error["code"]) == ("server_error", "engine_error")
-        assert "thirteen" not in error["message"]
-        assert client.post(TEXT, json={"prompt": [12], "max_tokens": 1}).status_code == 200
-    assert "thirteen" in caplog.text
+        for stream in (False, True):
+            caplog.clear()
+            error = error_of(client.post(TEXT, json={"prompt": [13], "stream": stream}), 500)
+            assert (error["type"], error["code"]) == ("server_error", "engine_error")
+            assert "thirteen" not in error["message"]
+            assert client.post(TEXT, json={"prompt": [12], "max_tokens": 1}).status_code == 200
+            assert "thirteen" in caplog.text
 
 
 def test_a_request_with_too_many_sequences_is_refused_before_they_are_made(client: httpx.Client) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inflight.entrypoints.openai.model import EFFECT, StrictModel
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from inflight.entrypoints.openai.strict_model import EFFECT, StrictModel
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -95,6 +95,7 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
         "logprobs": ({}, 1),
         "echo": ({}, True),
         "add_special_tokens": ({}, False),
+        "suffix": ({}, "= 12"),
     },
 }
 # no outcome of one request shows these: they have tests of their own below
@@ -123,6 +124,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("model") / "with-bos"
     shutil.copytree(EMBEDDED_MODEL, folder)
     make_tokenizer_add_a_token(folder / "tokenizer.json")
+    name_fim_tokens(folder / "tokenizer.json")
     args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority")
     settings = ServerSettings(
         served_model_names=(MODEL, "another-name"), enable_request_chat_template=True, tool_call_parser="hermes"
@@ -140,6 +142,30 @@ def make_tokenizer_add_a_token(path: Path) -> None:
         "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
     }
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def name_fim_tokens(path: Path) -> None:
+    """The last three tokens, which no merge makes longer, get the names of Qwen's tokens for filling in the middle."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    model = content["model"]
+    del model["merges"][-3:]
+    for piece in sorted(model["vocab"], key=model["vocab"].get)[-3:]:
+        del model["vocab"][piece]
+    for name in ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"):
+        model["vocab"][name] = len(model["vocab"])
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        content["added_tokens"].append({"id": model["vocab"][name], "content": name, "special": True, **flags})
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_suffix_asks_for_the_middle(client: httpx.Client) -> None:
+    asked = {"prompt": ["7 + 5", ""], "suffix": "= 12", "max_tokens": 3, "echo": True, "return_token_ids": True}
+    first, second = client.post(TEXT, json=asked).json()["choices"]
+    assert first["text"].startswith("7 + 5")
+    ids = {text: client.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in ("7 + 5", "= 12")}
+    bos, *prefix = ids["7 + 5"]
+    assert first["prompt_token_ids"] == [bos, 1533, *prefix, 1534, *ids["= 12"][1:], 1535]
+    assert second["prompt_token_ids"] == [bos, 1533, 1534, *ids["= 12"][1:], 1535]
 
 
 def outcome(client: httpx.Client, path: str, body: dict[str, Any]) -> object:
@@ -200,13 +226,13 @@ def test_a_salt_separates_prefix_caches(client: httpx.Client, path: str) -> None
     assert cached("b") == 0
 
 
-@pytest.mark.parametrize("path", list(MODELS))
-def test_a_priority_is_taken(client: httpx.Client, path: str) -> None:
+def test_a_priority_is_taken(client: httpx.Client) -> None:
     """The order itself is the scheduler's, and tested there; one that does not serve priorities refuses them."""
-    outcome(client, path, {"priority": -3})
     with running_server() as plain, httpx.Client(base_url=plain.url) as other:
-        asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
-        assert "priority" in other.post(path, json={**asked, "priority": -3}).json()["error"]["message"]
+        for path in MODELS:
+            outcome(client, path, {"priority": -3})
+            asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
+            assert "priority" in other.post(path, json={**asked, "priority": -3}).json()["error"]["message"]
 
 
 # -- docs/server-api.md ------------------------------------------------------------------------------------------------

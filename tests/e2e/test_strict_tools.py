@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
@@ -19,6 +20,7 @@ from inflight.parsers.selector import create_output_parser, detect_parsers
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.tokenizer.chat_template import ChatTemplate
+from tests.e2e.openai_server import running_server
 from tests.unit.structured_output.grammar_case import MODEL
 
 SAMPLES = [sample for sample in held_out_samples("tools", 24) if sample.tools][:20]
@@ -40,6 +42,12 @@ UNIT = {
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(dtype="float32", num_threads=1, kv_cache_memory_bytes=1 << 25) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with running_server() as server, httpx.Client(base_url=server.url, timeout=60) as made:
         yield made
 
 
@@ -171,3 +179,37 @@ def test_a_call_or_the_json_comes_and_what_is_not_enforced_is_told_once(
     assert told == [
         "response_format: #/properties/tags/uniqueItems: the grammar library cannot enforce it, and it is ignored"
     ]
+
+
+# The bias makes the model begin a tag, which it would not do by itself; the grammar makes the rest.
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_structural_tag_of_response_format_is_followed(client: httpx.Client, is_new: bool) -> None:
+    begin, end = "<tool_call>[", "]</tool_call>"
+    content = {"type": "json_schema", "json_schema": OWN}
+    response_format: dict[str, Any] = {
+        "type": "structural_tag",
+        "structures": [{"begin": begin, "schema": OWN, "end": end}],
+        "triggers": ["<tool_call>"],
+    }
+    if is_new:
+        tags = [{"type": "tag", "begin": begin, "content": content, "end": end}]
+        wanted = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags, "stop_after_first": True}
+        response_format = {"type": "structural_tag", "format": wanted}
+    asked = {
+        "messages": [{"role": "user", "content": "What is 7 + 5?"}], "response_format": response_format, "n": 4,
+        "temperature": 2.0, "logit_bias": {"3": 100}, "max_tokens": 150, "seed": 1, "skip_special_tokens": False,
+    }  # fmt: skip
+    response = client.post("/v1/chat/completions", json=asked)
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    num_tags = 0
+    for choice in choices:
+        before, *texts = choice["message"]["content"].split(begin)
+        assert before == ""
+        for text in texts[: None if choice["finish_reason"] == "stop" else -1]:  # the last may be cut
+            written, found, _ = text.partition(end)
+            assert found
+            jsonschema.validate(json.loads(written), OWN)
+            num_tags += 1
+    assert num_tags >= len(choices)
+    assert not is_new or num_tags == len(choices)

@@ -1,4 +1,4 @@
-"""`build_app`: the HTTP application over one engine. Keys, request ids, logs and limits on bodies are middlewares around it."""
+"""`build_app`: makes the HTTP application of one engine. Middlewares around it check keys, limit bodies and write logs."""
 
 from __future__ import annotations
 

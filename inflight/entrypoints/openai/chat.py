@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a `ChatCompletionRequest` to a `ValidatedRequest`."""
+"""POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest`: it becomes a `ValidatedRequest`."""
 
 from __future__ import annotations
 
@@ -19,43 +19,35 @@ from inflight.parsers.selector import create_output_parser, prompt_ends_in_reaso
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 
-_REASONING_TAIL = 8  # tokens of a prompt's end in which a template may have opened the reasoning
+_REASONING_TAIL = 8  # a template may open the reasoning in this number of tokens at the end of a prompt
 
 
 async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
-    """Check, render, tokenise; nothing is started.
+    """Check, render and tokenise. Nothing is started.
 
     Raises:
-        ApiError, InvalidRequestError: what the client did wrong.
+        ApiError, InvalidRequestError: the request is wrong.
+        TokenizerError: the request's own chat template is wrong.
     """
     model = server.check_model(body.model)
     body.check_stream()
     tool_choice = _tool_choice(body)
     params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
-    token_ids = await render_messages(
-        server,
-        body.messages,
-        tools,
-        documents=body.documents,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
-        chat_template_kwargs=_template_kwargs(body),
-        add_special_tokens=body.add_special_tokens,
-    )
+    token_ids = await render_messages(server, body, tools, _template_kwargs(body))
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
-    if params.max_tokens is None and default is not None:  # as in vLLM; without it the answer may fill the context
+    if params.max_tokens is None and default is not None:  # as in vLLM; otherwise the answer may fill the context
         params = replace(params, max_tokens=default)
     make_parser = await _parser_factory(server, body, tools, token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
     return ValidatedRequest(
-        prompts=(TokenPrompt(token_ids=token_ids, text=None, params=params),),
+        prompts=(TokenPrompt(token_ids, None),),
+        params=params,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         thinks_first=_thinks_first(server, body),
-        presentation=body.presentation(model, top_logprobs=params.logprobs, make_parser=make_parser),
+        presentation=replace(body.presentation(model), make_parser=make_parser),
     )
 
 
@@ -100,7 +92,7 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
         return choice or "auto"
     name = choice.function.name
     if name not in [tool.function.name for tool in body.tools]:
-        raise FieldError("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
+        raise FieldError("tool_choice", f"tool_choice names {name!r}, which is not one of the tools")
     return {"name": name}
 
 
@@ -112,7 +104,7 @@ def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
-    """reasoning_effort as gpt-oss' template reads it, and Qwen's switch; the request's own variables count more."""
+    """The variables for reasoning_effort in the templates of gpt-oss and Qwen, overridden by the request's own variables."""
     effort: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         effort["reasoning_effort"] = body.reasoning_effort
@@ -124,7 +116,7 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
 async def _parser_factory(
     server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
 ) -> Callable[[], OutputParser] | None:
-    """None where the text is content and nothing else."""
+    """None if all text is content: there are no tools to call, and the model has no reasoning parser."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:

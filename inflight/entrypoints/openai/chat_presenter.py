@@ -1,34 +1,43 @@
-"""`ChatPresenter`: answers of /v1/chat/completions."""
+"""`ChatPresenter`: writes the answers of /v1/chat/completions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from inflight.entrypoints.openai.logprobs import Row, chat_logprobs, prompt_logprobs
-from inflight.entrypoints.openai.presenter import Presenter, encode_json
-from inflight.entrypoints.openai.validated import Presentation
+from inflight.entrypoints.openai.presenter import Presenter, finish_reason_of
+from inflight.entrypoints.openai.responses import (
+    AnsweredToolCall,
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    FinishReason,
+    FunctionCallDelta,
+    MessageDelta,
+)
+from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.parsers.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.parsers.output_parser import OutputParser
 from inflight.tokenizer.tokenizer import Tokenizer
 
-_ROLE = '{"role":"assistant","content":""}'
-
 
 class ChatPresenter(Presenter):
+    id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     body_object = "chat.completion"
 
     def __init__(
-        self, answer_id: str, presentation: Presentation, fingerprint: str, tokenizer: Tokenizer | None
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        super().__init__(answer_id, presentation, fingerprint, tokenizer)
+        super().__init__(answer_id, request, fingerprint, tokenizer)
         self._parsers: dict[int, OutputParser | None] = {}  # by choice, from its first output on
 
-    def chunks(self, prompt_index: int, output: RequestOutput) -> list[str]:
+    def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
-        events: list[str] = []
+        events: list[bytes] = []
         for choice in output.outputs:
             if choice.index not in self._parsers:
                 self._parsers[choice.index] = self._make_parser()
@@ -38,7 +47,7 @@ class ChatPresenter(Presenter):
 
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         (output,) = outputs
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {}  # Any: JSON
         if self._presentation.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
         if self._presentation.prompt_logprobs and output.prompt_logprobs is not None:
@@ -47,39 +56,39 @@ class ChatPresenter(Presenter):
 
     # -- a stream ------------------------------------------------------------------------------------------------------
 
-    def _role_chunk(self, index: int, output: RequestOutput) -> str:
-        more = ""
+    def _role_chunk(self, index: int, output: RequestOutput) -> bytes:
+        delta: MessageDelta = {"role": "assistant", "content": ""}
+        choice: ChatChunkChoice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         if self._presentation.return_token_ids:
-            more = ',"prompt_token_ids":' + encode_json(output.prompt_token_ids)
-        return self._chunk(f'{{"index":{index},"delta":{_ROLE},"logprobs":null,"finish_reason":null}}', more)
+            return self._chunk(choice, prompt_token_ids=output.prompt_token_ids)
+        return self._chunk(choice)
 
-    def _choice_chunks(self, choice: CompletionOutput, parser: OutputParser | None) -> list[str]:
-        """One chunk per event of the parser. The first carries log-probabilities and ids, the last how the choice ended."""
+    def _choice_chunks(self, choice: CompletionOutput, parser: OutputParser | None) -> list[bytes]:
+        """One chunk per event of the parser. The first has the log-probabilities and ids, the last how the choice ended."""
         finished = choice.finish_reason is not None
-        if parser is None:
-            shows = bool(choice.text or (choice.token_ids and not finished))  # a token without text makes a chunk, too
-            deltas = ['{"content":' + encode_json(choice.text) + "}"] if shows else []
-        else:
+        deltas: list[MessageDelta] = []
+        if parser is not None:
             parsed = parser.push(choice.text) if choice.text else []
             parsed += parser.finish() if finished else []
             deltas = [_delta(event) for event in parsed]
-        logprobs = self._logprobs(choice.logprobs)
-        if not deltas and (finished or logprobs != "null" or self._shows_ids(choice)):
-            deltas = ["{}"]
-        events = []
+        elif choice.text or (choice.token_ids and not finished):  # a token without text makes a chunk, too
+            deltas = [{"content": choice.text}]
+        logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
+        shows_ids = self._presentation.return_token_ids and bool(choice.token_ids)
+        if not deltas and (finished or logprobs is not None or shows_ids):
+            deltas = [{}]
+        chunks = []
         for i, delta in enumerate(deltas):
-            end = "null"
+            shown: ChatChunkChoice = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            if i == 0:
+                shown["logprobs"] = logprobs
+                if shows_ids:
+                    shown["token_ids"] = choice.token_ids
             if finished and i == len(deltas) - 1:
-                reason = encode_json(_finish_reason(choice, parser))
-                end = f'{reason},"stop_reason":{encode_json(choice.stop_reason)}'
-            ids = f',"token_ids":{encode_json(choice.token_ids)}' if i == 0 and self._shows_ids(choice) else ""
-            events.append(
-                self._chunk(
-                    f'{{"index":{choice.index},"delta":{delta},"logprobs":{logprobs if i == 0 else "null"},'
-                    f'"finish_reason":{end}{ids}}}'
-                )
-            )
-        return events
+                shown["finish_reason"] = _finish_reason(choice, parser)
+                shown["stop_reason"] = choice.stop_reason
+            chunks.append(self._chunk(shown))
+        return chunks
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
@@ -87,76 +96,66 @@ class ChatPresenter(Presenter):
         make = self._presentation.make_parser
         return None if make is None else make()
 
-    def _shows_ids(self, choice: CompletionOutput) -> bool:
-        return self._presentation.return_token_ids and bool(choice.token_ids)
+    def _logprobs(self, rows: Sequence[Row]) -> ChatLogprobs | None:
+        if self._top_logprobs is None:
+            return None
+        return {"content": chat_logprobs(rows, self._top_logprobs, self._tokenizer), "refusal": None}
 
-    def _logprobs(self, rows: Sequence[Row] | None) -> str:
-        top = self._presentation.top_logprobs
-        if top is None or not rows:
-            return "null"
-        return encode_json({"content": chat_logprobs(rows, top, self._tokenizer), "refusal": None})
-
-    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, choice: CompletionOutput) -> ChatChoice:
         parser = self._make_parser()
         events: list[Event] = [ContentDelta(choice.text)]
         if parser is not None:
             events = [*parser.push(choice.text), *parser.finish()]
-        top = self._presentation.top_logprobs
-        logprobs = None
-        if top is not None:
-            logprobs = {"content": chat_logprobs(choice.logprobs or [], top, self._tokenizer), "refusal": None}
-        return {
+        found: ChatChoice = {
             "index": choice.index,
             "message": _message(events),
-            "logprobs": logprobs,
-            "finish_reason": _finish_reason(choice, parser),
+            "logprobs": self._logprobs(choice.logprobs or ()),
+            "finish_reason": cast("FinishReason", _finish_reason(choice, parser)),  # a whole answer has ended
             "stop_reason": choice.stop_reason,
-            **({"token_ids": choice.token_ids} if self._presentation.return_token_ids else {}),
         }
+        if self._presentation.return_token_ids:
+            found["token_ids"] = choice.token_ids
+        return found
 
 
-def _finish_reason(choice: CompletionOutput, parser: OutputParser | None) -> str | None:
+def _finish_reason(choice: CompletionOutput, parser: OutputParser | None) -> FinishReason | None:
     if choice.finish_reason == "stop" and parser is not None and parser.num_tool_calls:
         return "tool_calls"
-    return choice.finish_reason
+    return finish_reason_of(choice)
 
 
-def _delta(event: Event) -> str:
+def _delta(event: Event) -> MessageDelta:
     if isinstance(event, ContentDelta):
-        return '{"content":' + encode_json(event.text) + "}"
-    if isinstance(event, ReasoningDelta):  # the second is the name that newer clients read
-        text = encode_json(event.text)
-        return f'{{"reasoning_content":{text},"reasoning":{text}}}'
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):  # newer clients read the second name
+        return {"reasoning_content": event.text, "reasoning": event.text}
     if isinstance(event, ToolCallStart):
-        function = {"name": event.name, "arguments": ""}
-        call: dict[str, Any] = {"index": event.index, "id": event.id, "type": "function", "function": function}
-    else:
-        call = {"index": event.index, "function": {"arguments": event.text}}
-    return encode_json({"tool_calls": [call]})
+        function: FunctionCallDelta = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
 
 
-def _message(events: Iterable[Event]) -> dict[str, Any]:
-    content: list[str] = []
-    reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
+def _message(events: Iterable[Event]) -> AnswerMessage:
+    content, reasoning = "", ""
+    calls: list[AnsweredToolCall] = []
     arguments: list[list[str]] = []
     for event in events:
         if isinstance(event, ContentDelta):
-            content.append(event.text)
+            content += event.text
         elif isinstance(event, ReasoningDelta):
-            reasoning.append(event.text)
+            reasoning += event.text
         elif isinstance(event, ToolCallStart):
-            calls.append({"id": event.id, "type": "function", "function": {"name": event.name}})
+            calls.append({"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}})
             arguments.append([])
         else:
             assert isinstance(event, ToolArgumentsDelta)
             arguments[event.index].append(event.text)
     for call, pieces in zip(calls, arguments, strict=True):
         call["function"]["arguments"] = "".join(pieces)
-    text = "".join(content)
-    message: dict[str, Any] = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+    message: AnswerMessage = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
-        message |= {"reasoning_content": "".join(reasoning), "reasoning": "".join(reasoning)}
+        message["reasoning_content"] = message["reasoning"] = reasoning
     if calls:
         message["tool_calls"] = calls
+        message["content"] = content or None
     return message

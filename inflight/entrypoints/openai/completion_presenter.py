@@ -1,13 +1,13 @@
-"""`CompletionPresenter`: answers of /v1/completions."""
+"""`CompletionPresenter`: writes the answers of /v1/completions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from inflight.entrypoints.openai.logprobs import CompletionLogprobs, Row, prompt_logprobs
-from inflight.entrypoints.openai.presenter import Presenter, encode_json
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt
+from inflight.entrypoints.openai.presenter import Presenter, finish_reason_of
+from inflight.entrypoints.openai.responses import CompletionChoice
+from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -15,79 +15,68 @@ from inflight.tokenizer.tokenizer import Tokenizer
 class CompletionPresenter(Presenter):
     """Choice `prompt_index * n + index` is the index-th completion of a prompt."""
 
+    id_prefix = "cmpl"
     chunk_object = "text_completion"
     body_object = "text_completion"
 
     def __init__(
-        self,
-        answer_id: str,
-        presentation: Presentation,
-        fingerprint: str,
-        tokenizer: Tokenizer | None,
-        prompts: Sequence[TokenPrompt],
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        """With echo the prompts have their texts."""
-        super().__init__(answer_id, presentation, fingerprint, tokenizer)
-        self._prompts = prompts
+        super().__init__(answer_id, request, fingerprint, tokenizer)
+        self._prompts, self._n = request.prompts, request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice, from its first output on
-        self._prompt_rows: dict[int, list[Row | None] | None] = {}  # by prompt: a stream brings them once
+        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt: a stream brings them once
 
-    def chunks(self, prompt_index: int, output: RequestOutput) -> list[str]:
-        self._take_out_hidden(output)
+    def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        choices = self._choices(prompt_index, output)
         self._usage.add(prompt_index, output)
-        choices = zip(output.outputs, self._choices(prompt_index, output), strict=True)
-        return [self._chunk(encode_json(shown)) for choice, shown in choices if _is_new(choice, shown)]
+        found = zip(output.outputs, choices, strict=True)
+        return [self._chunk(shown) for choice, shown in found if _is_new(choice, shown)]
 
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
-        choices: list[dict[str, Any]] = []
-        for prompt_index, output in enumerate(outputs):
-            self._take_out_hidden(output)
-            choices += self._choices(prompt_index, output)
+        choices = [shown for index, output in enumerate(outputs) for shown in self._choices(index, output)]
         return self._body(choices, outputs)
 
-    def _take_out_hidden(self, output: RequestOutput) -> None:
-        """The token that was drawn only because the engine draws one."""
-        if not self._presentation.prompt_only:
-            return
-        for choice in output.outputs:
-            choice.text, choice.token_ids, choice.stop_reason = "", [], None
-            choice.logprobs = None if choice.logprobs is None else []
-
-    def _choices(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
+    def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
+        if self._presentation.prompt_only:  # hide the token that was drawn only because the engine draws one
+            for choice in output.outputs:
+                choice.text, choice.token_ids, choice.stop_reason = "", [], None
+                choice.logprobs = None if choice.logprobs is None else []
         if output.prompt_logprobs is not None:
-            self._prompt_rows[prompt_index] = list(output.prompt_logprobs)
+            self._prompt_rows[prompt_index] = output.prompt_logprobs
         return [self._choice(prompt_index, output, choice) for choice in output.outputs]
 
-    def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> CompletionChoice:
         shown, prompt = self._presentation, self._prompts[prompt_index]
-        index = prompt_index * prompt.params.n + choice.index
-        is_first = index not in self._logprobs
-        logprobs = self._logprobs.setdefault(index, CompletionLogprobs())
+        index = prompt_index * self._n + choice.index
+        logprobs = self._logprobs.get(index)
+        is_first = logprobs is None
+        if logprobs is None:
+            logprobs = self._logprobs[index] = CompletionLogprobs()
         echoes = shown.echo and is_first
-        rows: list[Row | None] = list(choice.logprobs or ())
-        if echoes and shown.top_logprobs is not None:
-            rows = [*(self._prompt_rows.get(prompt_index) or ()), *rows]
-        presented: dict[str, Any] = {
+        presented: CompletionChoice = {
             "index": index,
             "text": (prompt.text or "") + choice.text if echoes else choice.text,
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finish_reason_of(choice),
             "stop_reason": choice.stop_reason,
         }
-        if shown.top_logprobs is not None and (rows or not shown.stream):
-            presented["logprobs"] = logprobs.columns(rows, self._first_token(prompt))
+        if self._top_logprobs is not None:
+            rows = [*(self._prompt_rows.get(prompt_index, ()) if echoes else ()), *(choice.logprobs or ())]
+            if rows or not shown.stream:
+                presented["logprobs"] = logprobs.columns(rows, self._first_token(prompt))
         if shown.return_token_ids:
             presented["token_ids"] = choice.token_ids
             if is_first:
                 presented["prompt_token_ids"] = output.prompt_token_ids
         if shown.prompt_logprobs and is_first and not shown.stream:
-            presented["prompt_logprobs"] = prompt_logprobs(self._prompt_rows.get(prompt_index) or ())
+            presented["prompt_logprobs"] = prompt_logprobs(self._prompt_rows.get(prompt_index, ()))
         return presented
 
     def _first_token(self, prompt: TokenPrompt) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode_token(prompt.token_ids[0])
 
 
-def _is_new(choice: CompletionOutput, shown: dict[str, Any]) -> bool:
+def _is_new(choice: CompletionOutput, shown: CompletionChoice) -> bool:
     """A token makes a chunk even if it has no text: clients measure the time between tokens by the chunks."""
     return bool(choice.token_ids or shown["text"] or shown["logprobs"] or choice.finish_reason)

@@ -1,64 +1,116 @@
-"""POST /v1/completions: a `CompletionRequest` to a `ValidatedRequest`."""
+"""POST /v1/completions: checks and tokenises a `CompletionRequest`: it becomes a `ValidatedRequest`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import FieldError
 from inflight.entrypoints.openai.protocol import CompletionRequest
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
 from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
+# The tokens before the prefix, before the suffix and before the answer, by families of models that fill in the middle.
+_FIM_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek-Coder
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+)
+_MARK = "\N{WHITE SMILING FACE}"
 
 
 async def validate_completion(server: ApiServer, body: CompletionRequest) -> ValidatedRequest:
-    """Check and tokenise; nothing is started.
+    """Check and tokenise. Nothing is started.
 
     Raises:
-        ApiError, InvalidRequestError: what the client did wrong.
+        ApiError, InvalidRequestError: the request is wrong.
     """
     model = server.check_model(body.model)
     body.check_stream()
     prompt_only = body.max_tokens == 0
     if prompt_only and not body.echo:
-        raise FieldError("max_tokens", "max_tokens=0 asks for nothing without echo; give at least 1")
+        raise FieldError("max_tokens", "max_tokens=0 needs echo: without it the answer would be empty; give at least 1")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldError(
-            "best_of", f"best_of={body.best_of} is not n={body.n or 1}: only these are served; leave it out"
+            "best_of", f"best_of={body.best_of} differs from n={body.n or 1}, which is not supported: leave out best_of"
         )
-    prompts = [await _prompt(server, body, given) for given in _given_prompts(body)]
+    _check_suffix(body)
+    prompts = [await _prompt(server.engine, body, given) for given in _given_prompts(body)]
     return ValidatedRequest(
         prompts=tuple(prompts),
+        params=_sampling_params(server, body),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        presentation=body.presentation(
-            model, top_logprobs=body.logprobs, echo=bool(body.echo), prompt_only=prompt_only
-        ),
+        presentation=replace(body.presentation(model), echo=bool(body.echo), prompt_only=prompt_only),
     )
 
 
+def _check_suffix(body: CompletionRequest) -> None:
+    if not body.suffix:
+        return
+    if not all(isinstance(prompt, str) for prompt in _given_prompts(body)):
+        raise FieldError("suffix", "suffix needs prompts that are text; this request has token ids")
+    if body.truncate_prompt_tokens is not None:
+        raise FieldError(
+            "truncate_prompt_tokens", "truncate_prompt_tokens would cut off the prefix: leave out suffix or it"
+        )
+    if body.echo and body.logprobs is not None:
+        raise FieldError("logprobs", "logprobs cannot be combined with echo and suffix: leave out one of the three")
+
+
 def _given_prompts(body: CompletionRequest) -> list[str | list[int]]:
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        return [given]
-    return list(given)
+    given: Any = body.prompt  # Any: mypy cannot tell a list of token ids from a list of prompts by its first item
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
-async def _prompt(server: ApiServer, body: CompletionRequest, given: str | list[int]) -> TokenPrompt:
-    engine = server.engine
-    if isinstance(given, str):
-        text: str | None = given
-        token_ids = await engine.encode(given, add_special_tokens=body.add_special_tokens is not False)
-    else:
-        token_ids = given
-        text = None
+async def _prompt(engine: AsyncLLM, body: CompletionRequest, given: str | list[int]) -> TokenPrompt:
+    text = given if isinstance(given, str) else None
+    token_ids = await _encode(engine, body, given) if isinstance(given, str) else given
     kept = body.truncate_prompt(token_ids, engine.model.max_model_len)
     if body.echo and (text is None or len(kept) < len(token_ids)):
         text = await engine.decode(kept)
-    token_ids = kept
-    return TokenPrompt(token_ids=token_ids, text=text, params=_sampling_params(server, body))
+    return TokenPrompt(kept, text)
+
+
+async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[int]:
+    """The tokens of a prompt. With a suffix: those that ask the model for the text between `text` and the suffix."""
+    adds_special_tokens = body.add_special_tokens is not False
+    if not body.suffix:
+        return await engine.encode(text, add_special_tokens=adds_special_tokens)
+    tokens = None if engine.tokenizer is None else find_fim_tokens(engine.tokenizer)
+    if tokens is None:
+        raise FieldError(
+            "suffix", "suffix needs a model with fill-in-the-middle tokens, and this model has none: leave it out"
+        )
+    before_prefix, before_suffix, before_answer = tokens
+    special = await engine.encode("", add_special_tokens=adds_special_tokens)  # a BOS, mostly
+    prefix = await engine.encode(text, add_special_tokens=False)
+    suffix = await _encode_suffix(engine, body.suffix)
+    return [*special, before_prefix, *prefix, before_suffix, *suffix, before_answer]
+
+
+def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
+    """The ids of the three tokens of `_FIM_TOKENS`; None if the tokenizer has those of no family."""
+    for texts in _FIM_TOKENS:
+        found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        if all(len(ids) == 1 and tokenizer.id_to_piece(ids[0]) == text for ids, text in zip(found, texts, strict=True)):
+            return tuple(ids[0] for ids in found)
+    return None
+
+
+async def _encode_suffix(engine: AsyncLLM, suffix: str) -> list[int]:
+    """Sentencepiece puts a blank before each text. A mark before the suffix, whose tokens are dropped, keeps the suffix free of
+    it. Code Llama's own code does the same."""
+    mark = await engine.encode(_MARK, add_special_tokens=False)
+    if engine.tokenizer is None or not (engine.tokenizer.id_to_piece(mark[0]) or "").startswith("\u2581"):
+        return await engine.encode(suffix, add_special_tokens=False)
+    return (await engine.encode(_MARK + suffix, add_special_tokens=False))[len(mark) :]
 
 
 def _sampling_params(server: ApiServer, body: CompletionRequest) -> SamplingParams:

@@ -1,6 +1,6 @@
-"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: one table from exception to answer.
+"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: the answer of each exception.
 
-A body says what the client did wrong, or that the server failed; it never carries a path, a traceback or an address.
+An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an address.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from inflight.entrypoints.openai.responses import ErrorDetail
 from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
@@ -28,15 +29,16 @@ from inflight.errors import (
     RequestTimeoutError,
     TokenizerError,
 )
+from inflight.sampling_params import CONSTRAINTS
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
-_KEPT_END = 200  # characters of these: what is wrong mostly stands behind what was given
+_KEPT_END = 200  # characters that a message which is cut keeps at its end, which mostly says what is wrong
 MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
-_WORDS = {  # by pydantic's types of errors: those whose text is about Python, or does not say what to do
+_WORDS = {  # for those of pydantic's errors whose text is about Python, or does not say what to do
     "model_attributes_type": "input should be a JSON object",
     "model_type": "input should be a JSON object",
     "dict_type": "input should be a JSON object",
@@ -44,20 +46,12 @@ _WORDS = {  # by pydantic's types of errors: those whose text is about Python, o
     "union_tag_invalid": "the type {tag!r} is none of {expected_tags}",
     "union_tag_not_found": "it needs a type",
 }
-_MAX_COMPARED = 100  # errors of one request: each is compared with each
-
-
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """What every answer other than 200 holds."""
-
-    error: ErrorDetail
+_PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
+_KEY = re.compile(r"\['(\w+)'\]")
+_OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
+# the fields by which a request constrains the text; tools do so, too
+_CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
+_MAX_COMPARED = 100  # errors of one request, because each is compared with each
 
 
 class ApiError(HTTPException):
@@ -90,7 +84,7 @@ class ApiError(HTTPException):
         if len(message) > MAX_MESSAGE:
             message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
         param = None if self.param is None else self.param[:MAX_PARAM]
-        error = {"message": message, "type": self.type, "param": param, "code": self.code}
+        error: ErrorDetail = {"message": message, "type": self.type, "param": param, "code": self.code}
         return json.dumps({"error": error}).encode("ascii")
 
     def response(self) -> Response:
@@ -114,12 +108,11 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ContextLengthExceededError):
-        return ApiError(400, str(error), param=field, code="context_length_exceeded")
-    if isinstance(error, InvalidRequestError):
-        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field)
-    if isinstance(error, TokenizerError):  # no chat template; one in the request that is no Jinja
-        return ApiError(400, str(error), param=field)
+    if isinstance(
+        error, (InvalidRequestError, TokenizerError)
+    ):  # the second: a chat template is missing or no valid Jinja
+        code = "context_length_exceeded" if isinstance(error, ContextLengthExceededError) else None
+        return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field, code=code)
     if isinstance(error, OverloadedError):
         headers = {"Retry-After": str(error.retry_after_seconds)}
         return ApiError(503, str(error), type="overloaded_error", code="overloaded", headers=headers)
@@ -134,6 +127,32 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     logger.error("a request failed", exc_info=error)
     name = "engine_error" if isinstance(error, InflightError) else "internal_error"
     return ApiError(500, "the server failed to answer this request", type="server_error", code=name)
+
+
+def named_field(error: Exception, body: BaseModel) -> str | None:
+    """The path of the request's field that an error of the engine is about, such as messages[0]. None if there is none.
+
+    The engine knows parameters, not requests. Its messages begin with the name of what is wrong: "min_tokens=10 is more than
+    max_tokens=3". That is the field's name as well, except for constraints of the text, for which a request has several names.
+    """
+    prompt_field = "messages" if _has(body, "messages") else "prompt"
+    if isinstance(error, ContextLengthExceededError):
+        return prompt_field
+    if isinstance(error, TokenizerError):
+        return "chat_template" if _has(body, "chat_template") else None
+    match = _PATH.match(str(error))
+    if match is None:
+        return None
+    name, path = match.groups()
+    if name == "prompt":
+        return prompt_field
+    if name in _OF_CONSTRAINTS:
+        return next((field for field in _CONSTRAINING if _has(body, field)), None)
+    return name + _KEY.sub(r".\1", path) if _has(body, name) else None
+
+
+def _has(body: BaseModel, name: str) -> bool:
+    return name in type(body).model_fields and getattr(body, name) is not None
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -155,7 +174,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
-    """What the router raises: there is no such path, or it has no such method."""
+    """The answer for an error of the router: there is no such path, or it does not have the method."""
     if error.status_code == 404:
         return ApiError(404, f"there is no {request.url.path} here", code="not_found")
     if error.status_code == 405:
@@ -166,10 +185,10 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
-    """One message of pydantic's several; `param` is the first field that is wrong."""
+    """One answer for all of pydantic's errors; `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
     compared = errors[:_MAX_COMPARED]
-    # a list of too many items: they fit this branch of a union, and no other branch
+    # if a list has too many items, its branch of a union is the one that the client meant
     too_long = [error for error in compared if error["type"] == "too_long"]
     for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
@@ -191,7 +210,7 @@ def _what(error: Mapping[str, Any]) -> str:
 
 
 def _without_wrong_type(places: Sequence[str]) -> list[str]:
-    """Where the type of an object is wrong, what else it lacks is of another type."""
+    """If the type of an object is wrong, drop the object's other errors: they are about the fields of another type."""
     wrong = [place.removesuffix("type") for place in places if place.endswith(".type")]
     return [place for place in places if place.endswith(".type") or not place.startswith(tuple(wrong))]
 

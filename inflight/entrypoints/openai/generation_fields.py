@@ -1,20 +1,19 @@
-"""`GenerationFields`: what /v1/chat/completions and /v1/completions have in common; with it, the sampling parameters.
+"""`GenerationFields`: the fields that chats and completions have in common, and how they become `SamplingParams`.
 
-Bounds are `SamplingParams`' own, shown here for the OpenAPI document; what needs the model is checked by the input processor.
+The bounds are those of `SamplingParams`, repeated for the OpenAPI document. The input processor checks what depends on the
+model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.entrypoints.openai.validated import Presentation
-from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
@@ -66,7 +65,58 @@ class JsonSchemaResponseFormat(StrictModel):
     json_schema: JsonSchemaFormat
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaResponseFormat, Field(discriminator="type")]
+class Structure(StrictModel):
+    begin: str
+    schema_: Schema = Field(alias="schema", description="The JSON schema of the text between begin and end.")
+    end: str
+
+
+class TagContent(StrictModel):
+    type: Literal["json_schema"]
+    json_schema: Schema
+
+
+class FormatTag(StrictModel):
+    type: Literal["tag"] | None = None
+    begin: str
+    content: TagContent
+    end: str
+
+
+class TriggeredTags(StrictModel):
+    """The only format of xgrammar's newer structural tags that is served."""
+
+    type: Literal["triggered_tags"]
+    triggers: list[str]
+    tags: Annotated[list[FormatTag], Field(min_length=1, fail_fast=True)]
+    at_least_one: Annotated[Literal[False] | None, neutral("Not supported: the text may be without a tag.")] = None
+    stop_after_first: bool | None = Field(None, description="The text ends behind the first tag.")
+
+
+class StructuralTagFormat(StrictModel):
+    """Free text in which a trigger must be continued as one of the tags that begin with it. The request has either `structures`
+    with `triggers`, or `format`."""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[Structure], Field(min_length=1, fail_fast=True)] | None = None
+    triggers: list[str] | None = None
+    format: TriggeredTags | None = None
+
+    def document(self) -> Schema:
+        """As `StructuredOutputsParams.structural_tag` takes it."""
+        tags = self.format
+        if (tags is None) == (self.structures is None) or (tags is None) == (self.triggers is None):
+            raise FieldError("response_format", "response_format needs either structures and triggers, or format")
+        if tags is None:
+            return self.model_dump(by_alias=True, include={"type", "structures", "triggers"})
+        structures = [{"begin": tag.begin, "schema": tag.content.json_schema, "end": tag.end} for tag in tags.tags]
+        stops = {"stop_after_first": True} if tags.stop_after_first else {}
+        return {"type": self.type, "structures": structures, "triggers": tags.triggers, **stops}
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaResponseFormat | StructuralTagFormat, Field(discriminator="type")
+]
 
 
 class StructuredOutputs(StrictModel):
@@ -135,7 +185,9 @@ class GenerationFields(StrictModel):
     include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
     skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
     # what the text must be
-    response_format: ResponseFormat | None = Field(None, description="text, json_object or a json_schema.")
+    response_format: ResponseFormat | None = Field(
+        None, description="text, json_object, a json_schema or a structural_tag."
+    )
     structured_outputs: StructuredOutputs | None = Field(None, description="A constraint in vLLM's words.")
     guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
     guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
@@ -187,10 +239,10 @@ class GenerationFields(StrictModel):
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> SamplingParams:
-        """The fields that are given, over the model's own defaults.
+        """`defaults`, the model's own, with the values of the fields that are given.
 
         Raises:
-            InvalidRequestError: they are out of bounds, or contradict each other.
+            InvalidRequestError: values are out of bounds, or contradict each other.
         """
         given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         return replace(
@@ -203,28 +255,16 @@ class GenerationFields(StrictModel):
             structured_outputs=self._structured_outputs(),
         )
 
-    def presentation(
-        self,
-        model: str,
-        *,
-        top_logprobs: int | None,
-        echo: bool = False,
-        prompt_only: bool = False,
-        make_parser: Callable[[], OutputParser] | None = None,
-    ) -> Presentation:
-        """How the answer is written: what the fields say, and what an endpoint adds."""
+    def presentation(self, model: str) -> Presentation:
+        """How the answer is written, as far as these fields say it. `model` is the name that the client used."""
         options = self.stream_options
         return Presentation(
             model=model,
             stream=bool(self.stream),
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
-            top_logprobs=top_logprobs,
             prompt_logprobs=self.prompt_logprobs is not None,
             return_token_ids=bool(self.return_token_ids),
-            echo=echo,
-            prompt_only=prompt_only,
-            make_parser=make_parser,
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
@@ -239,11 +279,11 @@ class GenerationFields(StrictModel):
         return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
 
     def check_stream(self) -> None:
-        """Options that a stream has, or has not."""
+        """Refuse options that only a stream has, and options that a stream does not have."""
         if self.stream_options is not None and not self.stream:
-            raise FieldError("stream_options", "stream_options is of a stream only: set stream to true")
+            raise FieldError("stream_options", "stream_options needs a stream: set stream to true")
         if self.stream and self.prompt_logprobs is not None:
-            raise FieldError("prompt_logprobs", "prompt_logprobs is not part of a stream: set stream to false")
+            raise FieldError("prompt_logprobs", "prompt_logprobs is not supported in a stream: set stream to false")
 
     def _logit_bias(self) -> dict[int, float] | None:
         if self.logit_bias is None:
@@ -257,7 +297,7 @@ class GenerationFields(StrictModel):
         return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        """Whatever of the several ways to say it is used; only one may be."""
+        """The constraint of the text. Several fields can express it, and a request may use one of them."""
         found: dict[str, StructuredOutputsParams] = {}
         if isinstance(self.response_format, JsonObjectFormat):
             found["response_format"] = _json_constraint(self.response_format.schema_, is_strict=False)
@@ -266,6 +306,9 @@ class GenerationFields(StrictModel):
             if wanted.schema_ is None:
                 raise FieldError("response_format.json_schema.schema", "response_format.json_schema has no schema")
             found["response_format"] = _json_constraint(wanted.schema_, is_strict=bool(wanted.strict))
+        elif isinstance(self.response_format, StructuralTagFormat):
+            document = self.response_format.document()
+            found["response_format"] = StructuredOutputsParams(structural_tag=document)
         if self.structured_outputs is not None:
             given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
             found["structured_outputs"] = StructuredOutputsParams(**given)

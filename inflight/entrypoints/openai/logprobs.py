@@ -1,25 +1,25 @@
-"""Log-probabilities in the shapes of the two endpoints, as plain JSON data."""
+"""Writes log-probabilities in the two forms of OpenAI's API, one for chats and one for completions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from inflight.entrypoints.openai.responses import LogprobColumns, PromptLogprobs, TokenLogprob, TopLogprob
 from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no -infinity
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what part of a character is decoded to
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that is part of a character
 
-Row = Mapping[int, Logprob]  # of one position: the token itself first
+Row = Mapping[int, Logprob]  # of one position, by token id; the first entry is the token at this position
 
 
-def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
     """`choices[].logprobs.content`: one entry per token."""
     return [_chat_entry(row, top, tokenizer) for row in rows]
 
 
-def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> TokenLogprob:
     token_id, found = next(iter(row.items()))
     best = sorted(row.items(), key=lambda item: item[1].rank)[:top]
     return {
@@ -28,13 +28,13 @@ def _chat_entry(row: Row, top: int, tokenizer: Tokenizer | None) -> dict[str, An
     }
 
 
-def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> TopLogprob:
     text = found.decoded_token or ""
     return {"token": text, "logprob": finite(found.logprob), "bytes": list(_token_bytes(token_id, text, tokenizer))}
 
 
 def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
-    """What the token is in UTF-8. Only of part of a character its text does not say it."""
+    """The token in UTF-8. If the token is part of a character, its text does not have these bytes."""
     if _REPLACEMENT not in text or tokenizer is None:
         return text.encode("utf-8")
     byte = tokenizer.byte_fallback(token_id)
@@ -42,14 +42,14 @@ def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of completions: columns, with each token's offset in the text, which goes on over chunks."""
+    """`choices[].logprobs` of one choice of a completion. The offsets in the text go on from chunk to chunk."""
 
     def __init__(self) -> None:
         self._offset = 0
 
-    def columns(self, rows: Sequence[Row | None], first_token: str = "") -> dict[str, list[Any]]:
-        """Of the next tokens. A row is None for the prompt's first token, whose text is `first_token`: nothing precedes it."""
-        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def columns(self, rows: Sequence[Row | None], first_token: str = "") -> LogprobColumns:
+        """The columns of the next tokens. The row of the prompt's first token is None, and `first_token` is its text."""
+        columns: LogprobColumns = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for row in rows:
             found = None if row is None else next(iter(row.values()))
             text = first_token if found is None else found.decoded_token or ""
@@ -61,7 +61,7 @@ class CompletionLogprobs:
         return columns
 
     def _best(self, row: Row) -> dict[str, float]:
-        """The most probable tokens by their text, the drawn one always; of two with the same text, the likelier."""
+        """The most probable tokens and the drawn one, by text. If two have the same text, the more probable one counts."""
         best: dict[str, float] = {}
         drawn, *others = row.values()
         for entry in [drawn, *sorted(others, key=lambda entry: entry.rank)]:
@@ -70,7 +70,7 @@ class CompletionLogprobs:
         return best
 
 
-def prompt_logprobs(rows: Sequence[Row | None]) -> list[dict[str, dict[str, Any]] | None]:
+def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
     """In vLLM's form: one dict per prompt token, by token id; None for the first."""
     return [
         None

@@ -1,16 +1,16 @@
-"""The messages and tools of a chat request, and how they are handed to the chat template."""
+"""The messages and tools of a chat request, and the form in which the chat template gets them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError, from_json
 
-from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
@@ -29,7 +29,7 @@ def _check_part_type(kind: object) -> object:
 
 
 def _refusal_as_text(part: object) -> object:
-    """Another model's refusal, as a part of its message, is what it has said."""
+    """A refusal is the text that another model has answered."""
     if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "text", "text": part["refusal"]}
     return part
@@ -54,11 +54,11 @@ class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
-    index: Annotated[int | None, no_effect("As it came from a stream.")] = None
+    index: Annotated[int | None, no_effect("In calls that were put together from a stream.")] = None
 
 
 class ChatMessage(StrictModel):
-    """One message. What an answer of this server holds may be sent back as it is."""
+    """One message. A message of this server's answers may be sent back unchanged."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
@@ -72,9 +72,9 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = Field(None, description="For templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
     function_call: Annotated[None, neutral("Use tool_calls.")] = None
-    refusal: Annotated[str | None, no_effect("Of other models; templates do not see it.")] = None
-    audio: Annotated[dict[str, Any] | None, no_effect("Of other models; its text is in content.")] = None
-    annotations: Annotated[list[Any] | None, no_effect("Of other models; templates do not see them.")] = None
+    refusal: Annotated[str | None, no_effect("From other models; templates do not see it.")] = None
+    audio: Annotated[dict[str, Any] | None, no_effect("From other models; its text is in content.")] = None
+    annotations: Annotated[list[Any] | None, no_effect("From other models; templates do not see them.")] = None
 
 
 class FunctionDefinition(StrictModel):
@@ -102,33 +102,26 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as the template sees them: only fields that are given, and the arguments of calls as objects, because
-    templates write objects as JSON. Arguments that are no JSON object stay text: a model wrote them, or `max_tokens` cut
+    """The messages as the template sees them: only the fields that are given, and the arguments of calls as objects, because
+    templates write objects as JSON. Arguments that are no JSON object stay text: the model made a mistake, or `max_tokens` cut
     them."""
     return [_template_message(message) for message in messages]
 
 
-def malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The arguments that `template_messages` left as text."""
-    return [text for _, text in _malformed(messages)]
+def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The called functions whose arguments `template_messages` left as text."""
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    return [function for function in functions if isinstance(function["arguments"], str)]
 
 
-def read_malformed_arguments(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Replace them with objects of what can be read: {"city": ""} for '{"city": "', {} for text that is no JSON."""
-    for function, text in _malformed(messages):
-        try:
-            value = from_json(text, allow_partial="trailing-strings")
-            json.dumps(value, allow_nan=False)  # a number may be infinite
-        except ValueError:
-            value = {}
-        function["arguments"] = value if isinstance(value, dict) else {}
-
-
-def _malformed(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            if isinstance(call["function"]["arguments"], str):
-                yield call["function"], call["function"]["arguments"]
+def read_arguments(text: str) -> dict[str, Any]:
+    """What can be read of malformed arguments: {"city": ""} for '{"city": "', {} for text that is no JSON."""
+    try:
+        value = from_json(text, allow_partial="trailing-strings")
+        json.dumps(value, allow_nan=False)  # a number may be infinite
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`Presenter`: the engine's outputs of one request, written as its answer: as chunks of a stream, or as one body."""
+"""`Presenter`: writes what the engine returns for one request as its answer: chunks of a stream, or one body."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from inflight.entrypoints.openai.validated import Presentation
-from inflight.outputs import RequestOutput
+from pydantic_core import to_json
+
+from inflight.entrypoints.openai.responses import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Usage
+from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-encode_json = _ENCODER.encode
 DONE = b"data: [DONE]\n\n"
+_SLOW_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(slots=True)
 class UsageCount:
-    """Tokens so far. Of each prompt the prompt counts once, however many choices it has."""
+    """Tokens so far. Each prompt counts once, however many choices it has."""
 
     completion_tokens: int = 0
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)  # prompt index -> tokens, cached tokens
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         self.prompts[prompt_index] = (len(output.prompt_token_ids), output.num_cached_tokens)
-        self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        for choice in output.outputs:
+            self.completion_tokens += len(choice.token_ids)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Usage:
         prompt_tokens = sum(tokens for tokens, _ in self.prompts.values())
         return {
             "prompt_tokens": prompt_tokens,
@@ -40,53 +43,52 @@ class UsageCount:
 
 
 class Presenter(ABC):
-    """Of one request; called in the order of its outputs.
+    """Belongs to one request, and is called in the order of its outputs."""
 
-    A chunk is pasted together from pieces: what all of a request's chunks share is written once.
-    """
-
+    id_prefix: str  # of answers
     chunk_object: str
     body_object: str
 
     def __init__(
-        self, answer_id: str, presentation: Presentation, fingerprint: str, tokenizer: Tokenizer | None
+        self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
-        self.id = answer_id
-        self._presentation = presentation
+        self._presentation = presentation = request.presentation
+        self._top_logprobs = request.params.logprobs  # None: the answer has no log-probabilities
         self._tokenizer = tokenizer
         self._usage = UsageCount()
-        self._shared = {
+        self._shared: Answer = {
             "id": answer_id,
             "created": int(time.time()),
             "model": presentation.model,
             "system_fingerprint": fingerprint,
         }
-        self._head = "data: " + encode_json({**self._shared, "object": self.chunk_object})[:-1] + ',"choices":['
+        # what all chunks of a request have in common is encoded once
+        self._head = b"data: " + to_json({**self._shared, "object": self.chunk_object})[:-1] + b',"choices":['
+        has_null_usage = presentation.include_usage and not presentation.continuous_usage
+        self._end = b',"usage":null}\n\n' if has_null_usage else b"}\n\n"
 
     @abstractmethod
-    def chunks(self, prompt_index: int, output: RequestOutput) -> list[str]:
-        """The events that say what is new; `output` is a delta. Maybe none."""
+    def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
+        """The events for `output`, which holds only what is new. The list may be empty."""
 
     @abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The whole answer; one finished output per prompt."""
 
-    def usage_chunk(self) -> str | None:
-        """The last event before [DONE], where it was asked for."""
+    def usage_chunk(self) -> bytes:
+        """The last event before [DONE]; empty if the client did not ask for the usage."""
         if not self._presentation.include_usage:
-            return None
-        return f'{self._head}],"usage":{encode_json(self._usage.as_json())}}}\n\n'
+            return b""
+        return self._head + b'],"usage":' + to_json(self._usage.as_json()) + b"}\n\n"
 
-    def _chunk(self, choice: str, more: str = "") -> str:
-        """An event of one choice. `more`: further members of the chunk, each behind a comma."""
-        usage = ""
+    def _chunk(self, choice: ChatChunkChoice | CompletionChoice, **more: object) -> bytes:
+        """An event with one choice. `more`: further members of the chunk."""
         if self._presentation.continuous_usage:
-            usage = ',"usage":' + encode_json(self._usage.as_json())
-        elif self._presentation.include_usage:
-            usage = ',"usage":null'
-        return f"{self._head}{choice}]{usage}{more}}}\n\n"
+            more["usage"] = self._usage.as_json()
+        members = b"," + to_json(more)[1:-1] if more else b""
+        return b"%s%s]%s%s" % (self._head, to_json(choice, inf_nan_mode="null"), members, self._end)
 
-    def _body(self, choices: list[dict[str, Any]], outputs: Sequence[RequestOutput], **more: Any) -> bytes:
+    def _body(self, choices: Sequence[object], outputs: Sequence[RequestOutput], **more: Any) -> bytes:  # Any: JSON
         for prompt_index, output in enumerate(outputs):
             self._usage.add(prompt_index, output)
         answer = {
@@ -96,7 +98,12 @@ class Presenter(ABC):
             "usage": self._usage.as_json(),
             **more,
         }
-        shown = self._presentation
-        if shown.top_logprobs is None and not shown.prompt_logprobs:
-            return encode_json(answer).encode("utf-8")
-        return "".join(_ENCODER.iterencode(answer)).encode("utf-8")  # in Python, which lets other threads run
+        if self._top_logprobs is None and not self._presentation.prompt_logprobs:
+            return to_json(answer)
+        # it may be large, and an encoder that is written in Python lets other threads run
+        return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")
+
+
+def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:
+    """A request that ends with the reason "error" never comes here."""
+    return cast("FinishReason | None", choice.finish_reason)

@@ -1,4 +1,4 @@
-"""The requests of the endpoints, as pydantic models: also what /openapi.json shows of them."""
+"""The requests of all endpoints as pydantic models, which /openapi.json describes as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from inflight.entrypoints.openai.generation_fields import MAX_INT, GenerationFields, TokenId
 from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool, ToolChoice
-from inflight.entrypoints.openai.model import StrictModel, neutral, no_effect
+from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.sampling_params import MAX_LOGPROBS, MAX_N
 
 MAX_PROMPTS = 256  # of one completion request
@@ -19,12 +19,13 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatTemplateFields(StrictModel):
     """How messages become a prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
-        min_length=1, max_length=MAX_MESSAGES, description="The conversation."
-    )
+    messages: Messages | None = Field(None, description="The conversation.")
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS, description="Functions the model may call."
     )
@@ -49,6 +50,7 @@ class ChatTemplateFields(StrictModel):
 class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     """POST /v1/chat/completions"""
 
+    messages: Messages = Field(description="The conversation.")
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="The most tokens of an answer.")
     max_tokens: int | None = Field(None, ge=1, le=MAX_INT, description="Older name of max_completion_tokens.")
     logprobs: bool | None = Field(None, description="The log-probability of each token.")
@@ -100,24 +102,17 @@ class CompletionRequest(GenerationFields):
         None, description="The tokenizer adds its special tokens to a text prompt; true if left out."
     )
     best_of: Annotated[int | None, neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)] = None
-    suffix: Annotated[None, neutral("Filling in the middle is not served.")] = None
+    suffix: str | None = Field(
+        None, description="The text behind the completion; only with a model that has fill-in-the-middle tokens."
+    )
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(ChatTemplateFields):
     """POST /tokenize: of `prompt`, or of `messages` as a chat."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, max_length=MAX_MESSAGES
-    )
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOLS)
-    documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages, if left out.")
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = Field(None, max_length=MAX_TEMPLATE_LENGTH)
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

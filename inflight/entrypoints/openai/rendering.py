@@ -1,4 +1,4 @@
-"""Messages to the token ids of a prompt, off the event loop."""
+"""Turns the messages of a chat into the token ids of a prompt, off the event loop."""
 
 from __future__ import annotations
 
@@ -8,42 +8,31 @@ from contextlib import suppress
 from typing import Any
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import (
-    ChatMessage,
-    Tool,
-    malformed_arguments,
-    read_malformed_arguments,
-    template_messages,
-)
+from inflight.entrypoints.openai.messages import Tool, malformed_calls, read_arguments, template_messages
+from inflight.entrypoints.openai.protocol import ChatTemplateFields
 from inflight.entrypoints.openai.server import ApiServer
 from inflight.errors import InvalidRequestError
 
 
 async def render_messages(
     server: ApiServer,
-    messages: list[ChatMessage],
+    body: ChatTemplateFields,
     tools: list[dict[str, Any]] | None,
-    *,
-    documents: list[dict[str, Any]] | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    chat_template: str | None,
     chat_template_kwargs: dict[str, Any] | None,
-    add_special_tokens: bool | None,
 ) -> list[int]:
-    """The prompt's token ids. If an argument is None, its default holds; `tools` is what `plain_tools` returns.
+    """The prompt's token ids. `body` has messages; `tools` is what `plain_tools` returns.
 
     Raises:
         InvalidRequestError: the template refuses them, or a template of the request's own is not allowed.
         TokenizerError: the request's own template is no valid Jinja, or needs too much time or memory.
     """
-    engine = server.engine
-    continues = bool(continue_final_message)
-
+    engine, chat_template = server.engine, body.chat_template
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt
     arguments: dict[str, Any] = {  # Any: JSON
         "tools": tools,
-        "documents": documents,
-        "add_generation_prompt": not continues if add_generation_prompt is None else add_generation_prompt,
+        "documents": body.documents,
+        "add_generation_prompt": not continues if opens is None else opens,
         "continue_final_message": continues,
         "chat_template_kwargs": chat_template_kwargs,
     }
@@ -59,8 +48,8 @@ async def render_messages(
             raise FieldError("messages", "chat needs a tokenizer, and the engine has none")
         return await asyncio.to_thread(lambda: template.render(plain, **arguments))
 
-    text = await _render_calls(render, await asyncio.to_thread(template_messages, messages))
-    return await engine.encode(text, add_special_tokens=bool(add_special_tokens))
+    text = await _render_calls(render, await asyncio.to_thread(template_messages, body.messages or ()))
+    return await engine.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
 async def _render_calls(
@@ -68,15 +57,19 @@ async def _render_calls(
 ) -> str:
     """Render `messages`. If arguments are no JSON object, the template gets them as text if it writes this text unchanged;
     otherwise it gets an object. Most templates convert to JSON what they get, so text would become a quoted string."""
-    malformed = await asyncio.to_thread(malformed_arguments, messages)
+
+    def read_malformed() -> None:
+        for function in malformed:
+            function["arguments"] = read_arguments(function["arguments"])
+
+    malformed = await asyncio.to_thread(malformed_calls, messages)
     if malformed:
-        with suppress(
-            InvalidRequestError
-        ):  # the template may iterate over the members of the arguments, and fails on text
+        # a template that iterates over the members of the arguments fails on text
+        with suppress(InvalidRequestError):
             text = await render(messages)
-            if all(arguments in text for arguments in malformed):
+            if all(function["arguments"] in text for function in malformed):
                 return text
-        await asyncio.to_thread(read_malformed_arguments, messages)
+        await asyncio.to_thread(read_malformed)
     return await render(messages)
 
 

@@ -1,16 +1,21 @@
-"""The bodies of answers, for /openapi.json; the answers themselves are written piece by piece, without these models."""
+"""The JSON objects of answers, as typed dicts: endpoints make them, and /openapi.json describes them.
+
+A member that may be absent is `NotRequired`; every other member is always there, if only as null.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+@with_config(ConfigDict(extra="forbid"))
+class Body(TypedDict):
+    """It has the members that are declared, and no others."""
 
 
 class PromptTokensDetails(Body):
@@ -36,7 +41,7 @@ class TokenLogprob(TopLogprob):
 
 class ChatLogprobs(Body):
     content: list[TokenLogprob]
-    refusal: None = None
+    refusal: None
 
 
 class RankedLogprob(Body):
@@ -51,7 +56,7 @@ PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class FunctionCall(Body):
-    name: str | None = None
+    name: str
     arguments: str
 
 
@@ -61,20 +66,27 @@ class AnsweredToolCall(Body):
     function: FunctionCall
 
 
+class FunctionCallDelta(Body):
+    name: NotRequired[str]
+    arguments: str
+
+
 class ToolCallDelta(Body):
+    """The first of a call has all members; the later ones have more of the arguments."""
+
     index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionCall
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionCallDelta
 
 
 class AnswerMessage(Body):
     role: Literal["assistant"]
     content: str | None
-    refusal: None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[AnsweredToolCall] | None = None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[AnsweredToolCall]]
 
 
 class ChatChoice(Body):
@@ -83,7 +95,7 @@ class ChatChoice(Body):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
-    token_ids: list[int] | None = None
+    token_ids: NotRequired[list[int]]
 
 
 class Answer(Body):
@@ -97,16 +109,16 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class MessageDelta(Body):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(Body):
@@ -114,18 +126,18 @@ class ChatChunkChoice(Body):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
-    token_ids: list[int] | None = None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
-class CompletionLogprobs(Body):
+class LogprobColumns(Body):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
@@ -135,31 +147,33 @@ class CompletionLogprobs(Body):
 class CompletionChoice(Body):
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
+    logprobs: LogprobColumns | None
     finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(Answer):
+    """Of a stream: one choice, and the usage only if the client asks for it."""
+
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: Usage | None = None
+    usage: NotRequired[Usage | None]
 
 
 class ModelCard(Body):
     id: str
-    object: Literal["model"] = "model"
+    object: Literal["model"]
     created: int
-    owned_by: str = "inflight"
+    owned_by: str
     root: str
     max_model_len: int
 
 
 class ModelList(Body):
-    object: Literal["list"] = "list"
+    object: Literal["list"]
     data: list[ModelCard]
 
 
@@ -167,7 +181,7 @@ class Tokens(Body):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: NotRequired[list[str]]
 
 
 class DetokenizedText(Body):
@@ -175,14 +189,14 @@ class DetokenizedText(Body):
 
 
 class TokenizerInfo(Body):
-    """The answer of /tokenizer_info. Fields have the names of tokenizer_config.json."""
+    """The answer of /tokenizer_info. Members have the names of tokenizer_config.json."""
 
-    tokenizer_class: str = "PreTrainedTokenizerFast"
-    bos_token: str | None = None
-    eos_token: str | None = None
-    pad_token: str | None = None
-    unk_token: str | None = None
-    chat_template: str | None = None
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
     model_max_length: int
 
 
@@ -192,3 +206,16 @@ class Version(Body):
 
 class Status(Body):
     status: str
+
+
+class ErrorDetail(Body):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Body):
+    """What every answer other than 200 holds."""
+
+    error: ErrorDetail

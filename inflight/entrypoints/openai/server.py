@@ -1,19 +1,23 @@
-"""`ApiServer`: what all endpoints of one app share: the engine, the settings, and the names of the models."""
+"""`ApiServer`: what all endpoints share: the engine, the settings, the model's names. And a request's id and deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
 import inflight
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.ignored_fields import IgnoredFields
+from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
+from inflight.errors import RequestTimeoutError
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
 
@@ -24,9 +28,9 @@ class ApiServer:
     """Immutable, except for the names that `ignored_fields` has logged.
 
     Attributes:
-        metrics: None counts nothing.
-        model_names: under which the one model is served; the first is its name in answers that name none.
-        templates: renders chat templates of requests; None: requests may not bring any.
+        metrics: None: nothing is counted.
+        model_names: the names of the one model; answers to requests without a name have the first.
+        templates: renders chat templates of requests; None: requests may not have any.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         ignored_fields: removes and reports unknown fields.
         fingerprint: changes when the same request may give another answer.
@@ -52,7 +56,7 @@ class ApiServer:
         self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer under.
+        """The model's name in the answer to a request that calls it `name`.
 
         Raises:
             ApiError: 404, as OpenAI's.
@@ -65,16 +69,36 @@ class ApiServer:
 
 
 def answer_id(request: Request, prefix: str) -> str:
-    """The id of an answer: of the request id, where a middleware has set one."""
+    """The id of an answer. It contains the request's id if a middleware has set one."""
     state = request.scope.get("state") or {}
     return f"{prefix}-{state.get('request_id') or uuid.uuid4().hex}"
 
 
 def arrival_time(request: Request) -> float:
-    """`time.monotonic()` when the request's head had come; now, where no middleware says it."""
+    """`time.monotonic()` when the request's head had arrived, as a middleware has noted it; without that middleware: now."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 
+@asynccontextmanager
+async def within_deadline(request: Request) -> AsyncIterator[None]:
+    """Around what is done before a request's first token: reading its body, rendering, tokenising.
+
+    Raises:
+        RequestTimeoutError: the app's `request_timeout` has passed since the request came.
+    """
+    timeout: float | None = request.app.state.request_timeout
+    try:
+        async with asyncio.timeout(
+            None if timeout is None else arrival_time(request) + timeout - time.monotonic()
+        ) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        message = f"the request did not begin to run within its deadline of {timeout:g} s"
+        raise RequestTimeoutError(message) from None
+
+
 def trace_headers(request: Request) -> dict[str, str]:
-    """W3C trace context, to go with the request into the engine."""
+    """The headers of W3C's trace context, which the engine passes on."""
     return {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}

@@ -1,14 +1,15 @@
-"""Answers as raw ASGI: work that ends when its client goes, and a stream of server-sent events under backpressure."""
+"""`WorkResponse`, whose work is cancelled if the client leaves; and `EventStream`, server-sent events with backpressure."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -19,12 +20,13 @@ _COMMENT = b": keep-alive\n\n"
 
 
 class WorkResponse(Response):
-    """Runs `work(send)`, which sends the answer; cancels it, and waits for its end, as soon as the client is gone.
+    """Runs `work(send)`. If the client leaves, the work is cancelled, and its end is waited for.
 
-    What `work` raises before it has sent anything becomes the answer by the app's error handlers.
+    `work` returns the response, or None if it has sent the response by itself. If it raises before it has sent anything, the
+    app's error handlers make the response.
     """
 
-    def __init__(self, work: Callable[[Send], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[Send], Awaitable[Response | None]]) -> None:
         super().__init__()
         self._work = work
 
@@ -37,52 +39,41 @@ class WorkResponse(Response):
             await _end(listener)
             if not work.done():
                 await _end(work)
-        if not work.cancelled():
-            work.result()
-
-
-async def send_json(send: Send, body: bytes) -> None:
-    """A whole answer with status 200."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode("ascii"))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
-    """`send` that adds these headers to the answer."""
-
-    async def send_more(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *headers]}
-        await send(message)
-
-    return send_more if headers else send
+        if not work.cancelled() and (response := work.result()) is not None:
+            await response(scope, receive, send)
 
 
 class EventStream:
     """The status line is sent with the first event: until then the answer can still be an error with its own status.
 
     Args:
-        keep_alive: seconds without an event after which a comment is sent, so that no proxy closes a stream that waits in
-            the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
+        headers: more of them, for the response.
+        keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes a stream that waits
+            in the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
             comments.
     """
 
-    def __init__(self, send: Send, keep_alive: float | None = None) -> None:
+    def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:
         self.has_started = False
         self._send = send
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         self._keep_alive = keep_alive
         self._sent_at = time.monotonic()
-        self._lock = asyncio.Lock()  # one writer at a time: events or a comment
+        self._start_lock = asyncio.Lock()
 
     async def send(self, events: bytes) -> None:
-        """Returns when the server takes more: a slow client holds its own stream up, and nothing else."""
-        async with self._lock:
-            if not self.has_started:
-                await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                self.has_started = True
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
-            self._sent_at = time.monotonic()
+        """Returns when the server accepts more data, so a slow client delays its own stream only.
+
+        Several tasks may call it: the server writes each message as a whole.
+        """
+        if not self.has_started:
+            async with self._start_lock:
+                if not self.has_started:
+                    headers = [*_STREAM_HEADERS, *self._headers]
+                    await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                    self.has_started = True
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self._sent_at = time.monotonic()
 
     async def finish(self, events: bytes) -> None:
         await self.send(events)
@@ -114,6 +105,6 @@ async def _client_gone(receive: Receive) -> None:
         pass
 
 
-async def _end(task: asyncio.Future[None]) -> None:
+async def _end(task: asyncio.Future[Any]) -> None:  # Any: its result is not read
     task.cancel()
     await asyncio.wait((task,))

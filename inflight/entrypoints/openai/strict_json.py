@@ -1,4 +1,4 @@
-"""`JsonRoute`: bodies are JSON in UTF-8, without NaN, repeated keys or endless nesting; else it is a 400 or 415."""
+"""`JsonRoute`: reads bodies as strict JSON; NaN, repeated keys, too deep nesting and other encodings than UTF-8 are a 400."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.server import arrival_time
+from inflight.entrypoints.openai.server import within_deadline
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
 # Parsing a body and checking it with pydantic hold the GIL; these limits cap for how long.
 MAX_VALUES = 2**18  # of one body
 MAX_KEYS = 4096  # of one object
-_SLICE = 2**18  # bytes that are looked through in one go
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # one without an end goes to the end: linear time
+_SLICE = 2**18  # bytes that are searched in one call
+_STRING = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL
+)  # without an end it goes on to the end of the body, so the search is linear
 
 
 class JsonRoute(APIRoute):
-    """The app's state has the `request_timeout`."""
+    """The app's state has the `request_timeout`, see `within_deadline`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -35,8 +36,8 @@ class JsonRoute(APIRoute):
             if not has_body:
                 return await handle(request)
             _check_content_type(request)
-            # covers the arrival of the body, its parsing and its checks; the response has the deadline itself
-            async with within_deadline(arrival_time(request), request.app.state.request_timeout):
+            # while the body arrives, is parsed and checked; the response observes the deadline by itself
+            async with within_deadline(request):
                 return await handle(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly
@@ -67,7 +68,7 @@ def parse_json(body: bytes) -> Any:
         value = json.loads(
             body.removeprefix(BOM_UTF8).decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
         )
-        if b"\\ud" in body or b"\\uD" in body:  # half of a pair is no text: nothing behind this could encode it
+        if b"\\ud" in body or b"\\uD" in body:  # half of a surrogate pair is no text, and cannot be encoded
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except UnicodeEncodeError as error:
@@ -83,7 +84,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Commas and brackets are counted, first all of them, and only where they are many without those in strings."""
+    """Count commas and brackets. If there are too many, subtract those in strings."""
     num_values = _count_values(body)
     if num_values > MAX_VALUES:
         num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))
@@ -102,7 +103,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _bad_json(f"the key {repeated!r} stands twice in one object")
+        raise _bad_json(f"one object has the key {repeated!r} twice")
     return made
 
 

@@ -1,4 +1,4 @@
-"""The endpoints beside generation: models, tokens, version, health, metrics, the prefix cache."""
+"""The endpoints that do not generate text: models, tokens, version, health, metrics, the prefix cache."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
 from starlette.types import Send
 
 import inflight
-from inflight.entrypoints.openai.deadline import within_deadline
-from inflight.entrypoints.openai.errors import ApiError, FieldError, to_api_error
+from inflight.entrypoints.openai.errors import ApiError, FieldError, named_field, to_api_error
 from inflight.entrypoints.openai.generation_routes import ERRORS
-from inflight.entrypoints.openai.named_field import named_field
-from inflight.entrypoints.openai.presenter import encode_json
 from inflight.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 from inflight.entrypoints.openai.rendering import plain_tools, render_messages
 from inflight.entrypoints.openai.responses import (
-    Body,
     DetokenizedText,
     ModelCard,
     ModelList,
@@ -26,18 +23,25 @@ from inflight.entrypoints.openai.responses import (
     Tokens,
     Version,
 )
-from inflight.entrypoints.openai.server import ApiServer, arrival_time
-from inflight.entrypoints.openai.sse import WorkResponse, send_json, with_headers
+from inflight.entrypoints.openai.server import ApiServer, within_deadline
+from inflight.entrypoints.openai.sse import WorkResponse
 from inflight.errors import EngineError, InvalidRequestError, TokenizerError
 
 
 def add_model_routes(app: FastAPI, server: ApiServer) -> None:
     def card(name: str) -> ModelCard:
         model = server.engine.model
-        return ModelCard(id=name, created=server.created, root=model.name, max_model_len=model.max_model_len)
+        return {
+            "id": name,
+            "object": "model",
+            "created": server.created,
+            "owned_by": "inflight",
+            "root": model.name,
+            "max_model_len": model.max_model_len,
+        }
 
     async def list_models() -> ModelList:
-        return ModelList(data=[card(name) for name in server.model_names])
+        return {"object": "list", "data": [card(name) for name in server.model_names]}
 
     async def retrieve_model(model: str) -> ModelCard:
         return card(server.check_model(model))
@@ -47,12 +51,16 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
         if server.engine.tokenizer is None:
             raise ApiError(404, "this server has no tokenizer", code="not_found")
         template = None if server.engine.chat_template is None else server.engine.chat_template.default_source
-        tokens = {
-            name: text
-            for name, text in server.engine.tokenizer.special_tokens.items()
-            if name in TokenizerInfo.model_fields
+        tokens = server.engine.tokenizer.special_tokens
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": tokens.get("bos_token"),
+            "eos_token": tokens.get("eos_token"),
+            "pad_token": tokens.get("pad_token"),
+            "unk_token": tokens.get("unk_token"),
+            "chat_template": template,
+            "model_max_length": server.engine.model.max_model_len,
         }
-        return TokenizerInfo(chat_template=template, model_max_length=server.engine.model.max_model_len, **tokens)
 
     app.add_api_route("/v1/models", list_models, methods=["GET"], responses=ERRORS)
     # a hub id has a slash in it
@@ -66,41 +74,28 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
     async def tokens_of(body: TokenizeRequest) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
-        if body.messages is not None:
-            return await render_messages(
-                server,
-                body.messages,
-                plain_tools(body.tools),
-                documents=body.documents,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                chat_template=body.chat_template,
-                chat_template_kwargs=body.chat_template_kwargs,
-                add_special_tokens=body.add_special_tokens,
-            )
+        if body.prompt is None:
+            return await render_messages(server, body, plain_tools(body.tools), body.chat_template_kwargs)
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
             if getattr(body, name) is not None:
-                raise FieldError(name, f"{name} is of messages, not of a prompt")
-        assert body.prompt is not None
+                raise FieldError(name, f"{name} needs messages, and this request has a prompt: leave it out")
         return await engine.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
     def present(tokens: list[int], with_strings: bool) -> bytes:
-        strings = None
+        answer: Tokens = {"count": len(tokens), "max_model_len": engine.model.max_model_len, "tokens": tokens}
         if with_strings and engine.tokenizer is not None:
-            strings = [engine.tokenizer.id_to_piece(token) or "" for token in tokens]
-        length = engine.model.max_model_len
-        return _encode(Tokens(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+            answer["token_strs"] = [engine.tokenizer.id_to_piece(token) or "" for token in tokens]
+        return to_json(answer)
 
     def in_time(
         request: Request, body: TokenizeRequest | DetokenizeRequest, make: Callable[[], Awaitable[bytes]]
     ) -> Response:
         """The answer of `make`, or an error if it takes longer than the request's deadline."""
-        header = server.ignored_fields.header(server.ignored_fields.take_out(body))
+        headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
 
-        async def work(send: Send) -> None:
-            async with within_deadline(arrival_time(request), server.settings.request_timeout):
-                answer = await make()
-            await send_json(with_headers(send, header), answer)
+        async def work(_: Send) -> Response:
+            async with within_deadline(request):
+                return Response(await make(), headers=headers, media_type="application/json")
 
         return WorkResponse(work)
 
@@ -111,8 +106,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             try:
                 tokens = await tokens_of(body)
             except (InvalidRequestError, TokenizerError) as error:
-                prompt_field = "messages" if body.prompt is None else "prompt"
-                raise to_api_error(error, named_field(error, body, prompt_field)) from error
+                raise to_api_error(error, named_field(error, body)) from error
             return await asyncio.to_thread(present, tokens, bool(body.return_token_strs))
 
         return in_time(request, body, make)
@@ -130,7 +124,8 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
 
         async def make() -> bytes:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
-            return _encode(DetokenizedText(prompt=text))
+            answer: DetokenizedText = {"prompt": text}
+            return to_json(answer)
 
         return in_time(request, body, make)
 
@@ -144,27 +139,27 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
     engine, metrics = server.engine, server.metrics
 
     async def version() -> Version:
-        return Version(version=inflight.__version__)
+        return {"version": inflight.__version__}
 
     async def health() -> Status:
-        """The engine's process lives."""
+        """Whether the engine's process lives."""
         await engine.check_health()
-        return Status(status="healthy")
+        return {"status": "healthy"}
 
     async def ready() -> Status:
-        """Real steps are made, and new requests taken."""
+        """Whether the engine makes steps, and new requests are accepted."""
         if engine.is_draining:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:
             await engine.check_ready()
         except EngineError as error:
             raise ApiError(503, "the engine makes no steps", type="server_error", code="not_ready") from error
-        return Status(status="ready")
+        return {"status": "ready"}
 
     async def reset_prefix_cache() -> Status:
         """Forget the KV blocks of earlier prompts."""
         await engine.reset_prefix_cache()
-        return Status(status="reset")
+        return {"status": "reset"}
 
     for path, endpoint in (("/version", version), ("/health", health), ("/ping", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
@@ -173,12 +168,8 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         return
 
     async def show_metrics(request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         body, content_type = metrics.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     app.add_api_route("/metrics", show_metrics, methods=["GET"], response_class=Response, responses=ERRORS)
-
-
-def _encode(body: Body) -> bytes:
-    return encode_json(body.model_dump(exclude_none=True)).encode("utf-8")

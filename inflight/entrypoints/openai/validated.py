@@ -1,7 +1,4 @@
-"""`ValidatedRequest`: what every kind of request becomes before anything is generated, and how its answer is shown.
-
-The shapes of the endpoints are adapters: one makes this of a body, one (a presenter) makes an answer of what the engine says.
-"""
+"""`ValidatedRequest`: what a request of each endpoint becomes before anything is generated, and how its answer is written."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """One prompt with its own parameters; they differ in max_tokens only. `text` is None where it was given as token ids."""
+    """`text` is None if the prompt was given as token ids and nothing shows its text."""
 
     token_ids: list[int]
     text: str | None
-    params: SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +23,19 @@ class Presentation:
 
     Attributes:
         model: the name that the client used.
-        include_usage: of a stream: a last chunk with the usage.
-        continuous_usage: of a stream: the usage so far in every chunk.
-        top_logprobs: so many alternatives beside each token; None: no log-probabilities at all.
-        prompt_logprobs: the prompt's own are part of the answer, in vLLM's form.
-        return_token_ids: token ids of prompt and completions are part of the answer.
-        echo: the prompt's text, and its log-probabilities, stand before the completion's.
-        prompt_only: nothing but the prompt is shown: the one token that was drawn is dropped.
-        make_parser: for the text of each choice, which holds tool calls or reasoning; None: it is content as it stands.
+        include_usage: a stream ends with a chunk that has the usage.
+        continuous_usage: every chunk of a stream has the usage so far.
+        prompt_logprobs: the answer has the prompt's log-probabilities, in vLLM's form.
+        return_token_ids: the answer has the token ids of the prompt and of the completions.
+        echo: the prompt's text and log-probabilities come before those of the completion.
+        prompt_only: the answer shows only the prompt: the one token that was drawn is dropped.
+        make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None: all text is content.
     """
 
     model: str
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    top_logprobs: int | None = None
     prompt_logprobs: bool = False
     return_token_ids: bool = False
     echo: bool = False
@@ -51,12 +45,15 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """A request that is rendered and tokenised, and checked except against the engine's limits.
+    """A request that is rendered, tokenised, and checked except against the engine's limits.
 
-    `thinks_first`: the model may think before it answers, so a grammar starts only after the thinking.
+    Attributes:
+        params: of every prompt.
+        thinks_first: the model may think before it answers, so a grammar starts only after the thinking.
     """
 
     prompts: tuple[TokenPrompt, ...]
+    params: SamplingParams
     presentation: Presentation
     priority: int = 0
     cache_salt: str = ""

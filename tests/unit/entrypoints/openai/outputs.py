@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inflight.entrypoints.openai.validated import Presentation, TokenPrompt, ValidatedRequest
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
+from inflight.sampling_params import SamplingParams
+
+
+def request(
+    num_prompts: int = 1, *, n: int = 1, top_logprobs: int | None = None, **presentation: Any
+) -> ValidatedRequest:
+    return ValidatedRequest(
+        prompts=tuple(TokenPrompt([1, 2, 3], f"p{i} ") for i in range(num_prompts)),
+        params=SamplingParams(n=n, logprobs=top_logprobs),
+        presentation=Presentation(model="m", **presentation),
+    )
 
 
 def completion(text: str, num_tokens: int | None = None, **more: Any) -> CompletionOutput:
@@ -25,7 +37,7 @@ def row(text: str, logprob: float = -1.0) -> dict[int, Logprob]:
     return {7: Logprob(logprob, 1, text)}
 
 
-def opened(chunks: list[str]) -> list[dict[str, Any]]:
+def opened(chunks: list[bytes]) -> list[dict[str, Any]]:
     """The JSON of events."""
-    assert all(chunk.startswith("data: ") and chunk.endswith("\n\n") for chunk in chunks)
+    assert all(chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") for chunk in chunks)
     return [json.loads(chunk[6:]) for chunk in chunks]

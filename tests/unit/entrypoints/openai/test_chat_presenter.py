@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
-from inflight.entrypoints.openai.validated import Presentation
 from inflight.parsers.selector import create_output_parser
-from tests.unit.entrypoints.openai.outputs import completion, opened, output, row
+from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS = partial(create_output_parser, "hermes", "qwen3", tools=[{"function": {"name": "f"}}])
 
 
 def presenter(**more: Any) -> ChatPresenter:
-    return ChatPresenter("id", Presentation(model="m", **more), "fp", None)
+    return ChatPresenter("id", request(**more), "fp", None)
 
 
 def choice_of(text: str, reason: str, **more: Any) -> dict[str, Any]:

@@ -6,14 +6,11 @@ import json
 from typing import Any
 
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt
-from inflight.sampling_params import SamplingParams
-from tests.unit.entrypoints.openai.outputs import completion, opened, output, row
+from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
 
 
 def presenter(num_prompts: int = 1, n: int = 1, **more: Any) -> CompletionPresenter:
-    prompts = [TokenPrompt(token_ids=[1, 2, 3], text=f"p{i} ", params=SamplingParams(n=n)) for i in range(num_prompts)]
-    return CompletionPresenter("id", Presentation(model="m", **more), "fp", None, prompts)
+    return CompletionPresenter("id", request(num_prompts, n=n, **more), "fp", None)
 
 
 def test_a_choice_is_counted_over_prompts_and_n() -> None:
@@ -59,7 +56,6 @@ def test_the_hidden_token_is_nowhere() -> None:
     (chunk,) = opened(shown.chunks(0, output(completion("x", 1, finish_reason="length"))))
     assert (chunk["choices"][0]["text"], chunk["choices"][0]["token_ids"]) == ("p0 ", [])
     usage = shown.usage_chunk()
-    assert usage is not None
     assert opened([usage])[0]["usage"]["completion_tokens"] == 0
     assert presenter(prompt_only=True, stream=True).chunks(0, output(completion("x", 1))) == []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from inflight.entrypoints.openai.errors import ApiError, _validation_error, to_api_error
+from inflight.entrypoints.openai.errors import ApiError, _validation_error, named_field, to_api_error
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from inflight.errors import (
     ContextLengthExceededError,
@@ -125,7 +125,7 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
         ({"messages": []}, "messages: list should have at least 1 item, not 0"),
         (
             {"messages": HELLO, "response_format": {"type": "json"}},
-            "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema'",
+            "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema', 'structural_tag'",
         ),
         ({"messages": HELLO, "response_format": {}}, "response_format: it needs a type"),
         (
@@ -157,3 +157,39 @@ def test_a_long_message_keeps_its_end() -> None:
 def test_too_many_prompts_are_told_as_such(prompt: object) -> None:
     param, message = told(CompletionRequest, {"prompt": [prompt] * 257})
     assert (param, message) == ("prompt", "prompt: list should have at most 256 items, not 257")
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "given", "expected"),
+    [
+        ("min_tokens=10 is more than max_tokens=3", {"min_tokens": 10}, "min_tokens"),
+        ("min_tokens=10 is more than max_tokens=3", {}, None),  # the model's own default: no field of the request
+        ("logit_bias holds 99999, but", {"logit_bias": {"99999": 1}}, "logit_bias"),
+        ("stop strings need the text", {"stop": "x"}, "stop"),
+        ("messages[0] (role 'user') has no content", {}, "messages[0]"),
+        ("messages[1]['tool_calls'][0]['x'] is inf; only", {}, "messages[1].tool_calls[0].x"),
+        ("tools[0] ('f'): #/properties/a/not is not supported", {"tools": TOOLS}, "tools[0]"),
+        ("the prompt is empty; give", {}, "messages"),
+        ("prompt token 9 at position 0 is outside", {}, "messages"),
+        ("json: #/not is not supported", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("json: #/not is not supported", {"guided_json": {}}, "guided_json"),
+        ("regex: unclosed group", {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ("structural_tag: structures[0]", {"tools": TOOLS}, "tools"),
+        ("the answer might hold 5 log-probabilities", {"logprobs": True}, None),
+        ("\N{PILE OF POO}", {}, None),
+    ],
+)
+def test_the_field_that_a_message_begins_with(message: str, given: dict[str, Any], expected: str | None) -> None:
+    body = ChatCompletionRequest.model_validate({"messages": HELLO, **given})
+    assert named_field(InvalidRequestError(message), body) == expected
+
+
+def test_errors_of_one_field() -> None:
+    body = ChatCompletionRequest.model_validate({"messages": HELLO})
+    assert named_field(ContextLengthExceededError("x"), body) == "messages"
+    assert named_field(TokenizerError("messages: x"), body) is None
+    body.chat_template = "{% x"
+    assert named_field(TokenizerError("x"), body) == "chat_template"

@@ -1,15 +1,23 @@
-"""Whose fault it is that a request ended with an error."""
+"""The events of several prompts in one stream, and whose fault it is that a request ended with an error."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
+from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.errors import to_api_error
-from inflight.entrypoints.openai.generation import _check
-from inflight.errors import InflightError
+from inflight.entrypoints.openai.generation import _check, send_events
+from inflight.entrypoints.openai.sse import EventStream
+from inflight.errors import InflightError, InvalidRequestError
+from inflight.outputs import RequestOutput
 from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
 from inflight.structured_output.compile_lane import TOO_MANY_GRAMMARS
-from tests.unit.entrypoints.openai.outputs import completion, output
+from tests.unit.entrypoints.openai.outputs import completion, output, request
 
 
 @pytest.mark.parametrize(
@@ -30,3 +38,44 @@ def test_an_error_is_the_requests_or_the_servers(error: str, engine_failed: bool
     assert told.status_code == status
     assert ("Retry-After" in (told.headers or {})) is (status == 503)
     _check(output(completion("x", finish_reason="stop")))
+
+
+async def delayed(*pieces: tuple[float, str | Exception]) -> AsyncIterator[RequestOutput]:
+    """Outputs of one prompt, or an error, each after its seconds. The last output ends the prompt."""
+    for i, (seconds, piece) in enumerate(pieces):
+        await asyncio.sleep(seconds)
+        if isinstance(piece, Exception):
+            raise piece
+        yield output(completion(piece, finish_reason="stop" if i == len(pieces) - 1 else None))
+
+
+def sent_events(*streams: AsyncIterator[RequestOutput]) -> list[Any]:
+    """The JSON of the events; the last one, which is [DONE], as text."""
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    presenter = CompletionPresenter("id", request(len(streams), stream=True), "fp", None)
+    every: Any = streams
+    asyncio.run(send_events(every, presenter, EventStream(send)))
+    assert [message["type"] for message in messages].count("http.response.start") == 1
+    *events, done, end = b"".join(message.get("body", b"") for message in messages).decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_the_prompts_events_come_as_their_outputs_do() -> None:
+    events = sent_events(delayed((0.0, "a"), (0.06, "b")), delayed((0.03, "c"), (0.06, "d")))
+    found = [(event["choices"][0]["index"], event["choices"][0]["text"]) for event in events]
+    assert found == [(0, "a"), (1, "c"), (0, "b"), (1, "d")]
+
+
+def test_an_error_of_one_prompt_ends_the_stream() -> None:
+    wrong = InvalidRequestError("json: it is too complex")
+    first, error = sent_events(delayed((0.0, "a"), (20.0, "b")), delayed((0.03, wrong)))
+    assert first["choices"][0]["text"] == "a"
+    assert error["error"]["message"] == str(wrong)
+    for streams in ([delayed((0.0, wrong))], [delayed((20.0, "a")), delayed((0.0, wrong))]):
+        with pytest.raises(InvalidRequestError, match="too complex"):
+            sent_events(*streams)

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from inflight.entrypoints.openai.messages import (
     ChatMessage,
-    malformed_arguments,
-    read_malformed_arguments,
+    malformed_calls,
+    read_arguments,
     template_messages,
 )
 from inflight.entrypoints.openai.rendering import _render_calls
@@ -68,11 +68,12 @@ MALFORMED = [
 @pytest.mark.parametrize(("text", "read"), MALFORMED, ids=[text[:12] for text, _ in MALFORMED])
 def test_malformed_arguments_are_text_or_what_can_be_read_of_them(text: str, read: object) -> None:
     messages = called(text)
-    assert malformed_arguments(messages) == [text]
-    assert messages[0]["tool_calls"][0]["function"]["arguments"] == text
-    read_malformed_arguments(messages)
-    assert messages[0]["tool_calls"][0]["function"]["arguments"] == read
-    assert malformed_arguments(messages) == []
+    (function,) = malformed_calls(messages)
+    assert messages[0]["tool_calls"][0]["function"] is function
+    assert function["arguments"] == text
+    function["arguments"] = read_arguments(text)
+    assert function["arguments"] == read
+    assert malformed_calls(messages) == []
 
 
 LOOP = "{% for m in messages %}{% for c in m.tool_calls %}"

@@ -10,17 +10,12 @@ import pytest
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
 from inflight.entrypoints.openai.presenter import UsageCount
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt
-from inflight.sampling_params import SamplingParams
-from tests.unit.entrypoints.openai.outputs import completion, opened, output
+from tests.unit.entrypoints.openai.outputs import completion, opened, output, request
 
 
 def presenter(kind: str = "chat", num_prompts: int = 1, **more: Any) -> ChatPresenter | CompletionPresenter:
-    presentation = Presentation(model="m", **more)
-    if kind == "chat":
-        return ChatPresenter("id", presentation, "fp", None)
-    prompts = [TokenPrompt(token_ids=[1], text=None, params=SamplingParams())] * num_prompts
-    return CompletionPresenter("id", presentation, "fp", None, prompts)
+    made = ChatPresenter if kind == "chat" else CompletionPresenter
+    return made("id", request(num_prompts, **more), "fp", None)
 
 
 def test_usage_sums_prompts_and_choices() -> None:
@@ -48,7 +43,7 @@ def test_chunks_have_the_usage_that_was_asked_for(kind: str) -> None:
         shown = presenter(kind, stream=True, **more)
         chunks = opened(shown.chunks(0, output(completion("a"))) + shown.chunks(0, output(completion("b"))))
         last = shown.usage_chunk()
-        return chunks, [] if last is None else opened([last])
+        return chunks, opened([last]) if last else []
 
     chunks, last = stream()
     assert last == [] and all("usage" not in chunk for chunk in chunks)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from inflight.entrypoints.openai.deadline import within_deadline
 from inflight.entrypoints.openai.errors import add_error_handlers
-from inflight.entrypoints.openai.ignored_fields import IgnoredFields
+from inflight.entrypoints.openai.server import within_deadline
 from inflight.entrypoints.openai.strict_json import JsonRoute
+from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.openai.utility_routes import add_token_routes
 from inflight.errors import RequestTimeoutError
 
@@ -92,9 +92,12 @@ def test_what_is_in_time_is_answered(path: str, body: bytes, timeout: float | No
 
 
 def test_another_timeout_is_not_taken_for_the_deadline() -> None:
+    app = SimpleNamespace(state=SimpleNamespace(request_timeout=10.0))
+    request: Any = SimpleNamespace(scope={}, app=app)
+
     async def test() -> None:
         with pytest.raises(TimeoutError, match="mine") as caught:
-            async with within_deadline(time.monotonic(), 10.0):
+            async with within_deadline(request):
                 raise TimeoutError("mine")
         assert not isinstance(caught.value, RequestTimeoutError)
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.ignored_fields import MAX_LOGGED_NAMES, MAX_NAME_LENGTH, MAX_NAMES, IgnoredFields
 from inflight.entrypoints.openai.messages import template_messages
 from inflight.entrypoints.openai.protocol import (
     ChatCompletionRequest,
@@ -18,6 +17,7 @@ from inflight.entrypoints.openai.protocol import (
     TokenizeRequest,
 )
 from inflight.entrypoints.openai.rendering import plain_tools
+from inflight.entrypoints.openai.strict_model import MAX_LOGGED_NAMES, MAX_NAME_LENGTH, MAX_NAMES, IgnoredFields
 
 TEXT_PART = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
 CALL = {
@@ -103,16 +103,16 @@ def test_strict_fields_refuse_them_with_their_place() -> None:
 
 def test_the_header_is_bounded_and_holds_nothing_that_could_end_it() -> None:
     fields = IgnoredFields(is_strict=False)
-    assert fields.header([]) == []
+    assert fields.header([]) == {}
     ((name, value),) = fields.header(
         ["a\r\nSet-Cookie: b", "é,\x00", "", "tools[0] ('f'): #/not", "\ud800", "a\r\nSet-Cookie: b"]
-    )
-    assert name == b"x-ignored-fields"
-    assert value == b"a%0D%0ASet-Cookie: b, %C3%A9%2C%00, \"\", tools[0] ('f'): #/not, ?"
-    ((_, value),) = fields.header(f"{i}" + "x" * 10_000 for i in range(1000))
-    assert value.endswith(b", and more")
+    ).items()
+    assert name == "X-Ignored-Fields"
+    assert value == "a%0D%0ASet-Cookie: b, %C3%A9%2C%00, \"\", tools[0] ('f'): #/not, ?"
+    ((_, value),) = fields.header(f"{i}" + "x" * 10_000 for i in range(1000)).items()
+    assert value.endswith(", and more")
     assert len(value) < MAX_NAMES * (MAX_NAME_LENGTH + 2) + 30
-    assert value.isascii() and value.decode().isprintable()
+    assert value.isascii() and value.isprintable()
 
 
 def test_many_and_long_names_cost_little() -> None:
@@ -123,10 +123,10 @@ def test_many_and_long_names_cost_little() -> None:
     fields = IgnoredFields(is_strict=False)
     start = time.process_time()
     names = fields.take_out(model)
-    ((_, value),) = fields.header(names)
+    ((_, value),) = fields.header(names).items()
     assert time.process_time() - start < 0.5
     assert len(names) == MAX_NAMES + 1
-    assert value.endswith(b", and more")
+    assert value.endswith(", and more")
     assert len(value) < MAX_NAMES * (MAX_NAME_LENGTH + 2) + 30
     assert fields.take_out(model) == []
 

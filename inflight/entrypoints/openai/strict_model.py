@@ -1,7 +1,11 @@
-"""Unknown fields of a request: they are removed and reported, or refused with `strict_fields`.
+"""`StrictModel`, a JSON object of a request; and `IgnoredFields`, which removes and reports fields that are not declared.
 
-Such a field may belong to another engine, be newer than this server, or be data that a client library adds. So the request is
-answered without it. The log names each such field once, and an answer's header names the unknown fields of its request.
+An unknown field may belong to another engine, be newer than this server, or be data that a client library adds. So the request
+is answered without it. The log names each such field once, and an answer's header names the unknown fields of its request.
+With `strict_fields` such a request is refused.
+
+The description of a field says what the field does. A field that does nothing is made with `no_effect`. A field of which only
+the value that changes nothing is accepted is made with `neutral`. docs/server-api.md and the field test use these marks.
 """
 
 from __future__ import annotations
@@ -9,14 +13,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 from urllib.parse import quote
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.model import StrictModel
 
 logger = logging.getLogger(__name__)
 
-HEADER = b"x-ignored-fields"
+EFFECT = "x-effect"  # in the OpenAPI document: "none" or "neutral"; absent: the field changes the outcome
+HEADER = "X-Ignored-Fields"
 MAX_NAMES = 16  # of one header
 MAX_NAME_LENGTH = 100  # characters
 MAX_LOGGED_NAMES = 1000  # clients choose the names, so the log and this memory need a bound
@@ -24,11 +31,28 @@ _INDEX = re.compile(r"\[\d+\]")
 _PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # characters that a header holds unchanged; all others are percent-encoded
 
 
+class StrictModel(BaseModel):
+    """Each known field must have exactly its declared type: a bool is no integer, "5" is no number, nor are NaN and infinity.
+    None means that the field was left out."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
+    """A field that is accepted and changes nothing; `why` says so."""
+    return Field(description=why, json_schema_extra={EFFECT: "none"}, **bounds)
+
+
+def neutral(why: str, **bounds: Any) -> Any:
+    """A field of which only the neutral value is accepted, because the server does not do what other values ask for."""
+    return Field(description=why, json_schema_extra={EFFECT: "neutral"}, **bounds)
+
+
 class IgnoredFields:
     """One per server; used by the event loop's thread only.
 
     Args:
-        is_strict: refuse them.
+        is_strict: refuse unknown fields.
     """
 
     def __init__(self, *, is_strict: bool) -> None:
@@ -53,15 +77,15 @@ class IgnoredFields:
                 found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
         return list(found)
 
-    def header(self, names: Iterable[str]) -> list[tuple[bytes, bytes]]:
-        """The header that names these fields (none for no field). Logs the fields that were not logged before."""
+    def header(self, names: Iterable[str]) -> dict[str, str]:
+        """The header that names these fields; empty if there are none. Logs the fields that were not logged before."""
         distinct = list(dict.fromkeys(names))
         if not distinct:
-            return []
+            return {}
         shown = [_plain(name) for name in distinct[:MAX_NAMES]]
         self._log(shown)
         more = ["and more"] if len(distinct) > MAX_NAMES else []
-        return [(HEADER, ", ".join([*shown, *more]).encode("ascii"))]
+        return {HEADER: ", ".join([*shown, *more])}
 
     def _log(self, names: Iterable[str]) -> None:
         for name in names:
