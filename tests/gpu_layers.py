@@ -9,7 +9,7 @@ import torch
 
 from inflight.config.engine import QuantizationConfig
 from inflight.kernels.triton.layer_ops import TritonLayerOps
-from inflight.layers import gpu_linear
+from inflight.layers import linear_tuner
 from inflight.layers.gpu_linear import GpuLinear
 from tests.triton_inputs import IS_INTERPRETED
 
@@ -50,4 +50,4 @@ def use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.layers.context.select_linear_methods", select_linear_methods)
     for layer in ("norm", "rotary"):
         monkeypatch.setattr(f"inflight.layers.{layer}.select_layer_ops", lambda device, dtype: TritonLayerOps())
-    monkeypatch.setattr(gpu_linear, "GraphClock", TritonIsFaster)
+    monkeypatch.setattr(linear_tuner, "GraphClock", TritonIsFaster)

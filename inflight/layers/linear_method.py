@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,38 +92,15 @@ class PlainLinear(LinearMethod):
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
         plain = weight.dequantize().to(self._dtype) if isinstance(weight, QuantizedWeight) else _whole(weight)
-        return _finish(lambda x: F.linear(x, plain, bias), is_gated=is_gated)
 
+        def multiply(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+            result = F.linear(x, plain, bias)
+            if is_gated:
+                gate, up = result.chunk(2, dim=-1)
+                result = F.silu(gate).mul_(up)
+            return result.to(out_dtype) if out is None else out.copy_(result)
 
-class OneDnnPackedLinear(LinearMethod):
-    """For bfloat16 without the C++ kernels: the weight in oneDNN's blocked layout, up to twice as fast as `F.linear`.
-
-    Rows are padded to one of some sixty counts. oneDNN compiles a kernel for every (row count, weight shape) it meets and keeps
-    about 0.7 MiB of code for each of up to 1,024: over all counts a long-running engine would fill a gigabyte with them.
-    The least count is 4, whose kernel is faster than those for 1 and 2 (a 6144x1024 weight: 340 us against 410 and 480).
-    """
-
-    copies_weights = True
-
-    @staticmethod
-    def is_available() -> bool:
-        return torch.backends.mkldnn.is_available() and bool(  # type: ignore[no-untyped-call]
-            torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
-
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
-    ) -> PreparedLinear:
-        plain = weight.dequantize().bfloat16() if isinstance(weight, QuantizedWeight) else _whole(weight)
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.contiguous())
-
-        def multiply(x: Tensor) -> Tensor:
-            num_rows = x.shape[0]
-            padded = F.pad(x, (0, 0, 0, padded_rows(num_rows) - num_rows))
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(padded, packed, bias, "none", [], "")
-            return out[:num_rows]
-
-        return _finish(multiply, is_gated=is_gated)
+        return multiply
 
 
 class KernelLinear(LinearMethod):
@@ -181,30 +158,6 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _finish(multiply: Callable[[Tensor], Tensor], *, is_gated: bool) -> PreparedLinear:
-    """What the kernels do by themselves: the gate, and the dtype."""
-
-    def call(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        result = multiply(x)
-        if is_gated:
-            gate, up = result.chunk(2, dim=-1)
-            result = F.silu(gate).mul_(up)
-        return result.to(out_dtype) if out is None else out.copy_(result)
-
-    return call
-
-
-def padded_rows(num_rows: int) -> int:
-    """The next row count that kernels are compiled for: steps of 4 up to 32, of 8 up to 128, then of an eighth at most."""
-    if num_rows <= 32:
-        step = 4
-    elif num_rows <= 128:
-        step = 8
-    else:
-        step = 16 if num_rows <= 256 else 32 if num_rows <= 512 else 64
-    return -(-num_rows // step) * step
-
-
 def select_linear_method(
     device: torch.device,
     dtype: torch.dtype,
@@ -236,8 +189,6 @@ def select_linear_method(
             f"quantization={quantization!r} needs the C++ kernels, which are not used here (the warning above says why): leave "
             "it out, or install them"
         )
-    if device.type == "cpu" and dtype == torch.bfloat16 and OneDnnPackedLinear.is_available():
-        return OneDnnPackedLinear()
     return PlainLinear(dtype)
 
 

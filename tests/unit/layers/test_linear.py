@@ -14,9 +14,7 @@ from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
 from inflight.layers.linear_method import (
     KernelLinear,
-    OneDnnPackedLinear,
     PlainLinear,
-    padded_rows,
     select_linear_method,
 )
 from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
@@ -52,27 +50,22 @@ def test_the_method_follows_device_dtype_and_kernels(monkeypatch: pytest.MonkeyP
         for dtype in (torch.float32, torch.bfloat16):
             assert isinstance(select_linear_method(CPU, dtype), KernelLinear)
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
-    assert isinstance(select_linear_method(CPU, torch.float32), PlainLinear)
-    packed = isinstance(select_linear_method(CPU, torch.bfloat16), OneDnnPackedLinear)
-    assert packed == OneDnnPackedLinear.is_available()
+    for dtype in (torch.float32, torch.bfloat16):
+        assert isinstance(select_linear_method(CPU, dtype), PlainLinear)
     with pytest.raises(ConfigError, match="needs the C\\+\\+ kernels"):
         select_linear_method(CPU, torch.bfloat16, quantization="int8")
 
 
-@pytest.mark.skipif(not OneDnnPackedLinear.is_available(), reason="oneDNN has no bf16 on this processor")
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 7, 33])
 @pytest.mark.parametrize(("out_features", "in_features"), [(64, 64), (20, 60), (33, 7), (1, 1), (203, 48)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_packed_weight_multiplies_as_the_plain_one(
-    num_tokens: int, out_features: int, in_features: int, has_bias: bool
-) -> None:
+def test_a_plain_weight_multiplies(num_tokens: int, out_features: int, in_features: int, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (
         torch.randn(*shape, generator=generator).bfloat16()
         for shape in ((num_tokens, in_features), (out_features, in_features), (out_features,))
     )
-    method = OneDnnPackedLinear()
-    out = method.prepare([weight], bias if has_bias else None)(x, torch.bfloat16)
+    out = PlainLinear(torch.bfloat16).prepare([weight], bias if has_bias else None)(x, torch.bfloat16)
     truth = F.linear(x.double(), weight.double(), bias.double() if has_bias else None)
     assert out.shape == truth.shape
     assert out.dtype == torch.bfloat16
@@ -139,13 +132,6 @@ def test_a_group_of_several_ranks_has_to_bring_collectives() -> None:
     assert ALONE.all_gather(x) is x
     with pytest.raises(AssertionError):
         TensorParallelGroup(2, 0).all_reduce(x)
-
-
-def test_few_row_counts_reach_the_kernels() -> None:
-    counts = {padded_rows(n) for n in range(1, 2049)}
-    assert len(counts) <= 64 and {4, 8, 16, 32, 64, 512, 1024, 2048} <= counts
-    for n in range(1, 2049):
-        assert n <= padded_rows(n) <= max(4, n + 3, n * 1.25)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "off"])
