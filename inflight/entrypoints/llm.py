@@ -31,7 +31,8 @@ class LLM:
                 print(output.outputs[0].text)
 
     The arguments are those of `EngineArgs`; None and "auto" leave the choice to the engine, and an unknown name is an
-    error. `model` is a folder in the Hugging Face layout, a hub id, or None for the small model that is embedded.
+    error. `model` is a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf", or None for the small
+    model that is embedded.
 
     Raises:
         ConfigError: an argument, the folder or the machine does not fit.

@@ -85,8 +85,8 @@ class IntegerWeight(GpuWeight):
 
 
 class Fp8Weight(GpuWeight):
-    """weight in float8_e4m3fn with a scale for each row. The library multiplies rows of fp8, which `x` is rounded to, a scale for
-    each; the Triton kernel brings the weight to x's dtype, which must not be float32."""
+    """weight in float8_e4m3fn with a scale for each row. For the library the rows of x are rounded to fp8, too; the Triton
+    kernel brings the weight to x's dtype, which must not be float32."""
 
     def __init__(self, weight: Tensor) -> None:
         self.kind, self.shape = "fp8", (weight.shape[0], weight.shape[1])
