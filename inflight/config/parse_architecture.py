@@ -13,15 +13,14 @@ from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
-# A config saved without weights names no architecture, only its type.
+# By `model_type`, which is all that a config saved without weights has.
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+SUPPORTED_ARCHITECTURES = tuple(_MODEL_TYPES.values())
 
 # Fields that other families (or forks of these) compute with, and the values at which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {

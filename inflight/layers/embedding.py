@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.weights import WeightSlot, WeightSlots
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(Loadable):
     """Each rank holds ceil(vocab_size / size) rows; the last rows of the last ranks are padding, and zero.
 
     The table stays in its plain layout, also where the head, tied to it, makes itself a packed copy.

@@ -78,7 +78,7 @@ class TunedLinear:
         return out
 
     def multiply(self, x: Tensor, out: Tensor, tile: TileConfig | None) -> None:
-        """x [num_rows, in_features] -> out [num_rows, num_columns]: by the Triton kernel in this tile size, or by the library."""
+        """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel in this tile size or by the library."""
         if tile is not None:
             self.weight.multiply(x, self.bias, out, tile, self.scratch, is_gated=self.is_gated)
         elif self.is_gated:
@@ -153,7 +153,7 @@ def _times(
 
 
 def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
-    """Layers to compute in turn, so many that a weight has left the cache before it is used again; copies where a model has few."""
+    """So many layers that a weight has left the cache before it is used again; copies of the first if there are too few."""
     first, num_bytes = alike[0], alike[0].weight.num_bytes
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)

@@ -98,7 +98,6 @@ def load_model(
 
 def _allocate(unit: Loadable, device: torch.device) -> None:
     """Memory for the weights of a unit that has none yet; an embedding that a tied head shares has."""
-    assert isinstance(unit, nn.Module)
     for module in unit.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta:

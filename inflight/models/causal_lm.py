@@ -22,12 +22,7 @@ class CausalLM(nn.Module, ABC):
     """A decoder. The constructor allocates and draws nothing; `model_loader` fills it unit by unit, then it can run."""
 
     @abstractmethod
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        context: LayerContext,
-        stage: PipelineStage,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         """Only what belongs to `stage` is there: its layers, on the first stage the embedding, on the last norm and head."""
         super().__init__()
 

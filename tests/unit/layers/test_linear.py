@@ -81,7 +81,7 @@ def test_fused_projections_stand_side_by_side(dtype: torch.dtype) -> None:
         for name, size in (("q_proj", 12), ("k_proj", 4))
         for kind, shape in (("weight", (size, 8)), ("bias", (size,)))
     }
-    fill(dict(layer.weight_slots("attn")), tensors)
+    fill(dict(layer.weight_slots("attn.qkv_proj")), tensors)
     layer.finish_loading()
     x = torch.randn(5, 8).to(dtype)
     query, key = layer(x).split((12, 4), dim=-1)
@@ -99,7 +99,7 @@ def test_the_ranks_of_a_column_and_a_row_add_up_to_the_whole(size: int) -> None:
         tp = OneOfMany(size, rank)
         column = ColumnParallelLinear(8, {"up_proj": even_part(16, tp)}, bias=False, context=context(torch.float32, tp))
         row = RowParallelLinear(16, 8, bias=True, context=context(torch.float32, tp))
-        fill(dict(column.weight_slots("mlp")), {"mlp.up_proj.weight": up})
+        fill(dict(column.weight_slots("mlp.gate_up_proj")), {"mlp.up_proj.weight": up})
         fill(dict(row.weight_slots("mlp.down_proj")), {"mlp.down_proj.weight": down, "mlp.down_proj.bias": bias})
         column.finish_loading()
         row.finish_loading()
@@ -141,7 +141,7 @@ def test_a_gate_is_applied(kernels: str, in_features: int, monkeypatch: pytest.M
     parts = {"gate_proj": OutputPart(5, 0, 5), "up_proj": OutputPart(5, 0, 5)}
     layer = ColumnParallelLinear(in_features, parts, bias=False, context=context(torch.float32), is_gated=True)
     gate, up, x = torch.randn(5, in_features), torch.randn(5, in_features), torch.randn(3, in_features)
-    fill(dict(layer.weight_slots("mlp")), {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up})
+    fill(dict(layer.weight_slots("mlp.gate_up_proj")), {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up})
     layer.finish_loading()
     torch.testing.assert_close(layer(x), F.silu(x @ gate.T) * (x @ up.T))
 
@@ -159,7 +159,7 @@ def test_parts_that_are_stored_quantized(second_group: int) -> None:
     parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
     query, key = quantized(6, 64, group_size=32, seed=0), quantized(4, 64, group_size=second_group, seed=1)
     layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
-    slots = dict(layer.weight_slots("attn"))
+    slots = dict(layer.weight_slots("attn.qkv_proj"))
     for name, weight in (("k_proj", key), ("q_proj", query)):  # in any order
         accept = slots[f"attn.{name}.weight"].accept
         assert accept is not None
@@ -176,7 +176,7 @@ def test_a_quantized_part_beside_floats() -> None:
     parts = {"q_proj": OutputPart(6, 0, 6), "k_proj": OutputPart(4, 0, 4)}
     query, key = quantized(6, 64, group_size=32, seed=0), torch.randn(4, 64)
     layer = ColumnParallelLinear(64, parts, bias=False, context=context(torch.float32))
-    slots = dict(layer.weight_slots("attn"))
+    slots = dict(layer.weight_slots("attn.qkv_proj"))
     accept = slots["attn.q_proj.weight"].accept
     assert accept is not None
     assert accept(query)
