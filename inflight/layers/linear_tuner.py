@@ -78,7 +78,7 @@ class TunedLinear:
         return out
 
     def multiply(self, x: Tensor, out: Tensor, tile: TileConfig | None) -> None:
-        """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel in this tile size or by the library."""
+        """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel in this tile size, or the library."""
         if tile is not None:
             self.weight.multiply(x, self.bias, out, tile, self.scratch, is_gated=self.is_gated)
         elif self.is_gated:
