@@ -57,8 +57,7 @@ class CpuDevice(Device):
                 f"the KV cache of {num_blocks} blocks, {num_bytes / 2**30:.1f} GiB, cannot be allocated ({error}): "
                 "lower kv_cache_memory_bytes or max_model_len"
             ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            _advise_huge_pages(pages)
+        host_memory.advise_huge_pages(pages)
         # The tensor's storage holds the mapping's only reference, and unmaps it at its end.
         return torch.frombuffer(pages, dtype=torch.uint8).view(num_blocks, block_bytes)
 
@@ -90,14 +89,6 @@ def _use_threads(num_threads: int) -> None:
     """The size of the pool of the thread that calls this."""
     torch.get_num_threads()  # else torch gives the thread the process's setting when it first computes, instead of this one
     torch.set_num_threads(num_threads)
-
-
-def _advise_huge_pages(pages: mmap.mmap) -> None:
-    """10 % more read bandwidth where huge pages are to be had; kernels built without them refuse, which is no loss."""
-    try:
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
-        return
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h

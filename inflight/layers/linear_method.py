@@ -19,11 +19,11 @@ from torch import Tensor
 
 from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
-from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import DTYPES, load_kernels
 from inflight.kernels.cpu.linear import (
     IN_FEATURES_MULTIPLE,
     MAX_INTEGER_IN_FEATURES,
+    HugePages,
     pack_float,
     pack_integers,
     quantize_rows,

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from inflight.layers.quantized_weight import QuantizedWeight
-from inflight.model_loader.packed_layout import (
+from inflight.model_loader.packing import (
     ALL,
     FLOATS,
     PackedLayout,
     ReadTensor,
     check,
     check_group_index,
+    make_weight,
+    unpack_words,
 )
-from inflight.model_loader.packing import make_weight, unpack_words
 from inflight.model_loader.weight_source import StoredTensor
 
 

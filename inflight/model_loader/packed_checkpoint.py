@@ -11,12 +11,10 @@ from torch import Tensor
 from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
 from inflight.errors import CheckpointError
 from inflight.layers.quantized_weight import QuantizedWeight
-from inflight.model_loader.awq import Awq
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.compressed_tensors import CompressedTensors
-from inflight.model_loader.gptq import Gptq
-from inflight.model_loader.packed_layout import PackedLayout, ReadTensor
-from inflight.model_loader.packing import hold_columns
+from inflight.model_loader.gptq import Awq, Gptq
+from inflight.model_loader.packing import PackedLayout, ReadTensor, hold_columns
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
 
 LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {

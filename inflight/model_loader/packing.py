@@ -1,16 +1,74 @@
-"""From the integers, scales and zero points of any layout to a `QuantizedWeight`, or to floats where it has no place."""
+"""What the layouts of quantized checkpoints share: `PackedLayout`, and how integers, scales and zero points become a weight."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inflight.errors import CheckpointError
 from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
+from inflight.model_loader.weight_source import Held, StoredTensor
 
-_ROW_GROUP_SIZES = (128, 64, 32)  # that a row with one scale is cut into, the largest that fits
+ALL = slice(None)
+FLOATS = ("BF16", "F16", "F32")
+_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into the largest of these that fits
+
+
+class ReadTensor(Protocol):
+    """Reads a part of the module's tensor with this suffix."""
+
+    def __call__(self, suffix: str, part: Held) -> Tensor: ...
+
+
+class PackedLayout(ABC):
+    """How one format of quantized safetensors divides a weight among tensors. Stateless.
+
+    Its methods raise `ValueError`s that say what is wrong; the caller adds the module's name.
+
+    Attributes:
+        marker: the suffix of a tensor that only quantized modules have.
+        required: the suffixes that a quantized module must have, `marker` among them.
+        suffixes: all suffixes that it may have.
+    """
+
+    marker: str
+    required: tuple[str, ...]
+    suffixes: tuple[str, ...]
+
+    @abstractmethod
+    def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:
+        """(out_features, in_features), after a check of every dtype and shape. No large tensor is read."""
+
+    @abstractmethod
+    def read(
+        self, parts: Mapping[str, StoredTensor], shape: tuple[int, int], read: ReadTensor, start: int, stop: int
+    ) -> QuantizedWeight | Tensor:
+        """Rows `[start, stop)` of the weight, whose whole shape is `shape`, with all their columns."""
+
+
+def check(parts: Mapping[str, StoredTensor], suffix: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """
+    Raises:
+        ValueError: there is a tensor with this suffix, and it has another dtype or shape.
+    """
+    part = parts.get(suffix)
+    if part is not None and (part.dtype not in dtypes or part.shape != shape):
+        raise ValueError(f"{suffix} should be {' or '.join(dtypes)} {list(shape)}")
+
+
+def check_group_index(group_index: Tensor, num_groups: int) -> Tensor:
+    """
+    Raises:
+        ValueError: it names a group that does not exist.
+    """
+    if bool(((group_index < 0) | (group_index >= num_groups)).any()):
+        raise ValueError(f"its g_idx names groups outside [0, {num_groups}): the file is corrupt")
+    return group_index
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:

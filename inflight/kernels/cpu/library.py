@@ -1,4 +1,4 @@
-"""Finds, checks and loads the C++ kernels: the library for the best instruction set that the processor has.
+"""Loads the C++ kernels, the library for the best instruction set that the processor has, and binds their threads to cores.
 
 The libraries are built by `pip install` (setup.py). They know neither Python nor torch: functions take pointers and are called
 through ctypes, which releases the interpreter lock. They run in the OpenMP pool that torch has loaded: two pools on the same
@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import platform
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -234,3 +236,21 @@ def _share_openmp_runtime() -> None:
         except OSError:
             continue
     raise KernelsUnavailableError("no OpenMP runtime was found")
+
+
+def bind_threads(kernels: ctypes.CDLL, cores: Sequence[int]) -> None:
+    """Thread i of the calling thread's OpenMP pool may run on `cores[i]` only; the calling one, number 0, on any of them.
+
+    While the others work it has its own core all the same. OpenMP may end threads that a smaller region has no use for; those
+    that take their place inherit where the calling thread may run, and should not all be on its core.
+
+    Raises:
+        ConfigError: the kernel refuses.
+    """
+    error = kernels.inflight_bind_threads((ctypes.c_int32 * len(cores))(*cores), len(cores))
+    if error:
+        raise ConfigError(
+            f"compute threads cannot be bound to cores {', '.join(map(str, cores))}: {os.strerror(error)}; "
+            "set cpu_threads_bind='off'"
+        )
+    os.sched_setaffinity(0, cores)

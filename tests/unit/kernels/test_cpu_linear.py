@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
-from inflight.kernels.cpu.linear import PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.linear import HugePages, PackedLinear, pack_float, pack_integers, quantize_rows
 from inflight.kernels.reference import silu_and_mul
 from inflight.layers.quantized_weight import QuantizedWeight
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
