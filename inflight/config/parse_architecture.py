@@ -1,4 +1,4 @@
-"""`parse_architecture`: config.json -> `ModelArchitecture`. Whatever would change the result and is not served is refused.
+"""`parse_architecture`: config.json -> `ModelArchitecture`. It refuses fields that would change the result and are not served.
 
 The truth is transformers: a field that its model class ignores is ignored here, and defaults are those of its config class.
 """
@@ -120,7 +120,7 @@ def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
 
 
 def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
-    # The first Llama models have no such field. The other families' class defaults are no guess to make silently.
+    # The first Llama models have no such field. Other families must have it: their class default fits one model only.
     absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
     if num_heads % num_kv_heads:
@@ -148,7 +148,7 @@ def _head_dim(fields: JsonFields, name: str, num_heads: int) -> int:
 
 
 def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length: int) -> tuple[int | None, ...]:
-    """One entry a layer. A window that no sequence can outgrow is none: such a layer needs no KV group of its own."""
+    """One entry per layer. A window as long as the context counts as none: such a layer needs no KV group of its own."""
     if name == "LlamaForCausalLM":
         window, windowed = None, [False] * num_layers
     elif name == "MistralForCausalLM":

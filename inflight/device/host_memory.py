@@ -18,9 +18,9 @@ _MEMORY_FILES = {
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """What the kernel calls available, within the limits of every control group around this process.
+    """The memory that the operating system calls available, within the limits of every control group around this process.
 
-    `root` is the folder that `proc` and `sys` are in.
+    `root`: the folder that contains `proc` and `sys`.
     """
     return max(0, min([_host_available_bytes(root), *_cgroup_headrooms(root)]))
 
@@ -33,7 +33,7 @@ def _host_available_bytes(root: Path) -> int:
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
-    """Limit minus use, for each group from the process's own up to the root that has a limit.
+    """Limit minus use, for each group that has a limit, from the process's own up to the root.
 
     Page cache that nobody uses right now (`inactive_file`) counts as free, as container runtimes count it.
     """
@@ -45,17 +45,17 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """This process's memory in use; 0 where the host does not say."""
+    """The memory that this process uses; 0 if the host does not say."""
     return 1024 * (_read_field(root / "proc/self/status", "VmRSS:") or 0)
 
 
 def peak_resident_bytes(root: Path = ROOT) -> int:
-    """The most this process has had in use since `reset_peak`; 0 where the host does not say."""
+    """The most memory that this process has used since `reset_peak`; 0 if the host does not say."""
     return 1024 * (_read_field(root / "proc/self/status", "VmHWM:") or 0)
 
 
 def reset_peak(root: Path = ROOT) -> None:
-    """Start the peak anew from what is in use. Where the host does not allow it, the peak stays the process's highest."""
+    """Set the peak to the memory in use. If the host does not allow it, the peak remains that of the whole process."""
     try:
         (root / "proc/self/clear_refs").write_text("5")
     except OSError:

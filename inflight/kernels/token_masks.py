@@ -21,13 +21,13 @@ RowIndices = npt.NDArray[np.int64]
 # (logits, rows, masks), in place, any thread:
 #     logits  float32 [num_rows, vocab_size], contiguous
 #     rows    int64 [n], of the logits, distinct
-#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; what bits
-#             beyond the vocabulary say counts for nothing
+#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; bits
+#             beyond the vocabulary are ignored
 ApplyTokenMasks = Callable[[Tensor, RowIndices, TokenMasks], None]
 
 
 def check_token_masks(logits: Tensor, rows: RowIndices, masks: TokenMasks) -> None:
-    """That the three fit, as `ApplyTokenMasks` says."""
+    """Asserts the shapes and types of `ApplyTokenMasks`."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert rows.dtype == np.int64 and rows.flags.c_contiguous and rows.ndim == 1

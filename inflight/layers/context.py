@@ -1,4 +1,4 @@
-"""`LayerContext`: what every layer of a model is made with."""
+"""`LayerContext`: what the layers of a model share: dtype, device, tensor-parallel group, attention backend, linear methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inflight.layers.linear_method import LinearMethod, select_linear_methods
 class LayerContext:
     """One per model and rank. `linear` and `head` compute the layers' products and the head's.
 
-    `allocates_later`: layers have the shapes of their large weights, and no memory for them; whoever loads allocates it.
+    `allocates_later`: large weights have shapes but no memory yet; the loader allocates it.
     """
 
     dtype: torch.dtype
@@ -29,7 +29,7 @@ class LayerContext:
 
     @property
     def weight_device(self) -> torch.device:
-        """Where layers make their large weights."""
+        """The device on which layers create their large weights."""
         return torch.device("meta") if self.allocates_later else self.device
 
 

@@ -18,7 +18,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 @dataclass(frozen=True)
 class OutputPart:
-    """Rows `[start, start + size)`, of `total` in the checkpoint, of one projection."""
+    """The rows of one projection that this rank holds: `[start, start + size)` of the checkpoint's `total`."""
 
     total: int
     start: int
@@ -26,14 +26,14 @@ class OutputPart:
 
 
 def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
-    """The rank's share of rows that are divided evenly."""
+    """The rank's part of rows that are divided evenly."""
     assert total % tp.size == 0, f"{total} rows cannot be divided among {tp.size} ranks"
     size = total // tp.size
     return OutputPart(total=total, start=tp.rank * size, size=size)
 
 
 def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputPart:
-    """The rank's share of heads. With fewer heads than ranks, neighbouring ranks hold copies of the same head."""
+    """The rank's part of the heads. With fewer heads than ranks, neighbouring ranks hold copies of the same head."""
     num_shards = min(num_heads, tp.size)
     assert num_heads % num_shards == 0 and tp.size % num_shards == 0, f"{num_heads} heads, {tp.size} ranks"
     size = num_heads // num_shards * head_dim

@@ -1,7 +1,7 @@
 """`LinearMethod`: how x @ weight.T is computed. Chosen per device, dtype and quantization.
 
-A method makes of a layer's weights, once they are read, something to call in every step. What it is given are tensors in the
-engine's dtype, one below the other, or a `QuantizedWeight` where the checkpoint has one.
+`prepare` turns the weights of a layer into a callable that every step uses. The weights are tensors in the engine's dtype, one
+below the other, or a `QuantizedWeight` if the checkpoint is quantized.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class PreparedLinear(Protocol):
     """A weight that is ready to multiply."""
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """x [num_rows, in_features] -> [num_rows, out_features], or half of them behind a gate, in `out_dtype`.
+        """x [num_rows, in_features] -> [num_rows, out_features] in `out_dtype`; with a gate [num_rows, out_features / 2].
 
-        `out`, of that shape and dtype and contiguous, is where the result goes, and is returned.
+        If `out` is given, contiguous and of that shape and dtype, the result is written to it, and it is returned.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearChoice:
-    """What was found fastest for weights of one shape and up to `num_rows` rows: `way`, or the library behind torch."""
+    """The fastest way that was measured for weights of one shape and up to `num_rows` rows: tiles of a kernel, or "library"."""
 
     out_features: int
     in_features: int
@@ -56,9 +56,9 @@ class LinearChoice:
 
 
 class LinearMethod(ABC):
-    """One for all layers of a model, which it may allocate for together.
+    """One object serves all layers of a model and may allocate memory for them together.
 
-    `copies_weights`: nothing of what `prepare` is given is kept, so that it may lie in a file.
+    `copies_weights`: `prepare` copies the weights that it is given, so they may be views of a mapped file.
     """
 
     copies_weights = False
@@ -67,7 +67,7 @@ class LinearMethod(ABC):
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        """weight [out_features, in_features] in all, which the caller drops afterwards; bias [out_features].
+        """weight: [out_features, in_features] in total, dropped by the caller afterwards; bias: [out_features].
 
         `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
         """
@@ -77,13 +77,16 @@ class LinearMethod(ABC):
         return False
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        """Measure what there is to choose from, for up to so many rows; after all weights are prepared, and before graphs are
-        captured. In a stage, while nothing else is queued. What was found; nothing where nothing is to be chosen."""
+        """Measure the ways to multiply up to `max_num_rows` rows, choose the fastest for each weight, and return the choices.
+
+        Called in a stage, while nothing else is queued, after all weights are prepared and before graphs are captured. A method
+        that knows one way returns nothing.
+        """
         return []
 
 
 class PlainLinear(LinearMethod):
-    """The weight as it is; the library behind torch chooses. A quantized weight is held in `dtype`."""
+    """Plain torch. A quantized weight is dequantized to `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -104,9 +107,9 @@ class PlainLinear(LinearMethod):
 
 
 class KernelLinear(LinearMethod):
-    """The C++ kernels, for every format; with `bits` 8 or 4, a weight of floats is quantized on the way.
+    """The C++ kernels, for floats and quantized weights. With `bits` 8 or 4, floats are quantized before they are packed.
 
-    Weights of a shape that the kernels do not take are left to `PlainLinear`.
+    `PlainLinear` computes weights whose shape the kernels do not support.
     """
 
     copies_weights = True
@@ -166,8 +169,8 @@ def select_linear_method(
     quantization: str | None = None,
     group_size: int = 64,
 ) -> LinearMethod:
-    """The fastest method there is. `quantization`: what becomes of weights that are floats: None, "int8", "int4" or "fp8".
-    `out_dtype`: what will be asked for, `dtype` if not given.
+    """The fastest method for the device. `quantization`: how weights in floats are quantized: None, "int8", "int4" or "fp8".
+    `out_dtype`: the dtype of results, `dtype` by default.
 
     Raises:
         ConfigError: the quantization needs kernels, or a GPU, that are not there.
@@ -195,7 +198,7 @@ def select_linear_method(
 def select_linear_methods(
     device: torch.device, dtype: torch.dtype, config: QuantizationConfig
 ) -> tuple[LinearMethod, LinearMethod]:
-    """Those of the layers and of the head.
+    """The methods of the layers and of the head.
 
     Raises:
         ConfigError: as `select_linear_method`.

@@ -14,7 +14,7 @@ from inflight.layers.weights import Loadable, WeightSlots
 
 
 class LogitsHead(Loadable):
-    """Output features are sharded as the embedding's rows are, and gathered.
+    """Each rank computes the logits of its part of the vocabulary, divided as the embedding is; then they are gathered.
 
     The head has the weights of `tied_embedding`, if one is given. If the linear method packs weights, the head then holds a
     packed copy beside the plain table: vocab_size x hidden_size elements more (Qwen3-0.6B in bf16: 311 MB), so that it reads

@@ -3,7 +3,7 @@
 At most one block is held twice: memory is allocated for it, its tensors are copied from the mapped file into the (fused,
 sharded) weights, the mapping is closed, and the block brings its weights into their final form, which drops the plain ones.
 
-A tensor that is stored quantized is given to the layer as it is, if the layer takes it; else its floats are copied.
+A quantized tensor is given to the layer as it is stored, if the layer accepts it; otherwise its floats are copied.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load_model(
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
 ) -> CausalLM:
-    """A model that can run, its weights in `model_config.dtype`; of several pipeline stages, the one that is given.
+    """A model that can run, with weights in `model_config.dtype`; only one pipeline stage of it, if `stage` is given.
 
     Every stage checks the whole checkpoint against the whole model, and reads its own weights only.
 
@@ -74,7 +74,7 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    # memory for a block when its turn comes: that of the block before, if it is held in fewer bits now
+    # A block gets memory when its turn comes. If weights are quantized, the block before has given its plain weights' back.
     model = model_class(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
@@ -92,19 +92,19 @@ def load_model(
         fill(unit, prefix)
         unit.finish_loading()
     model.finish_loading()
-    _tell_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
+    _warn_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
     return model
 
 
 def _allocate(unit: Loadable, device: torch.device) -> None:
-    """Memory for the weights of a unit that has none yet; an embedding that a tied head shares has."""
+    """Memory for those weights of a unit that have none yet; an embedding that a tied head shares has it already."""
     for module in unit.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta:
                 setattr(module, name, nn.Parameter(torch.empty_like(weight, device=device), False))
 
 
-def _tell_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
+def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
     if not not_kept:
         return
     with_them = sum(module.num_dequantized for module in model.modules() if isinstance(module, Linear))
@@ -114,14 +114,14 @@ def _tell_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
         len(not_kept) + with_them,
         held_as,
         _list(not_kept),
-        f", and {with_them} that are one product with such a one" if with_them else "",
+        f", and {with_them} that are fused with one of these" if with_them else "",
     )
 
 
 def _check_batch_invariance(context: LayerContext, architecture: ModelArchitecture) -> None:
     """
     Raises:
-        ConfigError: with the first thing that stands in the way.
+        ConfigError: batch invariance cannot be kept; the text names the first reason.
     """
     hidden_size, ranks = architecture.hidden_size, context.tp.size
     sizes = (
@@ -154,11 +154,11 @@ def _open_source(model_config: ModelConfig) -> WeightSource:
 
 
 def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:
-    """`not_kept`: gets the names of quantized weights that come as floats, though the layer would take them as they are."""
+    """Appends to `not_kept` the names of quantized weights that the layer would keep, but that no kernel computes with."""
     with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
-                continue  # a rank behind the end of the vocabulary
+                continue  # this rank holds nothing but padding of the vocabulary
             held = [slice(0, size) for size in slot.shape]
             held[slot.dim] = slice(slot.start, slot.start + slot.size)
             if source.tensors[name].is_quantized and slot.accept is None:
@@ -172,7 +172,7 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
-    """Some rows at a time: of an embedding of 150,000 rows the floats alone would be more than the model."""
+    """Some rows at a time: the floats of an embedding of 150,000 rows would take more memory than the quantized model."""
     num_rows, num_columns = slot.destination.shape
     step = max(1, _DEQUANTIZED_AT_ONCE // num_columns)
     for first in range(0, num_rows, step):
@@ -186,7 +186,7 @@ def _floats(part: Tensor | QuantizedWeight) -> Tensor:
 
 
 def _check_against(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
-    """Everything that headers can tell, before the first weight is read."""
+    """Compares names, shapes and dtypes, which are in the headers, before the first weight is read."""
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
     missing = [name for name in slots if name not in source.tensors]
     if missing:
@@ -213,7 +213,7 @@ def _check_tensor(name: str, slot: WeightSlot, stored: StoredTensor) -> None:
 
 
 def _is_harmless(name: str, is_tied: bool) -> bool:
-    """Buffers of old releases that can be computed, and the copy of a tied embedding."""
+    """Whether a tensor may be ignored: buffers of old releases that can be computed, and the copy of a tied embedding."""
     return re.search(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", name) is not None or (
         is_tied and name == "lm_head.weight"
     )
@@ -235,7 +235,7 @@ def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
 
 
 def _draw(slot: WeightSlot, source: str) -> None:
-    """On the device itself, where an 8B model takes a second; so dummy models of two kinds of device differ."""
+    """Draws on the device itself: a GPU needs a second for an 8B model. So the values on a GPU differ from those on a CPU."""
     digest = hashlib.sha256(source.encode()).digest()
     destination: Tensor = slot.destination
     generator = torch.Generator(destination.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

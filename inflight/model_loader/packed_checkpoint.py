@@ -28,7 +28,7 @@ LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
 class PackedCheckpoint(WeightSource):
     """A `Checkpoint` in which the tensors of each quantized module are one weight, `<module>.weight`.
 
-    A module is quantized if it has the tensors of one, whatever config.json says; all others are plain.
+    A module counts as quantized if it has the tensors of a quantized module, whatever config.json says.
     """
 
     def __init__(self, stored: Checkpoint, weight_format: str) -> None:

@@ -90,12 +90,12 @@ def make_weight(
 ) -> QuantizedWeight | Tensor:
     """weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
 
-    Floats where `QuantizedWeight` has no such groups: in another order, or of sizes that are no multiple of 32.
+    Returns floats if a `QuantizedWeight` cannot hold the groups: columns in another order, or sizes that 32 does not divide.
 
     Args:
         values: uint8 [out_features, in_features], below 2**bits.
         scales, zero_points: float32 [out_features, num_groups].
-        group_index: each column's group, [in_features] in [0, num_groups); None for neighbours in groups of equal size.
+        group_index: each column's group, [in_features] in [0, num_groups); None for equal groups of neighbouring columns.
     """
     num_columns, num_groups = values.shape[1], scales.shape[1]
     if group_index is None:
@@ -118,10 +118,10 @@ def make_weight(
 
 
 def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
-    """Columns `[start, stop)`, those of one tensor-parallel rank. Groups that they do not end with are cut into smaller ones.
+    """Columns `[start, stop)` of a weight, for one tensor-parallel rank. If they begin or end within a group, groups are split.
 
     Raises:
-        CheckpointError: there are no groups that small.
+        CheckpointError: the groups would be no multiple of 32.
     """
     total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
     start, stop, _ = columns.indices(total)

@@ -96,7 +96,7 @@ class LlamaMLP(Loadable):
 class LlamaDecoderLayer(Loadable):
     """Attention and MLP, each on the norm of the residual stream, each added to it.
 
-    The MLP's output is left for the next norm to add, so that adding and norming can be one pass.
+    The next norm adds the MLP's output to the stream, so that adding and norming is one pass.
     """
 
     def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:
@@ -115,9 +115,11 @@ class LlamaDecoderLayer(Loadable):
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`delta`: what the layer before left to be added. Returns this layer's, and `residual`, which is changed in place.
+        """`delta` is the output of the previous layer, not yet added to `residual`. Returns this layer's delta, and `residual`,
+        changed in place.
 
-        Keys and values are those of all tokens; with `rows`, only these tokens go on from there.
+        Keys and values are written for all tokens. With `rows`, everything after the attention is computed for these tokens
+        only.
         """
         norm = self.input_layernorm
         hidden = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
@@ -130,7 +132,7 @@ class LlamaDecoderLayer(Loadable):
 
 
 class LlamaForCausalLM(CausalLM):
-    """The decoder with its embedding and head; of several stages, this one's part of it."""
+    """The decoder with its embedding and head, or one pipeline stage of it."""
 
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         nn.Module.__init__(self)

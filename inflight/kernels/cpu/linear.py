@@ -156,8 +156,8 @@ def quantize_rows(
     """parts: [out_features, in_features] in all, one below the other -> values, scales, offsets, as `QuantizedWeight` has
     them.
 
-    8 bits: one scale a row, symmetric. 4 bits: a scale and an offset a group; the range of each group is the one of five, from
-    the smallest to the largest weight and shrunk from there, that leaves the least squared error.
+    8 bits: one scale for each row, symmetric. 4 bits: a scale and an offset for each group. Of five ranges for a group (from
+    its smallest to its largest weight, and four narrower ones) the one with the least squared error is taken.
     """
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size
