@@ -1,4 +1,4 @@
-"""The compiler flags of the C++ kernels, and a digest of sources and flags that tells whether a library is stale.
+"""How the C++ kernels are compiled; and the digest of the sources and of this file, by which a stale library is found.
 
 `setup.py` runs this file by its path, before anything is installed: it imports the standard library only.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-INSTRUCTION_SET_FLAGS = {  # library.py has the same names, with what the processor must have
+INSTRUCTION_SET_FLAGS = {  # the names stand in library.py, with what the processor must have
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
