@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inflight.kernels.quantized_weight import QuantizedWeight
+
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _AT_ONCE = 2**24  # weights: a few temporaries of 64 MB
 
 
-def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """weight [out_features, in_features] -> values, scales, offsets, as `QuantizedWeight` has them.
+def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWeight:
+    """weight: [out_features, in_features].
 
     8 bits: one scale for each row, symmetric. 4 bits: a scale and an offset for each group. Of five ranges for a group (from
     its smallest to its largest weight, and four narrower ones) the one with the least squared error is taken.
@@ -29,7 +31,7 @@ def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> tuple[Tensor
             grouped = weight[rows].float().view(-1, num_groups, group_size)
             quantized, scales[rows], offsets[rows] = _groups(grouped)
             values[rows] = quantized.flatten(1)
-    return values, scales, offsets
+    return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
 
 
 def _symmetric(weight: Tensor) -> tuple[Tensor, Tensor]:

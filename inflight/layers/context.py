@@ -9,7 +9,7 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import QuantizationConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.linear_method import LinearMethod, select_linear_methods
+from inflight.layers.linear_method import LinearMethod, select_linear_method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,5 +45,8 @@ def make_context(
     Raises:
         ConfigError: the quantization needs kernels that are not there.
     """
-    linear, head = select_linear_methods(device, dtype, quantization)
+    linear, head = (
+        select_linear_method(device, dtype, out_dtype=out_dtype, quantization=kind, group_size=quantization.group_size)
+        for kind, out_dtype in ((quantization.layers, dtype), (quantization.head, torch.float32))
+    )
     return LayerContext(dtype=dtype, device=device, tp=tp, backend=backend, linear=linear, head=head)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inflight.errors import ConfigError
 from inflight.kernels.quantize import quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.triton.fp8 import quantize_rows_fp8
 from inflight.kernels.triton.linear import FP8_TILES, library_linear, linear, linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
@@ -28,7 +29,6 @@ from inflight.kernels.triton.weight_only import (
 )
 from inflight.layers.linear_method import LinearChoice, LinearMethod, PreparedLinear
 from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GpuWeight, TunedLinear, tune
-from inflight.layers.quantized_weight import QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -188,15 +188,13 @@ class GpuLinear(LinearMethod):
     def _integers(self, weight: QuantizedWeight) -> GpuWeight:
         if not can_pack(weight.shape[1], weight.group_size):
             return FloatWeight(weight.dequantize().to(self._dtype))
-        packed = pack_integers(weight.values, weight.scales, weight.offsets, bits=weight.bits, dtype=self._dtype)
-        return IntegerWeight(packed)
+        return IntegerWeight(pack_integers(weight, dtype=self._dtype))
 
     def _quantize(self, weight: Tensor) -> QuantizedWeight:
         bits, group_size = (8, 0) if self._quantization == "int8" else (4, self._group_size)
         while bits == 4 and weight.shape[1] % group_size != 0:
             group_size //= 2
-        values, scales, offsets = quantize_rows(weight, bits=bits, group_size=group_size)
-        return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+        return quantize_rows(weight, bits=bits, group_size=group_size)
 
 
 def _check_fp8(device: torch.device) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.context import LayerContext
 from inflight.layers.linear_method import LinearMethod, PreparedLinear
-from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import DTYPES, load_kernels
 from inflight.kernels.cpu.linear import (
@@ -28,7 +27,7 @@ from inflight.kernels.cpu.linear import (
     pack_integers,
     quantize_rows,
 )
-from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
+from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -133,16 +132,7 @@ class KernelLinear(LinearMethod):
             weight = self._quantize(weight)
         if not isinstance(weight, QuantizedWeight):
             return pack_float(self._kernels, self._memory, weight, bias, is_gated=is_gated)
-        return pack_integers(
-            self._kernels,
-            self._memory,
-            weight.values,
-            weight.scales,
-            weight.offsets,
-            bias,
-            bits=weight.bits,
-            is_gated=is_gated,
-        )
+        return pack_integers(self._kernels, self._memory, weight, bias, is_gated=is_gated)
 
     def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
         in_features = parts[0].shape[1]
@@ -153,8 +143,7 @@ class KernelLinear(LinearMethod):
             if group_size < GROUP_SIZE_MULTIPLE:
                 logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
                 bits = 8
-        values, scales, offsets = quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
-        return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+        return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
 
 
 def _whole(parts: Sequence[Tensor]) -> Tensor:
@@ -193,20 +182,3 @@ def select_linear_method(
             "it out, or install them"
         )
     return PlainLinear(dtype)
-
-
-def select_linear_methods(
-    device: torch.device, dtype: torch.dtype, config: QuantizationConfig
-) -> tuple[LinearMethod, LinearMethod]:
-    """The methods of the layers and of the head.
-
-    Raises:
-        ConfigError: as `select_linear_method`.
-    """
-    layers, head = (
-        select_linear_method(
-            device, dtype, out_dtype=out_dtype, quantization=quantization, group_size=config.group_size
-        )
-        for quantization, out_dtype in ((config.layers, dtype), (config.head, torch.float32))
-    )
-    return layers, head

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from inflight.config.gguf_config import ROPE_FACTORS
 from inflight.config.gguf_file import read_gguf
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_blocks import unpack_blocks
 from inflight.model_loader.packing import hold_columns
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
@@ -115,9 +116,5 @@ def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
 def _select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | QuantizedWeight:
     if isinstance(weight, Tensor):
         return weight[rows]
-    return QuantizedWeight(
-        values=weight.values[rows],
-        scales=weight.scales[rows],
-        offsets=None if weight.offsets is None else weight.offsets[rows],
-        bits=weight.bits,
-    )
+    offsets = None if weight.offsets is None else weight.offsets[rows]
+    return replace(weight, values=weight.values[rows], scales=weight.scales[rows], offsets=offsets)

@@ -25,9 +25,9 @@ from inflight.config.partition import PipelineStage
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError, ConfigError
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
-from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.gguf_source import GgufSource

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.compressed_tensors import CompressedTensors
 from inflight.model_loader.gptq import Awq, Gptq

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
+from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
 from inflight.model_loader.weight_source import Held, StoredTensor
 
 ALL = slice(None)
@@ -131,7 +132,7 @@ def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) ->
         return weight[:, start:stop]
     values = weight.values[:, start:stop].contiguous()
     if weight.offsets is None:
-        return QuantizedWeight(values=values, scales=weight.scales, offsets=None, bits=weight.bits)
+        return replace(weight, values=values)
     group_size = math.gcd(weight.group_size, start, stop)
     if group_size % GROUP_SIZE_MULTIPLE:
         sizes = [str(n) for n in range(1, 65) if total % (n * GROUP_SIZE_MULTIPLE) == 0]
@@ -142,9 +143,5 @@ def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) ->
     weight = split_groups(weight, group_size)
     assert weight.offsets is not None
     groups = slice(start // group_size, stop // group_size)
-    return QuantizedWeight(
-        values=values,
-        scales=weight.scales[:, groups].contiguous(),
-        offsets=weight.offsets[:, groups].contiguous(),
-        bits=weight.bits,
-    )
+    scales, offsets = (each[:, groups].contiguous() for each in (weight.scales, weight.offsets))
+    return replace(weight, values=values, scales=scales, offsets=offsets)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 
 Held = tuple[slice, ...]  # the part of a tensor that is wanted: `slice(start, stop)` of each dimension
 

@@ -39,16 +39,10 @@ class FusedDecoder:
     def can_fuse(layers: Sequence[LlamaDecoderLayer]) -> bool:
         """Whether C++ kernels compute everything in the layers, and no other rank takes part in a layer."""
         return all(
-            isinstance(linear.multiply, PackedLinear)
-            for layer in layers
-            for linear in (
-                *(layer.self_attn.qkv_proj, layer.self_attn.o_proj),
-                *(layer.mlp.gate_up_proj, layer.mlp.down_proj),
-            )
-        ) and all(
             isinstance(layer.input_layernorm.ops, CpuLayerOps)
             and isinstance(layer.self_attn.attn.backend, CpuPagedBackend)
             and layer.mlp.down_proj.tp.size == 1
+            and all(isinstance(part.multiply, PackedLinear) for part in layer.modules() if isinstance(part, Linear))
             for layer in layers
         )
 

@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
 from inflight.kernels.quantize import quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.reference import silu_and_mul
 from inflight.kernels.triton.fp8 import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers import gpu_linear, linear_tuner
 from inflight.layers.gpu_linear import GpuLinear
-from inflight.layers.linear_method import LinearChoice, select_linear_method, select_linear_methods
+from inflight.layers.linear_method import LinearChoice, select_linear_method
 from inflight.layers.linear_tuner import GpuWeight, TunedLinear, tune
-from inflight.layers.quantized_weight import QuantizedWeight
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, drawn
 
 FLOAT = torch.float32
@@ -199,8 +198,7 @@ def test_floats(num_rows: int, has_out: bool, is_gated: bool) -> None:
 
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_the_tuned_way_gives_the_same(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    values, scales, offsets = quantize_rows(drawn(0, 48, 128), bits=4, group_size=32)
-    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+    weight = quantize_rows(drawn(0, 48, 128), bits=4, group_size=32)
     monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 6000))
     tuned = method()
     layer, bias = tuned.prepare(weight, drawn(1, 48), is_gated=is_gated), drawn(1, 48)
@@ -272,12 +270,11 @@ def test_what_has_no_groups_stays_in_floats(quantization: str, caplog: pytest.Lo
 @pytest.mark.parametrize(("in_features", "bits", "group_size"), [(96, 4, 32), (192, 8, 192), (40, 8, 0), (64, 8, 0)])
 def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits: int, group_size: int) -> None:
     if group_size == 0:
-        values, scales, offsets = quantize_rows(drawn(0, 20, in_features), bits=8, group_size=0)
+        weight = quantize_rows(drawn(0, 20, in_features), bits=8, group_size=0)
     else:
         values = torch.randint(0, 2**bits, (20, in_features), dtype=torch.uint8)
         scales = torch.rand(20, in_features // group_size)
-        offsets = scales * 2.5
-    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+        weight = QuantizedWeight(values=values, scales=scales, offsets=scales * 2.5, bits=bits)
     x = drawn(1, 3, in_features)
     found = method().prepare(weight, None)(x, FLOAT)
     truth = F.linear(x.double(), weight.to(DEVICE).dequantize().double())
@@ -286,8 +283,7 @@ def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits
 
 def test_many_features_are_dequantized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_linear, "_DEQUANTIZED_AT_ONCE", 7 * 64)
-    values, scales, offsets = quantize_rows(drawn(0, 20, 64), bits=4, group_size=32)
-    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+    weight = quantize_rows(drawn(0, 20, 64), bits=4, group_size=32)
     x, bias = drawn(1, 3, 64), drawn(2, 20)
     truth = F.linear(x.double(), weight.dequantize().double(), bias.double())
     found = method().prepare(weight, bias)(x, FLOAT)
@@ -299,9 +295,9 @@ def test_a_gpu_has_its_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(select_linear_method(cuda, torch.bfloat16), GpuLinear)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(ConfigError, match=r"8\.9 or newer.*cuda has 8\.0"):
-        select_linear_methods(cuda, torch.bfloat16, QuantizationConfig(layers="fp8"))
+        select_linear_method(cuda, torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    layers, head = select_linear_methods(cuda, torch.bfloat16, QuantizationConfig(layers="fp8", head="int8"))
-    assert not layers.is_batch_invariant(64) and not head.is_batch_invariant(64)
+    for quantization in ("fp8", "int8"):
+        assert not select_linear_method(cuda, torch.bfloat16, quantization=quantization).is_batch_invariant(64)
     with pytest.raises(ConfigError, match="this is a cpu"):
         select_linear_method(torch.device("cpu"), torch.bfloat16, quantization="fp8")

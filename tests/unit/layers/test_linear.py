@@ -10,6 +10,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
 from inflight.layers.linear_method import (
@@ -17,7 +18,6 @@ from inflight.layers.linear_method import (
     PlainLinear,
     select_linear_method,
 )
-from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.weights import WeightSlot
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -77,12 +77,8 @@ def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
     times = weight.group_size // group_size
     if times == 1 or weight.offsets is None:
         return weight
-    return QuantizedWeight(
-        values=weight.values,
-        scales=weight.scales.repeat_interleave(times, dim=1),
-        offsets=weight.offsets.repeat_interleave(times, dim=1),
-        bits=weight.bits,
-    )
+    scales, offsets = (each.repeat_interleave(times, dim=1) for each in (weight.scales, weight.offsets))
+    return replace(weight, scales=scales, offsets=offsets)
 
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
