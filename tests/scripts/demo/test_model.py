@@ -29,6 +29,6 @@ def test_tokenizer_and_config_agree() -> None:
 @pytest.mark.parametrize("kind", ["arithmetic", "extraction", "facts"])
 def test_held_out_prompts_are_answered(kind: str) -> None:
     pytest.importorskip("transformers")
-    samples = held_out_samples(kind, 20)
+    samples = held_out_samples(kind, 10)
     texts = with_transformers(EMBEDDED_MODEL)(samples)
-    assert sum(map(is_correct, samples, texts)) >= 18
+    assert sum(map(is_correct, samples, texts)) >= 9

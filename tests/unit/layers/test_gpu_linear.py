@@ -200,6 +200,7 @@ def test_floats(num_rows: int, has_out: bool, is_gated: bool) -> None:
 def test_the_tuned_way_gives_the_same(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = quantize_rows(drawn(0, 48, 128), bits=4, group_size=32)
     monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 6000))
+    monkeypatch.setattr(linear_tuner, "_MIN_CALLS", 1)
     tuned = method()
     layer, bias = tuned.prepare(weight, drawn(1, 48), is_gated=is_gated), drawn(1, 48)
     tuned.prepare(weight, None, is_gated=not is_gated)  # of the same shape, and measured apart
@@ -217,20 +218,21 @@ def test_the_tuned_way_gives_the_same(is_gated: bool, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("has_fp8")
 def test_the_tuned_way_keeps_activations_of_fp8_weights(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 4000))
-    tuned, weight, x = method("fp8", dtype=torch.float16), drawn(0, 48, 80, dtype=torch.float16), drawn(1, 3, 80)
+    monkeypatch.setattr(linear_tuner, "_MIN_CALLS", 1)
+    tuned, weight, x = method("fp8", dtype=torch.float16), drawn(0, 48, 80, dtype=torch.float16), drawn(1, 1, 80)
     layer, x = tuned.prepare([weight], None, is_gated=is_gated), x.half()
     stored, scales = gpu_linear.quantize_rows_fp8(weight)
     truth = x.double() @ (stored.double() * scales.double()).T
     truth = silu_and_mul(truth) if is_gated else truth
     by_library = layer(x, torch.float16)
-    assert {choice.way != "library" for choice in tuned.tune(4)} == {True}
+    assert {choice.way != "library" for choice in tuned.tune(1)} == {True}
     difference = [
         float((found.double() - truth).norm() / truth.norm()) for found in (by_library, layer(x, torch.float16))
     ]
     assert difference[1] < 1e-3 < difference[0], "the library rounds activations too"
     exact = method("fp8")
     exact.prepare([weight.float()], None, is_gated=is_gated)
-    assert exact.tune(4) == [], "float32 is left to the library"
+    assert exact.tune(1) == [], "float32 is left to the library"
 
 
 @pytest.mark.parametrize(("quantization", "error"), [("int8", 0.012), ("int4", 0.12), ("fp8", 0.06)])
