@@ -82,7 +82,6 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "dtype": _dtype(file),
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _eos_token_ids(file),
     }
     _check_head_dim(file, prefix, given, config)

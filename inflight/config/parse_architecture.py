@@ -66,7 +66,6 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     num_layers = fields.integer("num_hidden_layers")
     max_position_embeddings = fields.integer("max_position_embeddings")
     attention_bias = name in ("LlamaForCausalLM", "Qwen3ForCausalLM") and fields.boolean("attention_bias", False)
-    bos_token_ids = fields.token_ids("bos_token_id")
     return ModelArchitecture(
         name=name,
         vocab_size=fields.integer("vocab_size"),
@@ -85,11 +84,9 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         output_bias=attention_bias,
         mlp_bias=name == "LlamaForCausalLM" and fields.boolean("mlp_bias", False),
         qk_norm=name == "Qwen3ForCausalLM",
-        hidden_act="silu",
         dtype=_dtype(fields),
         weight_format=parse_weight_format(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
     )
 
 
