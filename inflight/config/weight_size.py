@@ -1,4 +1,4 @@
-"""How many bytes a rank's weights take on the device, known before the first is read."""
+"""How many bytes a rank's weights need on the device, computed before the first weight is read."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The seam to the hardware: memory, staged copies and the order in which stages run."""
+"""The interface to the hardware: memory, staged copies and the order in which stages run."""

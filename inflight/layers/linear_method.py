@@ -93,7 +93,10 @@ class PlainLinear(LinearMethod):
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        plain = weight.dequantize().to(self._dtype) if isinstance(weight, QuantizedWeight) else _whole(weight)
+        if isinstance(weight, QuantizedWeight):
+            plain = weight.dequantize().to(self._dtype)
+        else:
+            plain = weight[0] if len(weight) == 1 else torch.cat(list(weight))
 
         def multiply(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
             result = F.linear(x, plain, bias)
@@ -144,10 +147,6 @@ class KernelLinear(LinearMethod):
                 logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
                 bits = 8
         return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
-
-
-def _whole(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def select_linear_method(

@@ -32,7 +32,7 @@ from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
-from inflight.model_loader.weight_source import ReadPart, StoredTensor, WeightSource
+from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.registry import get_model_class
 
@@ -123,26 +123,21 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     Raises:
         ConfigError: batch invariance cannot be kept; the text names the first reason.
     """
-    hidden_size, ranks = architecture.hidden_size, context.tp.size
-    sizes = (
-        hidden_size,
-        architecture.num_heads * architecture.head_dim // ranks,
-        architecture.intermediate_size // ranks,
-    )
-    methods = (context.linear, context.head)
-    reason = None
-    if not all(method.is_batch_invariant(size) for method in methods for size in sizes):
-        reason = "its linear layers are not computed by the C++ kernels (which take input features in fours)"
-    elif not context.backend.is_batch_invariant:
-        reason = (
+
+    def refusal(reason: str) -> ConfigError:
+        return ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
+
+    ranks = context.tp.size
+    attention_size = architecture.num_heads * architecture.head_dim // ranks
+    sizes = (architecture.hidden_size, attention_size, architecture.intermediate_size // ranks)
+    if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
+        raise refusal("its linear layers are not computed by the C++ kernels (which take input features in fours)")
+    if not context.backend.is_batch_invariant:
+        raise refusal(
             "its attention is not computed by the C++ kernel (which takes multiples of 16 as head_dim and block_size)"
         )
-    elif ranks > 2:
-        reason = (
-            f"tensor_parallel_size={ranks}: more than two ranks do not always add up their results in the same order"
-        )
-    if reason is not None:
-        raise ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
+    if ranks > 2:
+        raise refusal(f"tensor_parallel_size={ranks}: more than two ranks do not always add up in the same order")
 
 
 def _open_source(model_config: ModelConfig) -> WeightSource:
@@ -198,18 +193,15 @@ def _check_against(source: WeightSource, model: CausalLM, is_tied: bool) -> None
             f"{source.tensors[extra[0]].file}); leaving them out would change the result"
         )
     for name, slot in slots.items():
-        _check_tensor(name, slot, source.tensors[name])
-
-
-def _check_tensor(name: str, slot: WeightSlot, stored: StoredTensor) -> None:
-    if stored.shape != slot.shape:
-        raise CheckpointError(
-            f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
-        )
-    if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
-        raise CheckpointError(
-            f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
-        )
+        stored = source.tensors[name]
+        if stored.shape != slot.shape:
+            raise CheckpointError(
+                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
+            )
+        if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
+            )
 
 
 def _is_harmless(name: str, is_tied: bool) -> bool:
