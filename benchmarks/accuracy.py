@@ -30,12 +30,13 @@ from benchmarks.observed_engine import ObservedEngine
 from benchmarks.report import emit, print_table
 from benchmarks.task_accuracy import print_task_accuracy
 from inflight.config.engine_args import EngineArgs
-from inflight.demo.evaluate import SHIPPED_MODEL, held_out_samples
-from inflight.demo.tasks import KINDS
 from inflight.entrypoints.cli.workloads import Workload
+from inflight.hub import EMBEDDED_MODEL
 from inflight.kernels.reference import silu_and_mul
 from inflight.models.causal_lm import CausalLM
 from inflight.sampling_params import SamplingParams
+from scripts.demo.evaluate import held_out_samples
+from scripts.demo.tasks import KINDS
 
 PARTS = ("layers", "logits", "tasks")
 # our layer -> the projections of the checkpoint whose outputs it computes side by side
@@ -151,7 +152,7 @@ def conversations() -> list[list[int]]:
     """Token ids of held-out samples with their answers, as the embedded model was trained on."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED_MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     found = []
     for kind in KINDS:
         for sample in held_out_samples(kind, CONVERSATIONS):
@@ -207,7 +208,7 @@ def main() -> None:
         parser.error(f"--count must be from 1 to {MAX_COUNT}")
     is_met = True
     if {"layers", "logits"} & set(args.parts):
-        measure("embedded model", SHIPPED_MODEL, conversations(), args.formats, args.parts)
+        measure("embedded model", EMBEDDED_MODEL, conversations(), args.formats, args.parts)
         folder = model_folder(args.shape, args.models)
         measure(f"{args.shape}, random weights", folder, RANDOM_PROMPTS.prompts(), args.formats, args.parts)
     if "tasks" in args.parts:

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.models import SHAPES, add_model_arguments, model_folder
 from benchmarks.report import emit, print_table
 from inflight import LLM, SamplingParams
-from inflight.demo.evaluate import held_out_samples
+from scripts.demo.evaluate import held_out_samples
 
 EMBEDDED_MODEL = Path(__file__).resolve().parents[1] / "inflight" / "demo" / "model"
 PROMPT_TOKENS = 64

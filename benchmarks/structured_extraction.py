@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks.report import emit, print_table
 from inflight import LLM, SamplingParams
-from inflight.demo.evaluate import held_out_samples
-from inflight.demo.tasks import Sample, is_correct
 from inflight.sampling_params import StructuredOutputsParams
+from scripts.demo.evaluate import held_out_samples
+from scripts.demo.tasks import Sample, is_correct
 
 MAX_TOKENS = 128
 VALUES = {"integer": "-?[0-9]{1,9}", "string": r'"[^"\\\x00-\x1f]*"'}

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from benchmarks.formats import FORMATS
 from benchmarks.report import emit, print_table, verdict
 from inflight import LLM
-from inflight.demo.evaluate import SHIPPED_MODEL, answers_of, held_out_samples
-from inflight.demo.tasks import KINDS, MULTI_TURN, is_correct
+from inflight.hub import EMBEDDED_MODEL
+from scripts.demo.evaluate import answers_of, held_out_samples
+from scripts.demo.tasks import KINDS, MULTI_TURN, is_correct
 
 BASE = "bf16"
 KV_BYTES = 256 << 20
@@ -44,7 +45,7 @@ def is_right(name: str, count: int) -> Answers:
     """`count` prompts of each kind, answered by an engine in format `name`."""
     arguments = {"dtype": "bfloat16", "kv_cache_memory_bytes": KV_BYTES, **FORMATS[name].engine_args}
     found = {}
-    with LLM(str(SHIPPED_MODEL), **arguments) as llm:
+    with LLM(str(EMBEDDED_MODEL), **arguments) as llm:
         for kind in (*KINDS, MULTI_TURN):
             samples = held_out_samples(kind, count)
             texts = answers_of(llm, samples)

@@ -1,8 +1,10 @@
-"""Where a model's files are: the embedded model, a folder, a GGUF file, or a snapshot of a Hugging Face hub repository."""
+"""Finds a model's files: the embedded model, a folder, a GGUF file, or a repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
+import glob
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +13,53 @@ from inflight.errors import ConfigError, ModelNotFoundError
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
-# What a model folder is read for. Never pickled weights (*.bin, *.pt), never code (*.py).
+# Only these files are downloaded. Never pickled weights (*.bin, *.pt), never code (*.py).
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _WEIGHTS_PATTERNS = ["*.safetensors"]
+_PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def resolve_model_folder(model: str | None, revision: str | None = None) -> Path:
-    """The folder that holds the model: the embedded one for None, an existing folder, or a hub id's snapshot.
+    """The model's folder, or its GGUF file.
 
-    A model that is one GGUF file is that file: named itself, or the only one in a folder without safetensors.
-    The hub's cache, token and offline mode are set by its own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+    `model` is None for the embedded model, an existing folder, a GGUF file, a hub id ("org/name"), or one GGUF file of a hub
+    repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only one with Q4_K_M in its name. A folder that holds one
+    GGUF file and no safetensors means this file. The hub's own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) apply.
 
     Raises:
-        ModelNotFoundError: there is no such folder or hub id, or it holds no config.json.
+        ModelNotFoundError: there is no such folder, file or hub id, or it holds no config.json.
     """
     if model is None:
         folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
     elif (file := Path(model).expanduser()).suffix == GGUF_SUFFIX and file.is_file():
         return file
+    elif not file.exists() and ":" in model and _is_hub_id(model.partition(":")[0]):
+        return _resolve_gguf_of_hub(model, revision)
     else:
         folder, what = _resolve(model, revision, _TOKENIZER_PATTERNS + _WEIGHTS_PATTERNS), f"model={model!r}"
     gguf_files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
+            separator = "/" if model is None or Path(model).expanduser().exists() else ":"
             raise ModelNotFoundError(
-                f"{what} holds several GGUF files ({names}); name the one to serve (a model split over several is not read)"
+                f"{what} holds several GGUF files ({names}); name the one to serve as '{model}{separator}FILE.gguf' (a model "
+                "split over several is not read)"
             )
         return gguf_files[0]
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{what} is not a model folder: it holds no config.json (looked in {folder})")
+        more = f" (looked in {folder})"
+        if model is not None and not Path(model).expanduser().exists():
+            gguf_names, _ = _gguf_files_of_hub(model, revision)
+            more += (
+                f"; it has GGUF files, give one as '{model}:FILE.gguf': {', '.join(gguf_names)}" if gguf_names else ""
+            )
+        raise ModelNotFoundError(f"{what} is not a model folder: it holds no config.json{more}")
     return folder
 
 
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
-    """As `resolve_model_folder`, for a tokenizer of its own: no config.json is needed, no weights are fetched."""
+    """The folder of a tokenizer: an existing one, or the snapshot of a hub id, without weights. It needs no config.json."""
     return _resolve(tokenizer, revision, _TOKENIZER_PATTERNS)
 
 
@@ -57,8 +71,8 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
         raise ModelNotFoundError(f"{name!r} is a file; give the folder that holds it, or a *.gguf file")
     if not _is_hub_id(name):
         raise ModelNotFoundError(
-            f"there is no folder {name!r}; give an existing one, a hub id like 'org/name', or leave model out for the "
-            "embedded model"
+            f"there is no folder {name!r}; give an existing one, a hub id like 'org/name' (with ':FILE.gguf' for one of its "
+            "GGUF files), or leave model out for the embedded model"
         )
     return _download(name, revision, patterns)
 
@@ -67,6 +81,41 @@ def _is_hub_id(model: str) -> bool:
     """`org/name`, and nothing that can only be a path."""
     parts = model.split("/")
     return len(parts) == 2 and all(part.strip(".~") for part in parts) and "\\" not in model and model[0] not in "./~"
+
+
+def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
+    """`model`: "org/name:FILE.gguf", or "org/name:TAG" with a part of the file's name. Only this file is downloaded."""
+    repository, _, wanted = model.partition(":")
+    names, where = _gguf_files_of_hub(repository, revision)
+    # Q4_K is not part of Q4_K_M, and Q4_K_M is not part of IQ4_K_M
+    tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
+    chosen = [name for name in names if name == wanted] or [name for name in names if tag.search(name)]
+    if len(chosen) != 1:
+        what = f"{len(chosen)} GGUF files with {wanted!r} in their names" if chosen else f"no GGUF file {wanted!r}"
+        raise ModelNotFoundError(
+            f"model={model!r}: {where} has {what}; give one of its GGUF files as '{repository}:FILE.gguf': "
+            f"{', '.join(names) or 'there are none'}"
+        )
+    [name] = chosen
+    if _PART_OF_A_MODEL.search(name):
+        raise ModelNotFoundError(
+            f"model={model!r}: {name} is one part of a model that is split over several files, which is not read; give a GGUF "
+            f"file that is a whole model: {', '.join(names)}"
+        )
+    return _download(repository, revision, [glob.escape(name)]) / name
+
+
+def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str], str]:
+    """The names of its GGUF files, and where they were found: on the hub, or in its cache if the hub cannot be asked."""
+    from huggingface_hub import list_repo_files  # optional at run time
+
+    try:
+        names, where = list_repo_files(repository, revision=revision), repository
+    except Exception:  # offline, unreachable or refused: the cache has it, or `_download` says what is wrong
+        folder = _download(repository, revision, [])
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        where = f"the hub's cache of {repository} (the hub itself could not be asked)"
+    return sorted(name for name in names if name.endswith(GGUF_SUFFIX)), where
 
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from inflight.config.engine import QuantizationConfig
 from inflight.kernels.triton.layer_ops import TritonLayerOps
-from inflight.layers import gpu_linear
+from inflight.layers import linear_tuner
 from inflight.layers.gpu_linear import GpuLinear
 from tests.triton_inputs import IS_INTERPRETED
 
@@ -32,22 +31,12 @@ def use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     if not IS_INTERPRETED:
         pytest.skip("the interpreter stands in for a GPU only where there is none")
 
-    def select_linear_methods(
-        device: torch.device, dtype: torch.dtype, config: QuantizationConfig
-    ) -> tuple[GpuLinear, ...]:
-        return tuple(
-            GpuLinear(
-                device,
-                dtype,
-                out_dtype,
-                quantization=quantization,
-                group_size=config.group_size,
-                min_weight_bytes=0,
-            )
-            for quantization, out_dtype in ((config.layers, dtype), (config.head, torch.float32))
-        )
+    def select_linear_method(
+        device: torch.device, dtype: torch.dtype, *, out_dtype: torch.dtype, quantization: str | None, group_size: int
+    ) -> GpuLinear:
+        return GpuLinear(device, dtype, out_dtype, quantization=quantization, group_size=group_size, min_weight_bytes=0)
 
-    monkeypatch.setattr("inflight.layers.context.select_linear_methods", select_linear_methods)
+    monkeypatch.setattr("inflight.layers.context.select_linear_method", select_linear_method)
     for layer in ("norm", "rotary"):
         monkeypatch.setattr(f"inflight.layers.{layer}.select_layer_ops", lambda device, dtype: TritonLayerOps())
-    monkeypatch.setattr(gpu_linear, "GraphClock", TritonIsFaster)
+    monkeypatch.setattr(linear_tuner, "GraphClock", TritonIsFaster)

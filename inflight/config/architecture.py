@@ -52,8 +52,6 @@ class ModelArchitecture:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    hidden_act: str = "silu"
     dtype: str = "float32"
     weight_format: str = "plain"
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None

@@ -15,7 +15,7 @@ def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
     """ "0-3,8|4-7,9": the cores of each of `num_ranks` ranks of a node. A single list is split among them, in order.
 
     Raises:
-        ConfigError: it is no such text, names a core twice, or does not give every rank as many.
+        ConfigError: the text is malformed, names a core twice, or does not give every rank equally many cores.
     """
     lists = [_parse_cores(setting, text) for text in setting.split("|")]
     if len(lists) == 1 and len(lists[0]) % num_ranks == 0:
@@ -35,17 +35,17 @@ def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
 def cores_of_rank(
     setting: str, *, usable: Sequence[int], num_threads: int, local_rank: int, num_local_ranks: int
 ) -> tuple[int, ...] | None:
-    """The core of each of the rank's `num_threads` threads; None where the kernel is to place them.
+    """The core of each of the rank's `num_threads` threads; None if the operating system places them.
 
-    "auto" binds if the ranks of the node fill the cores that they may use; with fewer threads than that, others are meant
-    to run beside them, and the kernel knows better where there is room.
+    "auto" binds threads if those of the node's ranks fill all usable cores. If there are fewer threads, other programs are
+    expected to run on the same cores, and the operating system knows better which cores are free.
 
     Args:
         setting: "auto", "off" or what `parse_core_lists` takes.
         usable: the cores that this process may run on, ascending.
 
     Raises:
-        ConfigError: a core is not usable, or there are not as many as threads.
+        ConfigError: a core is not usable, or the number of cores is not the number of threads.
     """
     if setting == OFF:
         return None

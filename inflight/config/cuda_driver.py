@@ -1,4 +1,4 @@
-"""What the NVIDIA driver and the installed packages say about GPUs, found without torch: `cuInit` makes no context.
+"""What the NVIDIA driver and the installed packages say about GPUs. It neither imports torch nor creates a CUDA context.
 
 The driver is asked through its own library, libcuda.so.1, so CUDA_VISIBLE_DEVICES counts as it does for torch.
 """
@@ -28,7 +28,7 @@ Version = tuple[int, int]  # (major, minor)
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One that this process sees."""
+    """A GPU that this process sees."""
 
     name: str
     compute_capability: Version
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaFacts:
-    """Nothing here says yet that the parts fit each other.
+    """Facts only: `machine` checks whether the parts fit each other.
 
     Attributes:
         driver: the newest CUDA that the driver serves.
@@ -56,7 +56,7 @@ class CudaFacts:
 def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFacts:  # Any: C functions, or a test's
     """
     Raises:
-        ConfigError: there is no driver, it does not work, or it shows no GPU; a text that goes on after "device='cuda', but".
+        ConfigError: there is no driver, it does not work, or it shows no GPU. The text continues after "device='cuda', but".
     """
     try:
         library = open_library("libcuda.so.1")

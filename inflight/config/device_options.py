@@ -1,4 +1,4 @@
-"""What the options become on the device there is: those that it does not know are refused, the others get their values."""
+"""Resolves the options that depend on the device, and refuses those that this device does not have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
-MAX_DEVICE_STATE = 2**31 - 1  # numbers in a GPU's state of the slots, which has indices of 32 bits
-DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # from there on a step takes longer than its launches do
+MAX_DEVICE_STATE = 2**31 - 1  # numbers in the slots' state on a GPU, which has indices of 32 bits
+DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # a larger step takes longer than its kernel launches, so a graph saves nothing
 
 FLOAT8 = "float8_e4m3fn"
 _FLOAT8_COMPUTE_CAPABILITY = (8, 9)  # Ada and Hopper
@@ -25,7 +25,7 @@ def resolve_device(
 ) -> DeviceConfig:
     """
     Raises:
-        ConfigError: an option is for another device, or the machine has not what it asks for.
+        ConfigError: an option is for another device, or the machine lacks what it needs.
     """
     if machine.device == "cuda":
         return _resolve_cuda(args, num_local_ranks, machine, max_num_batched_tokens)
@@ -39,7 +39,7 @@ def resolve_device(
     if threads_bind not in (AUTO, OFF):
         lists = parse_core_lists(threads_bind, num_local_ranks)
         num_threads = args.num_threads or len(lists[0])
-        for rank in range(num_local_ranks):  # of this node; a rank of another one finds out for itself
+        for rank in range(num_local_ranks):  # of this node; ranks of other nodes check their own
             cores_of_rank(
                 threads_bind,
                 usable=machine.usable_cores,
@@ -51,7 +51,7 @@ def resolve_device(
 
 
 def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
-    """`num_numbers`: how many numbers the GPU's state of the slots has, or at least its tokens, which are the most of them.
+    """`num_numbers`: how many numbers the slots' state on the GPU has, or only its tokens, which are the largest part.
 
     Raises:
         ConfigError: there are more than MAX_DEVICE_STATE.
@@ -140,7 +140,7 @@ def _resolve_cuda(
             f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each "
             "needs a process of its own; give 'mp', or leave it out"
         )
-    # who else places the ranks knows where; then each rank finds out for itself
+    # otherwise another program places the ranks, and each rank checks its own GPU
     if backend in (None, "uni", "mp") and num_local_ranks > len(machine.gpus):
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size} needs "

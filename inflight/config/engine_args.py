@@ -58,7 +58,8 @@ class EngineArgs:
     """Arguments of `LLM`. None and "auto" leave the choice to `resolve.py`.
 
     Attributes:
-        model: a folder in the Hugging Face layout, a GGUF file, a hub id, or None for the embedded model.
+        model: a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf" or "org/name:Q4_K_M" for one
+            GGUF file of the hub, or None for the embedded model.
         tokenizer: a folder or hub id to take the tokenizer from; None is the model's own.
         revision: branch, tag or commit of a hub id.
         dtype: of weights, activations and, unless `kv_cache_dtype` says otherwise, the KV cache.

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata -> what config.json would say of the same model.
+"""Translates the metadata of a GGUF file into the config.json of the same model.
 
 Keys and tensor names are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's converter.
 """
@@ -29,7 +29,7 @@ _FIELDS = {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
 }
-# Those that are read below, or say nothing that the tensors do not.
+# Keys that are read below, or that repeat what the tensors say.
 _OTHER_FIELDS = (
     "vocab_size",
     "attention.value_length",
@@ -46,13 +46,13 @@ _OTHER_FIELDS = (
     "tensor_data_layout",
 )
 ROPE_FACTORS = "rope_freqs.weight"
-# Llama 3.1 and later. The file holds what follows from them, a divisor per pair, and not them.
+# Llama 3.1 and later. The file does not hold these numbers, only the divisor of each pair that follows from them.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FACTOR_TOLERANCE = 1e-4
 
 
 def read_model_config(path: Path) -> dict[str, object]:
-    """config.json of a model folder, or its equivalent of a GGUF file.
+    """The config.json of a model folder, or the equivalent for a GGUF file.
 
     Raises:
         ConfigError: there is none, it cannot be read, or the file holds another kind of model.
@@ -82,7 +82,6 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "dtype": _dtype(file),
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _eos_token_ids(file),
     }
     _check_head_dim(file, prefix, given, config)
@@ -103,7 +102,7 @@ def _plain(file: GgufFile, key: str) -> object:
 def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, object]) -> None:
     for key, value in given.items():
         neutral = key in _FIELDS or key in _OTHER_FIELDS
-        if key == "attention.sliding_window":  # one that no sequence outgrows is none
+        if key == "attention.sliding_window":  # a window as long as the context has no effect
             context = given.get("context_length")
             neutral = isinstance(value, int) and isinstance(context, int) and (value == 0 or value >= context)
         elif key in ("expert_count", "expert_used_count"):
@@ -117,7 +116,7 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, obj
 
 
 def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
-    """A size of heads is written where it is not hidden_size / heads; then it has to be the same of all of a head."""
+    """Sets head_dim, which the file has only if it is not hidden_size / heads. Values and rotation must have the same size."""
     if "head_dim" not in config:
         size, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
@@ -133,13 +132,13 @@ def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], co
 
 
 def _dtype(file: GgufFile) -> str:
-    """That of the first projection. Quantized models were bfloat16 before, and are computed in it."""
+    """The dtype of the first projection. Quantized models count as bfloat16, which they usually were."""
     tensor = file.tensors.get("blk.0.attn_q.weight")
     return {"F32": "float32", "F16": "float16"}.get(tensor.type.name if tensor else "", "bfloat16")
 
 
 def _eos_token_ids(file: GgufFile) -> list[object]:
-    """The end of a text, and of a turn where that is another token."""
+    """The tokens that end a text or a turn of a chat."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [file.metadata.get(f"tokenizer.ggml.{name}") for name in names]
     return list(dict.fromkeys(each for each in ids if isinstance(each, int)))
@@ -150,7 +149,7 @@ def _rope_scaling(
 ) -> dict[str, object] | None:
     kind = given.get("rope.scaling.type", "none")
     factor = given.get("rope.scaling.factor")
-    if "rope.scale_linear" in given:  # as files said it before there were types
+    if "rope.scale_linear" in given:  # the spelling of old files
         kind, factor = "linear", given["rope.scale_linear"]
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
@@ -167,11 +166,11 @@ def _rope_scaling(
 
 
 def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, object] | None:
-    """The scaling whose divisors the file holds, if it is Llama 3's."""
+    """The scaling of Llama 3, if the file holds its divisors."""
     tensor = file.tensors[ROPE_FACTORS]
     theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
     if not isinstance(head_dim, int):
-        return None  # the parser of configurations says what is wrong with it
+        return None  # `parse_architecture` refuses it
     if (
         tensor.type.name == "F32"
         and tensor.shape == (head_dim // 2,)

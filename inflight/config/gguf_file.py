@@ -7,8 +7,8 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
     tensor         : name, dimensions (innermost first), type, offset into the data (as many)
     padding to the alignment | data
 
-Nothing in a file is believed: a count, length or offset is compared with the bytes that are there before it is used, so a
-header that lies costs no more time and memory than its bytes.
+Every count, length and offset is compared with the size of the file before it is used, so a corrupt header costs no more time
+and memory than the bytes that it has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GgufType:
     block_bytes: int
 
 
-# Those that are read, by their number in the format.
+# The types that are read, by their number in the format.
 GGUF_TYPES = {
     number: GgufType(*entry)
     for number, entry in {
@@ -59,7 +59,7 @@ GGUF_TYPES = {
         30: ("BF16", 1, 2),
     }.items()
 }
-# Those that are refused by name.
+# The types that are refused, with their names for the error.
 _OTHER_TYPES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
     21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
@@ -69,7 +69,7 @@ _OTHER_TYPES = {
 
 @dataclass(frozen=True)
 class GgufStrings:
-    """An array of strings, which is only decoded when it is wanted: `[start, stop)` are its bytes in the file."""
+    """An array of strings that is not decoded yet: `[start, stop)` are its bytes in the file."""
 
     start: int
     stop: int
@@ -106,7 +106,7 @@ class GgufFile:
         return _Cursor(self.path, _map(self.path), array.start, array.stop).strings(array.count)
 
     def map_tensor(self, name: str, row: int = 0, num_rows: int | None = None) -> Bytes:
-        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], mapped: the pages go with the last view of it.
+        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], mapped; the pages are released with the last view.
 
         A vector is one row. Writing to it does not change the file.
         """
@@ -124,7 +124,7 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """
     Raises:
-        CheckpointError: the file cannot be read, is no GGUF file, or one that lies or has tensors of types that are not read.
+        CheckpointError: the file cannot be read, is no GGUF file, contradicts itself, or has tensors of an unknown type.
     """
     data = _map(path)
     cursor = _Cursor(path, data, 0, len(data))
@@ -166,7 +166,7 @@ def _map(path: Path) -> memoryview:
 
 
 class _Cursor:
-    """Reads forward through `[position, stop)` of the file, and never behind it."""
+    """Reads forward through `[position, stop)` of the file, and never beyond `stop`."""
 
     def __init__(self, path: Path, data: memoryview, position: int, stop: int) -> None:
         self.path = path
@@ -188,7 +188,7 @@ class _Cursor:
         return int(struct.unpack(kind, self.take(struct.calcsize(kind)))[0])
 
     def count(self, kind: str, what: str, least_bytes: int) -> int:
-        """A number of things that each take `least_bytes` or more of what is left."""
+        """A number of things that need at least `least_bytes` each; not more than the rest of the file can hold."""
         count = self.integer(kind)
         if count > (self._stop - self.position) // least_bytes:
             raise self.corrupt(f"{count} {what} cannot be in the {self._stop - self.position} bytes that are left")
@@ -247,7 +247,7 @@ class _Cursor:
         return np.frombuffer(self.take(count * number.itemsize), number).copy()
 
     def _skip_strings(self, count: int) -> None:
-        """A vocabulary and its merges are 300,000 strings, so this loop is spelled out."""
+        """A vocabulary and its merges are 300,000 strings, so this loop calls no methods."""
         data, position, stop = self._data, self.position, self._stop
         unpack_from = struct.Struct("<Q").unpack_from
         for _ in range(count):

@@ -21,13 +21,13 @@ MIN_COMPUTE_CAPABILITY = (8, 0)  # Ampere: bfloat16 in the tensor cores, asynchr
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts about the device that a choice may depend on."""
+    """The facts about this machine that the values of options may depend on."""
 
     device: str  # "cpu" | "cuda"
     num_cores: int  # cores that the compute threads of all ranks together may use
     dtypes: tuple[str, ...]  # those its arithmetic supports
     usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
-    threads_bind: str = AUTO  # what the environment says, see `cpu_binding`
+    threads_bind: str = AUTO  # the setting in the environment, see `cpu_binding`
     gpus: tuple[Gpu, ...] = ()  # that ranks may run on, rank 0 of this node on the first
     has_flashinfer: bool = False
 
@@ -71,10 +71,10 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
 
 
 def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
-    """The first ones, up to one that is too old.
+    """The GPUs before the first one that is too old.
 
     Raises:
-        ConfigError: none; a text that goes on after "device='cuda', but".
+        ConfigError: there are none. The text continues after "device='cuda', but".
     """
     usable = tuple(takewhile(lambda gpu: gpu.compute_capability >= MIN_COMPUTE_CAPABILITY, facts.gpus))
     if not usable:
@@ -89,7 +89,7 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
             "the torch that is installed is a build without CUDA; install one with it, for CUDA "
             f"{facts.driver[0]} at most (https://pytorch.org/get-started), or give device='cpu'"
         )
-    # a driver serves every minor version of its major one, and all before
+    # a driver serves every minor version of its own major version, and all older versions
     if facts.driver[0] < facts.torch_cuda[0]:
         raise ConfigError(
             f"the driver serves CUDA {to_version(facts.driver)} at most, and torch was built for "

@@ -1,4 +1,4 @@
-"""`parse_architecture`: config.json -> `ModelArchitecture`. Whatever would change the result and is not served is refused.
+"""`parse_architecture`: config.json -> `ModelArchitecture`. It refuses fields that would change the result and are not served.
 
 The truth is transformers: a field that its model class ignores is ignored here, and defaults are those of its config class.
 """
@@ -13,15 +13,14 @@ from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
-# A config saved without weights names no architecture, only its type.
+# By `model_type`, which is all that a config saved without weights has.
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+SUPPORTED_ARCHITECTURES = tuple(_MODEL_TYPES.values())
 
 # Fields that other families (or forks of these) compute with, and the values at which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
@@ -67,7 +66,6 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     num_layers = fields.integer("num_hidden_layers")
     max_position_embeddings = fields.integer("max_position_embeddings")
     attention_bias = name in ("LlamaForCausalLM", "Qwen3ForCausalLM") and fields.boolean("attention_bias", False)
-    bos_token_ids = fields.token_ids("bos_token_id")
     return ModelArchitecture(
         name=name,
         vocab_size=fields.integer("vocab_size"),
@@ -86,11 +84,9 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
         output_bias=attention_bias,
         mlp_bias=name == "LlamaForCausalLM" and fields.boolean("mlp_bias", False),
         qk_norm=name == "Qwen3ForCausalLM",
-        hidden_act="silu",
         dtype=_dtype(fields),
         weight_format=parse_weight_format(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
     )
 
 
@@ -121,7 +117,7 @@ def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
 
 
 def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
-    # The first Llama models have no such field. The other families' class defaults are no guess to make silently.
+    # The first Llama models have no such field. Other families must have it: their class default fits one model only.
     absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
     if num_heads % num_kv_heads:
@@ -149,7 +145,7 @@ def _head_dim(fields: JsonFields, name: str, num_heads: int) -> int:
 
 
 def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length: int) -> tuple[int | None, ...]:
-    """One entry a layer. A window that no sequence can outgrow is none: such a layer needs no KV group of its own."""
+    """One entry per layer. A window as long as the context counts as none: such a layer needs no KV group of its own."""
     if name == "LlamaForCausalLM":
         window, windowed = None, [False] * num_layers
     elif name == "MistralForCausalLM":

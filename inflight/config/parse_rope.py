@@ -9,7 +9,7 @@ from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
 _DEFAULT_THETA = 10000.0
-# Each kind with the fields it reads. A field that is not named here would change the result unnoticed.
+# Each kind with the fields it reads. Other fields are refused: they could change the result.
 _FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -26,7 +26,7 @@ _FIELDS = {
     ),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-# Other kinds leave it behind when a model was converted; the kinds that do not read it do not depend on it.
+# It may be left over from another kind; the kinds that do not read it do not depend on it.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)
 
 
@@ -36,7 +36,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     Raises:
         UnsupportedModelError: a kind, or a field of a kind, that is not served.
     """
-    # As in transformers, an old-style field wins where both are there.
+    # As in transformers, the old field wins if both exist.
     name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
     rope = config.mapping(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
@@ -58,7 +58,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
-    # Beside the object wins over in it; without either the model was trained at its full length.
+    # The field beside the object wins over the field in it. Without both, the model was trained at its full length.
     original = config.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )

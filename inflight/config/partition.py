@@ -9,8 +9,8 @@ from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
 
-# Only tokens that are drawn need the head. With three prompt tokens to each of them it costs a quarter of its weights; counted
-# in full, the last stage would stand still for half of every prompt.
+# Only drawn tokens need the head. If a step has three prompt tokens for each drawn one, the head costs a quarter of what its
+# weights suggest. Counted in full, the last stage would be idle during half of every prompt.
 TOKENS_PER_DRAWN_TOKEN = 4
 
 
@@ -65,7 +65,7 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
 def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
     """The partition whose most expensive stage is the cheapest. The last stage has the head beside its layers.
 
-    Among equal ones, that where the last stage has the most layers. Layers that are left over go to the first stages.
+    Among equal partitions, the one whose last stage has the most layers. The first stages get the layers that are left over.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -107,7 +107,7 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
 
 
 def _divides(size: int, architecture: ModelArchitecture) -> bool:
-    """Key/value heads are divided, or (fewer than ranks) each is held by equally many ranks."""
+    """Key/value heads are divided; if there are fewer than ranks, equally many ranks hold each of them."""
     num_kv_heads = architecture.num_kv_heads
     return (
         architecture.num_heads % size == 0

@@ -1,13 +1,15 @@
-"""`RankLayout`: which rank is where. The ranks of a stage are neighbours; the first one of the last stage has the output."""
+"""Which rank does what and runs where: `RankLayout` for stages and tensor-parallel parts, `ranks_of_node` for machines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inflight.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Global rank = pp_rank * tensor_parallel_size + tp_rank."""
+    """Global rank = pp_rank * tensor_parallel_size + tp_rank: the ranks of a stage are neighbours."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -24,3 +26,22 @@ class RankLayout:
 
     def rank(self, tp_rank: int, pp_rank: int) -> int:
         return pp_rank * self.tensor_parallel_size + tp_rank
+
+
+def ranks_of_node(world_size: int, nnodes: int, node_rank: int) -> range:
+    """The global ranks of one node: they are split evenly, in order.
+
+    Raises:
+        ConfigError: the ranks cannot be split evenly, or there is no such node.
+    """
+    if world_size % nnodes:
+        raise ConfigError(
+            f"{world_size} ranks (tensor_parallel_size x pipeline_parallel_size) cannot be split evenly over "
+            f"nnodes={nnodes}; change one of the sizes"
+        )
+    if not 0 <= node_rank < nnodes:
+        raise ConfigError(
+            f"node_rank={node_rank} is not in [0, {nnodes}), the nodes of nnodes={nnodes}; change one of the two"
+        )
+    count = world_size // nnodes
+    return range(node_rank * count, (node_rank + 1) * count)

@@ -24,8 +24,8 @@ from inflight.config.engine import (
 from inflight.config.engine_args import EngineArgs
 from inflight.config.kv_cache_memory import DEFAULT_BLOCK_SIZE, resolve_cache
 from inflight.config.machine import Machine
-from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
+from inflight.config.ranks import ranks_of_node
 from inflight.config.speculative import resolve_speculative
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError

@@ -1,7 +1,7 @@
 """config.json's `quantization_config` -> the name of the layout in which linear weights are stored.
 
-Only what makes a checkpoint unreadable, or would be computed differently, is looked at. Bits, group sizes and which modules
-are quantized are read off each module's tensors, which cannot disagree with themselves.
+It refuses what cannot be read or would be computed differently. Bits, group sizes and the list of quantized modules are not
+taken from here: the tensors of each module tell them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _check_scheme(fields: JsonFields, *, strategies: tuple[str, ...], bits: tupl
 
 
 def _check(fields: JsonFields, name: str, allowed: tuple[Value, ...], *, default: Value | None = None) -> Value:
-    """The field's value, of which case does not count."""
+    """The field's value, if it is allowed. Upper and lower case are the same."""
     value = fields.values.get(name)
     value = default if value is None else value.lower() if isinstance(value, str) else value
     for known in allowed:

@@ -1,4 +1,4 @@
-"""How many bytes a rank's weights take on the device, known before the first is read."""
+"""How many bytes a rank's weights need on the device, computed before the first weight is read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from inflight.config.partition import pipeline_stage
 from inflight.config.weight_format import PLAIN
 from inflight.errors import OutOfMemoryError
 
-_SCALE_BYTES, _GROUP_BYTES = 4, 4  # a float32 of a row; scale and offset of a group, in half precision
-_LARGEST_GROUP = 128  # of what is read of a quantized checkpoint
+_SCALE_BYTES, _GROUP_BYTES = 4, 4  # a row's float32 scale; a group's scale and offset in half precision
+_LARGEST_GROUP = 128  # assumed of quantized checkpoints
 
 
 def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> int:
-    """Of one rank of a pipeline stage, from the config alone: what it is for a checkpoint of floats.
+    """The bytes of one rank's weights, from the config alone.
 
-    Products of a quantized checkpoint count as 4 bits, the fewest that are read, so that none is thought too large.
+    Linear weights of a quantized checkpoint count as 4 bits, the fewest that are read: no model that would fit is refused.
     """
     architecture, tp_size = model.architecture, parallel.tensor_parallel_size
     stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)

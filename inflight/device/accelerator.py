@@ -1,12 +1,12 @@
-"""`Accelerator`: a device that works beside the host, on streams. What staging, graphs and overlap are written against.
+"""`Accelerator`: a device that computes beside the host, on streams: the interface that staging, graphs and overlap use.
 
-    host       launch N          launch N+1                     nobody here waits
+    host       launch N          launch N+1                     never waits
     copy_in    | inputs N+1 |
     compute    | step N ...........| step N+1 ...
     copy_out                       | tokens N |  -> event -> drain thread
 
-Tests drive it with a device whose streams run when, and in what order, the test likes: what is not ordered by a stream or by
-an event may happen in any order there, and sooner or later does on a GPU.
+Tests use a device that runs its streams in any order the test chooses. Operations that neither a stream nor an event orders may
+run in any order there, as on a GPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 
 from inflight.device.base import Device, T
 
-# How long a thread may keep the interpreter from another that wants it, instead of Python's 5 ms: those that plan, prepare and
-# answer take turns within a step, and a step of a GPU may take half a millisecond.
+# How long a thread may keep the interpreter's lock while another waits for it, instead of Python's 5 ms. The threads that plan,
+# prepare and answer take turns within a step, and a step of a GPU may take half a millisecond.
 SWITCH_SECONDS = 1e-4
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """While device work is recorded: a graph or an event of another engine that the collector ends would end the recording."""
+    """For recording a graph: the recording would fail if the collector freed a graph or an event of another engine."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -41,48 +41,48 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 class Event(ABC):
-    """A point in a stream's work. Any thread may ask."""
+    """A point in the order of a stream. Any thread may use it."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when the stream has come here; other threads run meanwhile. Not for stages: they would stop the queue."""
+        """Wait until the stream has reached this point; other threads run meanwhile. Stages must not call it."""
 
 
 class Stream(ABC):
-    """Work runs in the order of the calls; that of two streams side by side, unless an event puts it in order."""
+    """Runs device operations in the order of the calls. Two streams run side by side, unless an event orders them."""
 
     @abstractmethod
     def enqueue(self, work: Callable[[], None]) -> None:
-        """Queue the device work that `work` launches. `work` is called once, at the latest when the device comes to it.
+        """Queue the device operations that `work` launches. `work` is called once: now, or when the device reaches it.
 
-        It reads and writes memory that exists before, or that earlier work has left in an object both know; it may allocate for
-        itself. Numbers that it needs from the host it was given beforehand. What it reads stays as it is, and nobody looks at
-        what it writes, until an event recorded behind it is done (on the host) or waited for (by a stream).
+        `work` uses memory that exists already, or tensors that an earlier `work` has left in a shared object; it may allocate
+        temporaries. It gets all numbers that it needs from the host in advance. Until an event that is recorded after it has
+        been reached, nobody may change what it reads, or read what it writes.
         """
 
     @abstractmethod
     def record(self) -> Event:
-        """The point behind everything queued so far."""
+        """The point after everything queued so far."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:
-        """What is queued from now on runs behind `event`. The host does not wait."""
+        """What is queued from now on runs after `event`. The host does not wait."""
 
 
 class Graph(ABC):
-    """Device work that was recorded once and is launched as one: with the addresses and the numbers of the recording."""
+    """Device operations that are launched together, with the addresses and the numbers that they were recorded with."""
 
     @abstractmethod
     def replay(self) -> None:
-        """Launch it; within work that is enqueued on `Accelerator.compute`."""
+        """Launch it; called within `Accelerator.compute.enqueue`."""
 
 
 class Accelerator(Device):
-    """Stages only launch: they queue on `compute`, and none waits for the device.
+    """Stages only launch: they queue operations on `compute`, and do not wait for the device.
 
     Attributes:
-        compute: what stages queue their work on, and the stream on which `capture` records.
-        copy_in, copy_out: copies from and to pinned memory, beside it.
+        compute: the stream of the stages; `capture` records on it.
+        copy_in, copy_out: the streams of copies from and to pinned memory.
     """
 
     compute: Stream
@@ -100,23 +100,24 @@ class Accelerator(Device):
 
     @abstractmethod
     def new_stream(self) -> Stream:
-        """One more, for a link to another rank."""
+        """Another stream, for a link to another rank."""
 
     @abstractmethod
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Host memory [num_elements], its contents undefined, that is copied to and from the device while the host goes on."""
+        """Uninitialised host memory [num_elements] whose copies to and from the device run while the host goes on."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Record what `work` launches; it has run before, so nothing is compiled or set up within. In a stage, while
-        nothing else is queued. All graphs take their memory from one pool: what one leaves in tensors of its own, the next may
-        overwrite.
+        """Record what `work` launches. Called in a stage, while nothing else is queued.
+
+        `work` has run before, so it compiles and sets up nothing. All graphs share one memory pool: the tensors that one graph
+        allocates may be overwritten by the next.
         """
 
     @property
     @abstractmethod
     def num_multiprocessors(self) -> int:
-        """Of the device: how many programs run at once."""
+        """How many programs the device runs at once."""
 
     @property
     @abstractmethod
@@ -125,4 +126,4 @@ class Accelerator(Device):
 
     @abstractmethod
     def total_memory_bytes(self) -> int:
-        """Of the device, whoever uses it."""
+        """All memory of the device, free or not."""

@@ -1,4 +1,4 @@
-"""`Device`: what the data plane asks of the hardware it runs on."""
+"""`Device`: the interface of the hardware that one rank runs on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 class Device(ABC):
     """One rank's device. The worker owns it and closes it.
 
-    Work reaches the device through `submit`, loading and profiling too: on a CPU only the thread that runs stages has a thread
-    pool. The caller touches what a stage works on again when its future is done.
+    Everything is computed in stages that are given to `submit`, loading and profiling too: on a CPU only the thread that runs
+    stages has a thread pool. The caller does not touch the data of a stage until its future is done.
     """
 
     kind: str
@@ -36,15 +36,15 @@ class Device(ABC):
 
     @abstractmethod
     def available_memory_bytes(self) -> int:
-        """Bytes that could be allocated on the device now, without pushing anything out."""
+        """Bytes that could be allocated on the device now, without swapping."""
 
     def budget_bytes(self, utilization: float) -> int:
-        """How many of the bytes available now the engine may take, if it is given this share."""
+        """How many bytes the engine may take now, if `utilization` is its share."""
         return int(self.available_memory_bytes() * utilization)
 
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        """Run `work` here and now, in a stage; the bytes in use at its highest point, above those in use before it."""
+        """Call `work` and return the most bytes that it used at once, beyond those in use before. Called in a stage."""
 
     @abstractmethod
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
@@ -55,33 +55,33 @@ class Device(ABC):
 
     @abstractmethod
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:  # Any: of every shape and number type
-        """`array` on the device. It is the caller's again when this returns: reuse of a staging buffer is safe."""
+        """`array` on the device. The caller may change `array` as soon as this returns."""
 
     @abstractmethod
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Run `stage` behind all stages submitted before it; its result or exception arrives in the future.
+        """Run `stage` after all stages submitted before it; the future gets its result or exception.
 
-        Stages run one at a time, in the order of the calls, on a thread of their own, or at once where they only launch. A
-        stage that raises does not stop those behind it. Torch's thread-local modes (`inference_mode`) are the stage's to set.
+        Stages run one at a time, in the order of the calls: on a thread of their own, or at once if they only launch. A stage
+        that raises does not stop later ones. A stage sets torch's thread-local modes (`inference_mode`) itself.
         """
 
     @abstractmethod
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` once the device has done what it was given before this call: copies to the host, and what they feed.
+        """Call `work` once the device has finished everything that it was given before: copies to the host, for example.
 
-        For stages to call: those behind need not wait. Work runs one at a time, in the order of the calls, on a thread of its
-        own, also work that `close` finds waiting.
+        Called by stages; later stages need not wait for it. The calls run one at a time, in order, on a thread of their own.
+        `close` waits for those that are queued.
         """
 
     @abstractmethod
     def set_num_threads(self, num_threads: int) -> None:
-        """The size of the pool that stages compute with, from the next one on. The calling thread is left as it is."""
+        """The number of threads that stages compute with, from the next stage on. The calling thread keeps its own setting."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when everything submitted has ended, well or not."""
+        """Wait until everything submitted has ended, with or without an error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drop the stages that have not begun; wait for the one that has, and for the drain thread. Idempotent; nothing may be
-        submitted after."""
+        """Drop the stages that have not begun, and wait for the running stage and for the drain thread. Idempotent; nothing may
+        be submitted afterwards."""

@@ -1,11 +1,11 @@
 """`CpuDevice`: host memory, one compute thread for submitted stages, and one that drains them.
 
-Only the compute thread opens parallel regions. OpenMP gives every thread that does so a pool of its own, and once a process has
-more pool threads than cores, they do not wait for the next region but go to sleep, for the rest of the process's life: 40 us
-instead of 1 us to begin each of a step's 300 regions (libgomp, `gomp_managed_threads`).
+Only the compute thread opens parallel regions. OpenMP gives every thread that opens one a pool of its own. Once a process has
+more pool threads than cores, they sleep between regions instead of spinning, for the rest of the process's life: each of a
+step's 300 regions then begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
 
-Side effects: `set_num_threads` sets the size of torch's pools that this process starts later; the threads start when they are
-first used and end in `close`; the constructor tells the C library's allocator to keep what is freed.
+Side effects: `set_num_threads` sets the size of the pools that torch starts later in this process; threads start when they are
+first used and end in `close`; the constructor tells the C library's allocator to keep freed memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CpuDevice(Device):
         return host_memory.available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        _c_library_call("malloc_trim", 0)  # else the work may live in memory that was freed and kept
+        _c_library_call("malloc_trim", 0)  # otherwise `work` may use memory that was freed and kept
         before = host_memory.resident_bytes()
         host_memory.reset_peak()
         work()
@@ -57,8 +57,7 @@ class CpuDevice(Device):
                 f"the KV cache of {num_blocks} blocks, {num_bytes / 2**30:.1f} GiB, cannot be allocated ({error}): "
                 "lower kv_cache_memory_bytes or max_model_len"
             ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            _advise_huge_pages(pages)
+        host_memory.advise_huge_pages(pages)
         # The tensor's storage holds the mapping's only reference, and unmaps it at its end.
         return torch.frombuffer(pages, dtype=torch.uint8).view(num_blocks, block_bytes)
 
@@ -70,11 +69,11 @@ class CpuDevice(Device):
         return self._compute.submit(stage)
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        return self._drain.submit(work)  # what a stage has computed so far is in memory
+        return self._drain.submit(work)  # what the stage has computed is in memory already
 
     def set_num_threads(self, num_threads: int) -> None:
         self.drain(lambda: _use_threads(1)).result()
-        self.submit(lambda: _use_threads(num_threads)).result()  # the last to be set is what new threads start with
+        self.submit(lambda: _use_threads(num_threads)).result()  # new threads start with the number that was set last
 
     def synchronize(self) -> None:
         if not self._closed:
@@ -88,16 +87,8 @@ class CpuDevice(Device):
 
 def _use_threads(num_threads: int) -> None:
     """The size of the pool of the thread that calls this."""
-    torch.get_num_threads()  # else torch gives the thread the process's setting when it first computes, instead of this one
+    torch.get_num_threads()  # otherwise torch replaces this setting by the process's when the thread first computes
     torch.set_num_threads(num_threads)
-
-
-def _advise_huge_pages(pages: mmap.mmap) -> None:
-    """10 % more read bandwidth where huge pages are to be had; kernels built without them refuse, which is no loss."""
-    try:
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
-        return
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -115,7 +106,7 @@ def _keep_freed_memory() -> None:
 
 
 def _c_library_call(name: str, *arguments: int) -> None:
-    """Call a function of the C library that not every one has."""
+    """Call a function of the C library, if it has it."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*arguments)

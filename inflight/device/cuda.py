@@ -1,9 +1,9 @@
-"""`CudaDevice`: one NVIDIA GPU. Stages run in the caller's thread, for they only launch; another waits for what comes back.
+"""`CudaDevice`: one NVIDIA GPU. Stages only launch, so they run in the caller's thread; another thread waits for results.
 
     caller          | prepare N+1 | launch N+1 | prepare N+2 | ...        never waits for the GPU
     drain thread                       | wait for tokens N -> reply
 
-All three streams are the device's own: nothing here runs on the default stream, which would order them against each other.
+It makes all three streams itself: the default stream would order the others, so nothing runs on it.
 
 Side effects: the interpreter switches threads after `SWITCH_SECONDS`; the constructor's thread works on this GPU from then on.
 """
@@ -47,7 +47,7 @@ class CudaStream(Stream):
                 work()
 
     def record(self) -> Event:
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a thread that waits for it sleeps
         event.record(self.stream)
         return CudaEvent(event)
 
@@ -67,10 +67,10 @@ class CudaGraph(Graph):
 class CudaDevice(Accelerator):
     """
     Args:
-        index: of the GPU, among those that the driver shows to this process.
+        index: number of the GPU, among those that the driver shows to this process.
 
     Raises:
-        ConfigError: it shows fewer.
+        ConfigError: there is no GPU with this number.
     """
 
     kind = "cuda"
@@ -110,7 +110,7 @@ class CudaDevice(Accelerator):
         return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def budget_bytes(self, utilization: float) -> int:
-        """A share of the whole device, less what others hold of it."""
+        """A share of the whole device, less the memory that other programs use."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return max(0, int(total * utilization) - (total - free))
 
@@ -133,7 +133,7 @@ class CudaDevice(Accelerator):
             ) from error
 
     def to_device(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """In the order of `compute`, as its memory is."""
+        """The copy is ordered by `compute`, as the memory that it is copied to."""
         pinned = torch.from_numpy(np.ascontiguousarray(array)).pin_memory()
         with torch.cuda.stream(self._compute_stream):
             return pinned.to(self.torch_device, non_blocking=True)
@@ -148,13 +148,13 @@ class CudaDevice(Accelerator):
         torch.cuda.synchronize(self.torch_device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._compute_stream):
-            _drop_library_workspaces()  # the graph shall have one of its own: any other may be freed by anybody
-            with torch.inference_mode(False):  # torch makes the state of its random numbers here, for the whole process
+            _drop_library_workspaces()  # the graph needs a workspace of its own: others may free a shared one
+            with torch.inference_mode(False):  # here torch creates the process's random state
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # others may allocate meanwhile
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # it would say that the capture is broken, not why
+                with contextlib.suppress(RuntimeError):  # its error would hide the first one
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -171,7 +171,7 @@ class CudaDevice(Accelerator):
         return self._drain.submit(wait_and_work)
 
     def set_num_threads(self, num_threads: int) -> None:
-        """For what converts weights."""
+        """Threads of the CPU convert weights."""
         torch.set_num_threads(num_threads)
 
     def synchronize(self) -> None:
@@ -186,11 +186,11 @@ class CudaDevice(Accelerator):
                 _drop_library_workspaces()
 
     def _enter(self, stream: torch.cuda.Stream) -> None:
-        """What a thread launches goes to `stream` from now on."""
+        """From now on the calling thread launches on `stream`."""
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(stream)
 
 
 def _drop_library_workspaces() -> None:
-    """cuBLAS keeps one for each stream that it has ever been called on."""
+    """cuBLAS keeps a workspace for each stream that it has ever been called on."""
     torch._C._cuda_clearCublasWorkspaces()

@@ -1,9 +1,11 @@
-"""How much memory this host, or the container around this process, still has; how much this process takes."""
+"""Memory of the host: how much it, or the container around this process, still has; how much this process uses; huge pages."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from inflight.config.control_groups import ROOT, groups_of
@@ -16,9 +18,9 @@ _MEMORY_FILES = {
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """What the kernel calls available, within the limits of every control group around this process.
+    """The memory that the operating system calls available, within the limits of every control group around this process.
 
-    `root` is the folder that `proc` and `sys` are in.
+    `root`: the folder that contains `proc` and `sys`.
     """
     return max(0, min([_host_available_bytes(root), *_cgroup_headrooms(root)]))
 
@@ -31,7 +33,7 @@ def _host_available_bytes(root: Path) -> int:
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
-    """Limit minus use, for each group from the process's own up to the root that has a limit.
+    """Limit minus use, for each group that has a limit, from the process's own up to the root.
 
     Page cache that nobody uses right now (`inactive_file`) counts as free, as container runtimes count it.
     """
@@ -43,21 +45,28 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """This process's memory in use; 0 where the host does not say."""
+    """The memory that this process uses; 0 if the host does not say."""
     return 1024 * (_read_field(root / "proc/self/status", "VmRSS:") or 0)
 
 
 def peak_resident_bytes(root: Path = ROOT) -> int:
-    """The most this process has had in use since `reset_peak`; 0 where the host does not say."""
+    """The most memory that this process has used since `reset_peak`; 0 if the host does not say."""
     return 1024 * (_read_field(root / "proc/self/status", "VmHWM:") or 0)
 
 
 def reset_peak(root: Path = ROOT) -> None:
-    """Start the peak anew from what is in use. Where the host does not allow it, the peak stays the process's highest."""
+    """Set the peak to the memory in use. If the host does not allow it, the peak remains that of the whole process."""
     try:
         (root / "proc/self/clear_refs").write_text("5")
     except OSError:
         return  # a sandbox: `peak_resident_bytes` then only overestimates
+
+
+def advise_huge_pages(pages: mmap.mmap) -> None:
+    """Ask for huge pages: they are read 10 % faster. A kernel that was built without them uses small pages."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _read_int(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Which device a rank runs on."""
+"""`get_device`: the device that a rank runs on."""
 
 from __future__ import annotations
 

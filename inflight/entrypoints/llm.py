@@ -30,8 +30,9 @@ class LLM:
             for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    The arguments are those of `EngineArgs`. None and "auto" leave the choice to the engine. `model` is a folder in the Hugging
-    Face layout, a GGUF file, a hub id, or None for the small embedded model.
+    The arguments are those of `EngineArgs`; None and "auto" leave the choice to the engine. An unknown name is an
+    error. `model` is a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf", or None for the small
+    model that is embedded.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
-from inflight.config.nodes import ranks_of_node
+from inflight.config.ranks import ranks_of_node
 from inflight.errors import ConfigError, RankError, StepTimeoutError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable

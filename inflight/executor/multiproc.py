@@ -24,8 +24,7 @@ from queue import SimpleQueue
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
-from inflight.config.nodes import ranks_of_node
-from inflight.config.ranks import RankLayout
+from inflight.config.ranks import RankLayout, ranks_of_node
 from inflight.errors import CodecError, EngineError, InflightError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.join import Listener

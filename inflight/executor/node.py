@@ -10,8 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from inflight import envs
-from inflight.config.nodes import ranks_of_node
-from inflight.config.ranks import RankLayout
+from inflight.config.ranks import RankLayout, ranks_of_node
 from inflight.errors import ConfigError, WorkerDiedError
 from inflight.executor.join import connect
 from inflight.executor.process import WorkerProcess, stop_processes, wait_for_first_end, worker_title

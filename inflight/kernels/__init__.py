@@ -1,1 +1,1 @@
-"""Kernels, and the plain truth they are tested against."""
+"""Kernels for CPUs and GPUs, and the plain formulas that they are tested against."""

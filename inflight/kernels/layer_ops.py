@@ -1,4 +1,4 @@
-"""`LayerOps`: the small steps between matrix products, as few calls as the device allows; and these steps in plain torch.
+"""`LayerOps`: norms and rotary embedding, the steps between matrix products; and their implementation in plain torch.
 
 Norms are computed in float32. Plain torch rounds where transformers rounds (before the weight multiplies, after each half of a
 rotation); kernels round once, at the end.
@@ -25,7 +25,7 @@ class LayerOps(ABC):
 
     @abstractmethod
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """RMSNorm of each head, where there is a weight; then `head * cos + swapped * sin`, its halves swapped.
+        """RMSNorm of each head, if there is a weight; then `head * cos + swapped * sin`, `swapped` with halves exchanged.
 
         heads [num_tokens, num_heads, head_dim], weight [num_heads, head_dim], cos and sin [num_tokens, head_dim] (sin
         carries the sign of the rotation). The result may be `heads` itself, changed.

@@ -1,19 +1,21 @@
-"""Weights of floats to integers of 8 or 4 bits, in plain torch on any device: what the C++ kernels do on a CPU."""
+"""Quantizes weights to 8 or 4 bits in plain torch, on any device, as the C++ kernels do on a CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from inflight.kernels.quantized_weight import QuantizedWeight
+
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _AT_ONCE = 2**24  # weights: a few temporaries of 64 MB
 
 
-def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """weight [out_features, in_features] -> values, scales, offsets, as `QuantizedWeight` has them.
+def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWeight:
+    """weight: [out_features, in_features].
 
-    8 bits: one scale a row, symmetric. 4 bits: a scale and an offset a group; the range of each group is the one of five, from
-    the smallest to the largest weight and shrunk from there, that leaves the least squared error.
+    8 bits: one scale for each row, symmetric. 4 bits: a scale and an offset for each group. Of five ranges for a group (from
+    its smallest to its largest weight, and four narrower ones) the one with the least squared error is taken.
     """
     out_features, in_features = weight.shape
     num_groups = 1 if bits == 8 else in_features // group_size
@@ -29,7 +31,7 @@ def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> tuple[Tensor
             grouped = weight[rows].float().view(-1, num_groups, group_size)
             quantized, scales[rows], offsets[rows] = _groups(grouped)
             values[rows] = quantized.flatten(1)
-    return values, scales, offsets
+    return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
 
 
 def _symmetric(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +41,7 @@ def _symmetric(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """weight [rows, num_groups, group_size] -> values, and a scale and an offset a group."""
+    """weight [rows, num_groups, group_size] -> values, and a scale and an offset for each group."""
     low, high = weight.amin(dim=2).clamp_(max=0), weight.amax(dim=2).clamp_(min=0)  # zero stays in the range
     least = torch.full_like(low, torch.inf)
     scales, offsets = torch.empty_like(low), torch.empty_like(low)

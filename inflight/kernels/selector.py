@@ -1,4 +1,4 @@
-"""Which kernels serve a device and dtype."""
+"""`select_layer_ops`: the kernels for the steps between matrix products on a device, in a dtype."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import torch
 
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import DTYPES, load_kernels
-from inflight.kernels.cpu.token_masks import cpu_apply_token_masks
 from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
-from inflight.kernels.token_masks import ApplyTokenMasks, torch_apply_token_masks
 
 
 def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
@@ -22,9 +20,3 @@ def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
         if kernels is not None:
             return CpuLayerOps(kernels)
     return TorchLayerOps()
-
-
-def select_apply_token_masks(device: torch.device) -> ApplyTokenMasks:
-    """As `select_layer_ops`."""
-    kernels = load_kernels() if device.type == "cpu" else None
-    return torch_apply_token_masks if kernels is None else cpu_apply_token_masks(kernels)

@@ -1,13 +1,16 @@
-"""`ApplyTokenMasks`: forbidden logits become -inf; and that in plain torch."""
+"""`ApplyTokenMasks`: the logits of forbidden tokens become -inf, by the C++ kernel or in plain torch."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from inflight.kernels.cpu.library import load_kernels
 
 WORD_BITS = 32
 CHUNK_ELEMENTS = 512 * 1024  # temporaries stay in the caches: half the time
@@ -18,13 +21,13 @@ RowIndices = npt.NDArray[np.int64]
 # (logits, rows, masks), in place, any thread:
 #     logits  float32 [num_rows, vocab_size], contiguous
 #     rows    int64 [n], of the logits, distinct
-#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; what bits
-#             beyond the vocabulary say counts for nothing
+#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; bits
+#             beyond the vocabulary are ignored
 ApplyTokenMasks = Callable[[Tensor, RowIndices, TokenMasks], None]
 
 
 def check_token_masks(logits: Tensor, rows: RowIndices, masks: TokenMasks) -> None:
-    """That the three fit, as `ApplyTokenMasks` says."""
+    """Asserts the shapes and types of `ApplyTokenMasks`."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert rows.dtype == np.int64 and rows.flags.c_contiguous and rows.ndim == 1
@@ -44,3 +47,21 @@ def torch_apply_token_masks(logits: Tensor, rows: RowIndices, masks: TokenMasks)
         forbidden = torch.from_numpy(allowed == 0).to(logits.device)
         at = torch.from_numpy(rows[start : start + step]).to(logits.device)
         logits[at] = logits[at].masked_fill_(forbidden, -torch.inf)
+
+
+def cpu_apply_token_masks(kernels: ctypes.CDLL) -> ApplyTokenMasks:
+    """By the C++ kernel: it writes forbidden logits only, a row per thread."""
+
+    def apply(logits: Tensor, rows: RowIndices, masks: TokenMasks) -> None:
+        check_token_masks(logits, rows, masks)
+        kernels.inflight_apply_token_masks(
+            logits.data_ptr(), logits.shape[1], rows.ctypes.data, masks.ctypes.data, len(rows)
+        )
+
+    return apply
+
+
+def select_apply_token_masks(device: torch.device) -> ApplyTokenMasks:
+    """The C++ kernel where it can be used, plain torch everywhere else."""
+    kernels = load_kernels() if device.type == "cpu" else None
+    return torch_apply_token_masks if kernels is None else cpu_apply_token_masks(kernels)

@@ -1,1 +1,1 @@
-"""The building blocks of a decoder: each owns its weights, knows its checkpoint names, and shards by its group."""
+"""The building blocks of a decoder: each owns its rank's part of the weights, and knows their names in the checkpoint."""

@@ -1,4 +1,4 @@
-"""`Attention`: one layer's place between the model, which calls it, and the backend, which computes it over the KV cache."""
+"""`Attention`: the attention of one layer. It holds the layer's KV cache and calls the attention backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.group_index = 0
 
     def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """`dtype` is the cache's. Integers have a float32 scale per head and token."""
+        """`dtype`: of the cache. A cache of integers has a float32 scale for each head and token."""
         return KVCacheSpec(
             block_size=block_size,
             num_kv_heads=self.num_kv_heads,
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         )
 
     def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
-        """`kv_cache`: this layer's typed view of the arena. `group_index`: whose block table, and metadata, it reads."""
+        """`kv_cache`: this layer's typed view of the arena. `group_index`: the KV group whose metadata it reads."""
         self.kv_cache, self.group_index = kv_cache, group_index
 
     def forward(

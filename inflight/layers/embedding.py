@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.weights import WeightSlot, WeightSlots
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(Loadable):
     """Each rank holds ceil(vocab_size / size) rows; the last rows of the last ranks are padding, and zero.
 
-    The table stays in its plain layout, also where the head, tied to it, makes itself a packed copy.
+    The table stays in its plain layout, even if a tied head has a packed copy of it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight.data[self.stop - self.start :].zero_()
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids [num_tokens] -> [num_tokens, hidden_size], a tensor of its own."""
+        """input_ids [num_tokens] -> [num_tokens, hidden_size], a new tensor."""
         if self.tp.size == 1:
             return F.embedding(input_ids, self.weight)
         elsewhere = (input_ids < self.start) | (input_ids >= self.stop)

@@ -1,20 +1,20 @@
 """`GpuLinear`: linear layers on an NVIDIA GPU, their weights in floats, in integers of 4 or 8 bits, or in fp8.
 
-Few rows are computed by Triton where that was measured faster, and everything else by the libraries behind torch.
+The libraries behind torch multiply many rows; few rows are multiplied as `linear_tuner` chose.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from inflight.errors import ConfigError
 from inflight.kernels.quantize import quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.triton.fp8 import quantize_rows_fp8
 from inflight.kernels.triton.linear import FP8_TILES, library_linear, linear, linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
@@ -28,53 +28,53 @@ from inflight.kernels.triton.weight_only import (
     weight_only_linear,
 )
 from inflight.layers.linear_method import LinearChoice, LinearMethod, PreparedLinear
-from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GraphClock, LinearTuner, Product
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GpuWeight, TunedLinear, tune
 
 logger = logging.getLogger(__name__)
 
-FP8_MULTIPLE = 16  # of both sizes of a weight
+FP8_MULTIPLE = 16  # both sizes of the weight must be multiples of it
 _FP8_CAPABILITY = (8, 9)
 _DEQUANTIZED_AT_ONCE = 2**25  # weights: 64 MB of halves
 _QUANTIZED_AT_ONCE = 2**24
 
 
-class FloatProduct(Product):
-    """weight [out_features, in_features] in the engine's dtype. In float32, which tensor cores round, the library is alone."""
+class FloatWeight(GpuWeight):
+    """weight [out_features, in_features] in the engine's dtype. Float32 is left to the library: tensor cores would round it."""
 
-    def __init__(self, weight: Tensor, *, is_gated: bool) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._weight = weight.contiguous()
-        self.kind, self.is_gated = "floats", is_gated
+        self.kind = "floats"
         self.shape, self.num_bytes = (weight.shape[0], weight.shape[1]), weight.nbytes
 
-    def configs(self, num_multiprocessors: int) -> list[TileConfig]:
+    def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
         return [] if self._weight.dtype == torch.float32 else linear_configs(*self.shape, num_multiprocessors)
 
-    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, scratch: SplitKScratch) -> None:
-        linear(x, self._weight, bias, out, config, scratch, is_gated=self.is_gated)
+    def multiply(
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+    ) -> None:
+        linear(x, self._weight, bias, out, tile, scratch, is_gated=is_gated)
 
-    def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         library_linear(x, self._weight, bias, out)
 
-    def copy(self) -> FloatProduct:
-        return FloatProduct(self._weight.clone(), is_gated=self.is_gated)
 
+class IntegerWeight(GpuWeight):
+    """A weight of 4 or 8 bits. For the library it is brought to x's dtype, some output features at a time."""
 
-class IntegerProduct(Product):
-    """A weight of 4 or 8 bits. For many rows it is brought to x's dtype, some output features at a time."""
-
-    def __init__(self, weight: PackedIntegers, *, is_gated: bool) -> None:
+    def __init__(self, weight: PackedIntegers) -> None:
         self._weight = weight
-        self.kind, self.is_gated = f"{weight.bits} bits in groups of {weight.group_size}", is_gated
+        self.kind = f"{weight.bits} bits in groups of {weight.group_size}"
         self.shape, self.num_bytes = (weight.out_features, weight.in_features), weight.values.nbytes
 
-    def configs(self, num_multiprocessors: int) -> list[TileConfig]:
+    def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
         return weight_only_configs(self._weight, num_multiprocessors)
 
-    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, scratch: SplitKScratch) -> None:
-        weight_only_linear(x, self._weight, bias, out, config, scratch, is_gated=self.is_gated)
+    def multiply(
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+    ) -> None:
+        weight_only_linear(x, self._weight, bias, out, tile, scratch, is_gated=is_gated)
 
-    def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         out_features, in_features = self.shape
         step = max(1, _DEQUANTIZED_AT_ONCE // in_features)
         for first in range(0, out_features, step):
@@ -83,16 +83,13 @@ class IntegerProduct(Product):
             dequantize(self._weight, first, weight)
             library_linear(x, weight, None if bias is None else bias[features], out[:, features])
 
-    def copy(self) -> IntegerProduct:
-        return IntegerProduct(replace(self._weight, values=self._weight.values.clone()), is_gated=self.is_gated)
 
+class Fp8Weight(GpuWeight):
+    """weight in float8_e4m3fn with a scale for each row. For the library the rows of x are rounded to fp8, too; the Triton
+    kernel brings the weight to x's dtype, which must not be float32."""
 
-class Fp8Product(Product):
-    """weight in float8_e4m3fn with a scale a row. For the library rows are brought to it as they come, a scale each; Triton
-    brings the weight to the rows' dtype, which is not float32."""
-
-    def __init__(self, weight: Tensor, *, is_gated: bool) -> None:
-        self.kind, self.shape, self.is_gated = "fp8", (weight.shape[0], weight.shape[1]), is_gated
+    def __init__(self, weight: Tensor) -> None:
+        self.kind, self.shape = "fp8", (weight.shape[0], weight.shape[1])
         self._is_wide = weight.dtype == torch.float32
         self._weight = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
         self._scales = weight.new_empty((weight.shape[0], 1), dtype=torch.float32)
@@ -102,13 +99,15 @@ class Fp8Product(Product):
             self._weight[rows], self._scales[rows] = quantize_rows_fp8(weight[rows])
         self.num_bytes = self._weight.nbytes
 
-    def configs(self, num_multiprocessors: int) -> list[TileConfig]:
+    def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
         return [] if self._is_wide else linear_configs(*self.shape, num_multiprocessors, FP8_TILES)
 
-    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, scratch: SplitKScratch) -> None:
-        linear(x, self._weight, bias, out, config, scratch, scales=self._scales.view(-1), is_gated=self.is_gated)
+    def multiply(
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+    ) -> None:
+        linear(x, self._weight, bias, out, tile, scratch, scales=self._scales.view(-1), is_gated=is_gated)
 
-    def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         if len(x) == 0:
             return
         rows, scales = quantize_rows_fp8(x)
@@ -117,7 +116,7 @@ class Fp8Product(Product):
             self._weight.t(),
             scale_a=scales,
             scale_b=self._scales.t(),
-            out_dtype=torch.bfloat16,  # the one there is for scales a row
+            out_dtype=torch.bfloat16,  # the only one with a scale for each row
             use_fast_accum=True,
             out=out if out.dtype == torch.bfloat16 else None,
         )
@@ -126,15 +125,9 @@ class Fp8Product(Product):
         if bias is not None:
             out.add_(bias)
 
-    def copy(self) -> Fp8Product:
-        copied = copy.copy(self)
-        copied._weight = self._weight.clone()
-        return copied
-
 
 class GpuLinear(LinearMethod):
-    """See the module. `out_dtype`: what results will be asked for in, and are measured in; `min_weight_bytes`: of a weight that
-    is measured.
+    """See the module. `out_dtype`: the results' dtype in measurements; `min_weight_bytes`: smaller weights are not measured.
 
     Raises:
         ConfigError: `quantization` is "fp8" and the GPU cannot multiply it.
@@ -152,61 +145,56 @@ class GpuLinear(LinearMethod):
     ) -> None:
         if quantization == "fp8":
             _check_fp8(device)
-        self._device, self._dtype, self._quantization, self._group_size = device, dtype, quantization, group_size
-        self._tuner = LinearTuner(
-            device, dtype, out_dtype, lambda: GraphClock(device), min_weight_bytes=min_weight_bytes
-        )
+        self._device, self._dtype, self._out_dtype = device, dtype, out_dtype
+        self._quantization, self._group_size, self._min_weight_bytes = quantization, group_size, min_weight_bytes
+        self._layers: list[TunedLinear] = []
+
+    @cached_property
+    def _scratch(self) -> SplitKScratch:
+        return SplitKScratch(self._device)
 
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        product = self._product(weight, is_gated)
-        self._tuner.add(product)
-        return _TunedLinear(product, bias, self._tuner)
+        layer = TunedLinear(self._on_the_gpu(weight), bias, self._scratch, is_gated=is_gated)
+        self._layers.append(layer)
+        return layer
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        return self._tuner.tune(max_num_rows)
+        return tune(
+            self._layers,
+            max_num_rows,
+            device=self._device,
+            dtype=self._dtype,
+            out_dtype=self._out_dtype,
+            min_weight_bytes=self._min_weight_bytes,
+        )
 
-    def _product(self, weight: Sequence[Tensor] | QuantizedWeight, is_gated: bool) -> Product:
+    def _on_the_gpu(self, weight: Sequence[Tensor] | QuantizedWeight) -> GpuWeight:
         if isinstance(weight, QuantizedWeight):
-            return self._integers(weight.to(self._device), is_gated)
+            return self._integers(weight.to(self._device))
         [plain] = weight  # floats come in the layer's own tensor: `copies_weights` is False
         out_features, in_features = plain.shape
         if self._quantization == "fp8":
             if out_features % FP8_MULTIPLE == 0 and in_features % FP8_MULTIPLE == 0:
-                return Fp8Product(plain, is_gated=is_gated)
+                return Fp8Weight(plain)
             logger.warning("a weight of %dx%d stays in floats: fp8 takes multiples of 16", out_features, in_features)
         elif self._quantization is not None:
             if in_features % GROUP_SIZES[-1] == 0:
-                return self._integers(self._quantize(plain), is_gated)
+                return self._integers(self._quantize(plain))
             logger.warning("a weight of %dx%d stays in floats: it has no groups of 32", out_features, in_features)
-        return FloatProduct(plain, is_gated=is_gated)
+        return FloatWeight(plain)
 
-    def _integers(self, weight: QuantizedWeight, is_gated: bool) -> Product:
+    def _integers(self, weight: QuantizedWeight) -> GpuWeight:
         if not can_pack(weight.shape[1], weight.group_size):
-            return FloatProduct(weight.dequantize().to(self._dtype), is_gated=is_gated)
-        packed = pack_integers(weight.values, weight.scales, weight.offsets, bits=weight.bits, dtype=self._dtype)
-        return IntegerProduct(packed, is_gated=is_gated)
+            return FloatWeight(weight.dequantize().to(self._dtype))
+        return IntegerWeight(pack_integers(weight, dtype=self._dtype))
 
     def _quantize(self, weight: Tensor) -> QuantizedWeight:
         bits, group_size = (8, 0) if self._quantization == "int8" else (4, self._group_size)
         while bits == 4 and weight.shape[1] % group_size != 0:
             group_size //= 2
-        values, scales, offsets = quantize_rows(weight, bits=bits, group_size=group_size)
-        return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
-
-
-class _TunedLinear:
-    """A `PreparedLinear`."""
-
-    def __init__(self, product: Product, bias: Tensor | None, tuner: LinearTuner) -> None:
-        self._product, self._bias, self._tuner = product, bias, tuner
-
-    def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = torch.empty((len(x), self._product.num_columns), dtype=out_dtype, device=x.device)
-        self._tuner.multiply(self._product, x, self._bias, out)
-        return out
+        return quantize_rows(weight, bits=bits, group_size=group_size)
 
 
 def _check_fp8(device: torch.device) -> None:

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
 from inflight.layers.context import LayerContext
 from inflight.layers.linear_method import LinearMethod, PreparedLinear
-from inflight.layers.quantized_weight import QuantizedWeight, concatenate_rows
-from inflight.layers.weights import WeightSlot, WeightSlots
-
-# first output feature -> the part that the layer has been given as it is stored
-StoredParts = dict[int, Tensor | QuantizedWeight]
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
 @dataclass(frozen=True)
 class OutputPart:
-    """Rows `[start, start + size)`, of `total` in the checkpoint, of one projection."""
+    """The rows of one projection that this rank holds: `[start, start + size)` of the checkpoint's `total`."""
 
     total: int
     start: int
@@ -29,86 +26,89 @@ class OutputPart:
 
 
 def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
-    """The rank's share of rows that are divided evenly."""
+    """The rank's part of rows that are divided evenly."""
     assert total % tp.size == 0, f"{total} rows cannot be divided among {tp.size} ranks"
     size = total // tp.size
     return OutputPart(total=total, start=tp.rank * size, size=size)
 
 
 def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputPart:
-    """The rank's share of heads. With fewer heads than ranks, neighbouring ranks hold copies of the same head."""
+    """The rank's part of the heads. With fewer heads than ranks, neighbouring ranks hold copies of the same head."""
     num_shards = min(num_heads, tp.size)
     assert num_heads % num_shards == 0 and tp.size % num_shards == 0, f"{num_heads} heads, {tp.size} ranks"
     size = num_heads // num_shards * head_dim
     return OutputPart(total=num_heads * head_dim, start=tp.rank * num_shards // tp.size * size, size=size)
 
 
-class Linear(nn.Module):
+class StoredParts:
+    """Parts of one weight, as the checkpoint stores them, that a layer keeps until its weight is assembled."""
+
+    def __init__(self, method: LinearMethod, dtype: torch.dtype) -> None:
+        self._method, self._dtype = method, dtype
+        self._parts: dict[int, Tensor | QuantizedWeight] = {}  # by first output feature
+
+    @property
+    def num_quantized(self) -> int:
+        return sum(isinstance(part, QuantizedWeight) for part in self._parts.values())
+
+    def accept(self, part: Tensor | QuantizedWeight, *, first_row: int = 0) -> bool:
+        """See `WeightSlot`. Floats that have to be converted are not kept, nor those that the method would keep for good."""
+        if isinstance(part, Tensor) and not (
+            self._method.copies_weights and part.dtype == self._dtype and part.stride(1) == 1
+        ):
+            return False
+        self._parts[first_row] = part
+        return True
+
+    def assemble(self, weight: Tensor) -> Sequence[Tensor] | QuantizedWeight:
+        """The whole weight: quantized if all parts are, the floats as they are stored if none is. Otherwise all parts go into
+        `weight`, which has those that were not accepted already."""
+        parts = [part for _, part in sorted(self._parts.items(), key=lambda item: item[0])]
+        if parts and sum(part.shape[0] for part in parts) == len(weight):
+            floats = [part for part in parts if isinstance(part, Tensor)]
+            quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+            if not quantized:
+                return floats
+            if not floats and (together := concatenate_rows(quantized)) is not None:
+                return together
+        for start, part in self._parts.items():
+            weight[start : start + part.shape[0]] = part if isinstance(part, Tensor) else part.dequantize()
+        return [weight]
+
+
+class Linear(Loadable):
     """x [num_tokens, in_features] -> [num_tokens, out_features]; what the sharded kinds below have in common."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, context: LayerContext) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, context: LayerContext, is_gated: bool = False
+    ) -> None:
         super().__init__()
         dtype, device = context.dtype, context.weight_device
-        self.in_features = in_features
+        self.in_features, self.is_gated = in_features, is_gated
         self.dtype, self.method = dtype, context.linear
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
-        self.stored: StoredParts = {}
-        self.num_dequantized = 0  # of them, those that the other parts did not let stay so
+        self.stored = StoredParts(context.linear, dtype)
+        self.num_dequantized = 0  # parts that are stored quantized, and are floats because of the parts beside them
 
     def finish_loading(self) -> None:
-        self.prepare(self.bias)
-
-    def prepare(self, bias: Tensor | None, *, is_gated: bool = False) -> None:
-        """Bring the weights into the form that `multiply` reads, and drop the plain ones."""
-        weight = assemble(self.weight.data, self.stored)
+        weight = self.stored.assemble(self.weight.data)
         if not isinstance(weight, QuantizedWeight):
-            self.num_dequantized = sum(isinstance(part, QuantizedWeight) for part in self.stored.values())
+            self.num_dequantized = self.stored.num_quantized
         self.multiply: PreparedLinear = self.method.prepare(
-            weight, None if bias is None else bias.data, is_gated=is_gated
+            weight, None if self.bias is None else self.bias.data, is_gated=self.is_gated
         )
         del self.weight, self.bias, self.stored
-
-    def accept(self, part: Tensor | QuantizedWeight, *, first_row: int = 0) -> bool:
-        """See `WeightSlot`."""
-        return accept(part, self.stored, first_row, self.method, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x, self.dtype)
 
 
-def accept(
-    part: Tensor | QuantizedWeight, stored: StoredParts, first_row: int, method: LinearMethod, dtype: torch.dtype
-) -> bool:
-    """Whether the part is kept as it is: not if it has to be converted first, or would be kept for good."""
-    if isinstance(part, Tensor) and not (method.copies_weights and part.dtype == dtype and part.stride(1) == 1):
-        return False
-    stored[first_row] = part
-    return True
-
-
-def assemble(weight: Tensor, stored: StoredParts) -> Sequence[Tensor] | QuantizedWeight:
-    """Quantized, if all parts are, and as they are stored, if none is. Else all are brought into the dtype of `weight`."""
-    parts = [stored[start] for start in sorted(stored)]
-    if parts and sum(part.shape[0] for part in parts) == len(weight):
-        floats = [part for part in parts if isinstance(part, Tensor)]
-        if len(floats) == len(parts):
-            return floats
-        together = (
-            concatenate_rows([part for part in parts if isinstance(part, QuantizedWeight)]) if not floats else None
-        )
-        if together is not None:
-            return together
-    for start, part in stored.items():
-        weight[start : start + part.shape[0]] = part if isinstance(part, Tensor) else part.dequantize()
-    return [weight]
-
-
 class ColumnParallelLinear(Linear):
     """Output features are sharded. Several projections of one input are one multiplication, their outputs side by side.
 
-    `parts`: the name of each projection in the checkpoint, below the prefix -> the rows that this rank holds.
-    `is_gated`: there are two, and the result is silu(first) * second, [num_tokens, rows of one].
+    `parts`: the name of each projection in the checkpoint, in the place of this layer's own name -> the rows that this rank
+    holds. `is_gated`: there are two, and the result is silu(first) * second, [num_tokens, rows of one].
     """
 
     def __init__(
@@ -120,28 +120,25 @@ class ColumnParallelLinear(Linear):
         context: LayerContext,
         is_gated: bool = False,
     ) -> None:
-        super().__init__(in_features, sum(part.size for part in parts.values()), bias=bias, context=context)
+        out_features = sum(part.size for part in parts.values())
+        super().__init__(in_features, out_features, bias=bias, context=context, is_gated=is_gated)
         self.parts = dict(parts)
-        self.is_gated = is_gated
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        offset = 0
+        block, offset = prefix.rpartition(".")[0], 0
         for name, part in self.parts.items():
             rows = slice(offset, offset + part.size)
             slot = WeightSlot(
                 shape=(part.total, self.in_features),
                 destination=self.weight.data[rows],
                 start=part.start,
-                accept=partial(self.accept, first_row=offset),
+                accept=partial(self.stored.accept, first_row=offset),
             )
-            yield f"{prefix}.{name}.weight", slot
+            yield f"{block}.{name}.weight", slot
             if self.bias is not None:
                 slot = WeightSlot(shape=(part.total,), destination=self.bias.data[rows], start=part.start)
-                yield f"{prefix}.{name}.bias", slot
+                yield f"{block}.{name}.bias", slot
             offset += part.size
-
-    def finish_loading(self) -> None:
-        self.prepare(self.bias, is_gated=self.is_gated)
 
 
 class RowParallelLinear(Linear):
@@ -159,14 +156,16 @@ class RowParallelLinear(Linear):
             destination=destination,
             dim=1,
             start=self.columns.start,
-            accept=self.accept,
+            accept=self.stored.accept,
         )
         yield f"{prefix}.weight", slot
         if self.bias is not None:
             yield f"{prefix}.bias", WeightSlot(shape=(destination.shape[0],), destination=self.bias.data)
 
     def finish_loading(self) -> None:
-        self.prepare(self.bias if self.tp.rank == 0 else None)
+        if self.tp.rank != 0:
+            self.bias = None
+        super().finish_loading()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.tp.all_reduce(super().forward(x))

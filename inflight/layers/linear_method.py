@@ -1,7 +1,7 @@
 """`LinearMethod`: how x @ weight.T is computed. Chosen per device, dtype and quantization.
 
-A method makes of a layer's weights, once they are read, something to call in every step. What it is given are tensors in the
-engine's dtype, one below the other, or a `QuantizedWeight` where the checkpoint has one.
+`prepare` turns the weights of a layer into a callable that every step uses. The weights are tensors in the engine's dtype, one
+below the other, or a `QuantizedWeight` if the checkpoint is quantized.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,18 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
-from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import DTYPES, load_kernels
 from inflight.kernels.cpu.linear import (
     IN_FEATURES_MULTIPLE,
     MAX_INTEGER_IN_FEATURES,
+    HugePages,
     pack_float,
     pack_integers,
     quantize_rows,
 )
-from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
+from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +36,15 @@ class PreparedLinear(Protocol):
     """A weight that is ready to multiply."""
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """x [num_rows, in_features] -> [num_rows, out_features], or half of them behind a gate, in `out_dtype`.
+        """x [num_rows, in_features] -> [num_rows, out_features] in `out_dtype`; with a gate [num_rows, out_features / 2].
 
-        `out`, of that shape and dtype and contiguous, is where the result goes, and is returned.
+        If `out` is given, contiguous and of that shape and dtype, the result is written to it, and it is returned.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearChoice:
-    """What was found fastest for weights of one shape and up to `num_rows` rows: `way`, or the library behind torch."""
+    """The fastest way that was measured for weights of one shape and up to `num_rows` rows: tiles of a kernel, or "library"."""
 
     out_features: int
     in_features: int
@@ -56,9 +55,9 @@ class LinearChoice:
 
 
 class LinearMethod(ABC):
-    """One for all layers of a model, which it may allocate for together.
+    """One object serves all layers of a model and may allocate memory for them together.
 
-    `copies_weights`: nothing of what `prepare` is given is kept, so that it may lie in a file.
+    `copies_weights`: `prepare` copies the weights that it is given, so they may be views of a mapped file.
     """
 
     copies_weights = False
@@ -67,7 +66,7 @@ class LinearMethod(ABC):
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        """weight [out_features, in_features] in all, which the caller drops afterwards; bias [out_features].
+        """weight: [out_features, in_features] in total, dropped by the caller afterwards; bias: [out_features].
 
         `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
         """
@@ -77,13 +76,16 @@ class LinearMethod(ABC):
         return False
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        """Measure what there is to choose from, for up to so many rows; after all weights are prepared, and before graphs are
-        captured. In a stage, while nothing else is queued. What was found; nothing where nothing is to be chosen."""
+        """Measure the ways to multiply up to `max_num_rows` rows, choose the fastest for each weight, and return the choices.
+
+        Called in a stage, while nothing else is queued, after all weights are prepared and before graphs are captured. A method
+        that knows one way returns nothing.
+        """
         return []
 
 
 class PlainLinear(LinearMethod):
-    """The weight as it is; the library behind torch chooses. A quantized weight is held in `dtype`."""
+    """Plain torch. A quantized weight is dequantized to `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -91,45 +93,25 @@ class PlainLinear(LinearMethod):
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        plain = weight.dequantize().to(self._dtype) if isinstance(weight, QuantizedWeight) else _whole(weight)
-        return _finish(lambda x: F.linear(x, plain, bias), is_gated=is_gated)
+        if isinstance(weight, QuantizedWeight):
+            plain = weight.dequantize().to(self._dtype)
+        else:
+            plain = weight[0] if len(weight) == 1 else torch.cat(list(weight))
 
+        def multiply(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+            result = F.linear(x, plain, bias)
+            if is_gated:
+                gate, up = result.chunk(2, dim=-1)
+                result = F.silu(gate).mul_(up)
+            return result.to(out_dtype) if out is None else out.copy_(result)
 
-class OneDnnPackedLinear(LinearMethod):
-    """For bfloat16 without the C++ kernels: the weight in oneDNN's blocked layout, up to twice as fast as `F.linear`.
-
-    Rows are padded to one of some sixty counts. oneDNN compiles a kernel for every (row count, weight shape) it meets and keeps
-    about 0.7 MiB of code for each of up to 1,024: over all counts a long-running engine would fill a gigabyte with them.
-    The least count is 4, whose kernel is faster than those for 1 and 2 (a 6144x1024 weight: 340 us against 410 and 480).
-    """
-
-    copies_weights = True
-
-    @staticmethod
-    def is_available() -> bool:
-        return torch.backends.mkldnn.is_available() and bool(  # type: ignore[no-untyped-call]
-            torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
-
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
-    ) -> PreparedLinear:
-        plain = weight.dequantize().bfloat16() if isinstance(weight, QuantizedWeight) else _whole(weight)
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.contiguous())
-
-        def multiply(x: Tensor) -> Tensor:
-            num_rows = x.shape[0]
-            padded = F.pad(x, (0, 0, 0, padded_rows(num_rows) - num_rows))
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(padded, packed, bias, "none", [], "")
-            return out[:num_rows]
-
-        return _finish(multiply, is_gated=is_gated)
+        return multiply
 
 
 class KernelLinear(LinearMethod):
-    """The C++ kernels, for every format; with `bits` 8 or 4, a weight of floats is quantized on the way.
+    """The C++ kernels, for floats and quantized weights. With `bits` 8 or 4, floats are quantized before they are packed.
 
-    Weights of a shape that the kernels do not take are left to `PlainLinear`.
+    `PlainLinear` computes weights whose shape the kernels do not support.
     """
 
     copies_weights = True
@@ -153,16 +135,7 @@ class KernelLinear(LinearMethod):
             weight = self._quantize(weight)
         if not isinstance(weight, QuantizedWeight):
             return pack_float(self._kernels, self._memory, weight, bias, is_gated=is_gated)
-        return pack_integers(
-            self._kernels,
-            self._memory,
-            weight.values,
-            weight.scales,
-            weight.offsets,
-            bias,
-            bits=weight.bits,
-            is_gated=is_gated,
-        )
+        return pack_integers(self._kernels, self._memory, weight, bias, is_gated=is_gated)
 
     def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
         in_features = parts[0].shape[1]
@@ -173,36 +146,7 @@ class KernelLinear(LinearMethod):
             if group_size < GROUP_SIZE_MULTIPLE:
                 logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
                 bits = 8
-        values, scales, offsets = quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
-        return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
-
-
-def _whole(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _finish(multiply: Callable[[Tensor], Tensor], *, is_gated: bool) -> PreparedLinear:
-    """What the kernels do by themselves: the gate, and the dtype."""
-
-    def call(x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        result = multiply(x)
-        if is_gated:
-            gate, up = result.chunk(2, dim=-1)
-            result = F.silu(gate).mul_(up)
-        return result.to(out_dtype) if out is None else out.copy_(result)
-
-    return call
-
-
-def padded_rows(num_rows: int) -> int:
-    """The next row count that kernels are compiled for: steps of 4 up to 32, of 8 up to 128, then of an eighth at most."""
-    if num_rows <= 32:
-        step = 4
-    elif num_rows <= 128:
-        step = 8
-    else:
-        step = 16 if num_rows <= 256 else 32 if num_rows <= 512 else 64
-    return -(-num_rows // step) * step
+        return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
 
 
 def select_linear_method(
@@ -213,8 +157,8 @@ def select_linear_method(
     quantization: str | None = None,
     group_size: int = 64,
 ) -> LinearMethod:
-    """The fastest method there is. `quantization`: what becomes of weights that are floats: None, "int8", "int4" or "fp8".
-    `out_dtype`: what will be asked for, `dtype` if not given.
+    """The fastest method for the device. `quantization`: how weights in floats are quantized: None, "int8", "int4" or "fp8".
+    `out_dtype`: the dtype of results, `dtype` by default.
 
     Raises:
         ConfigError: the quantization needs kernels, or a GPU, that are not there.
@@ -236,23 +180,4 @@ def select_linear_method(
             f"quantization={quantization!r} needs the C++ kernels, which are not used here (the warning above says why): leave "
             "it out, or install them"
         )
-    if device.type == "cpu" and dtype == torch.bfloat16 and OneDnnPackedLinear.is_available():
-        return OneDnnPackedLinear()
     return PlainLinear(dtype)
-
-
-def select_linear_methods(
-    device: torch.device, dtype: torch.dtype, config: QuantizationConfig
-) -> tuple[LinearMethod, LinearMethod]:
-    """Those of the layers and of the head.
-
-    Raises:
-        ConfigError: as `select_linear_method`.
-    """
-    layers, head = (
-        select_linear_method(
-            device, dtype, out_dtype=out_dtype, quantization=quantization, group_size=config.group_size
-        )
-        for quantization, out_dtype in ((config.layers, dtype), (config.head, torch.float32))
-    )
-    return layers, head

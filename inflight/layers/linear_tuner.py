@@ -1,16 +1,17 @@
-"""`LinearTuner`: which kernel, in which tiles, computes a product with few rows on a GPU: what was measured fastest.
+"""`TunedLinear` and `tune`: on a GPU, few rows are multiplied by whatever was measured fastest when the engine started.
 
-Measured once, at start-up, on the weights of the model itself; afterwards a choice is looked up.
+For each kind and shape of weight and each number of rows up to 64, in powers of two, the library behind torch and the Triton
+kernels with several tile sizes are timed on the model's own weights. Later calls look the choice up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,83 +23,154 @@ from inflight.layers.linear_method import LinearChoice
 
 logger = logging.getLogger(__name__)
 
-_Key = tuple[str, bool, int, int]
-
-MIN_WEIGHT_BYTES = 1 << 20  # of a weight worth its measurements
-MAX_TUNED_ROWS = 64  # beyond, the weights are no longer what a product waits for
-_MIN_CALLS = 8  # of one measurement
-_MIN_BYTES_READ = 256 << 20  # by one measurement, where there is as much
-_CACHES_READ = 2  # times the cache's size is read between two uses of a weight, so that it is never cached
+MIN_WEIGHT_BYTES = 1 << 20  # smaller weights are left to the library
+MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
+_MIN_CALLS = 8  # in one measurement
+_MIN_BYTES_READ = 256 << 20  # in one measurement, if the model has so many bytes of equal weights
+_CACHES_READ = (
+    2  # between two uses of a weight, so many times the cache's size is read, so that the weight is not cached
+)
 _REPEATS = 4
 
 
-class Product(ABC):
-    """x @ weight.T with one weight, which is on the device.
+class GpuWeight(ABC):
+    """One weight in the GPU's memory.
 
     Attributes:
-        kind: of the weight's elements; products of one kind and shape, with a gate or without, are equally fast.
+        kind: weights of one kind and shape are equally fast.
         shape: (out_features, in_features).
-        num_bytes: of the weight as it is read.
-        is_gated: the result is silu(first half of the features) * second half.
+        num_bytes: read in one multiplication.
     """
 
     kind: str
     shape: tuple[int, int]
     num_bytes: int
-    is_gated: bool
-
-    @property
-    def num_columns(self) -> int:
-        """Of a result."""
-        return self.shape[0] // 2 if self.is_gated else self.shape[0]
-
-    @property
-    def key(self) -> _Key:
-        """Of all that are equally fast."""
-        return self.kind, self.is_gated, *self.shape
 
     @abstractmethod
-    def configs(self, num_multiprocessors: int) -> list[TileConfig]:
-        """What is worth measuring against the library."""
+    def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
+        """Tile sizes of the Triton kernel that are worth measuring."""
 
     @abstractmethod
-    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, scratch: SplitKScratch) -> None:
-        """x [num_rows, in_features], at most `MAX_TUNED_ROWS` rows -> out [num_rows, num_columns]."""
+    def multiply(
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+    ) -> None:
+        """x [num_rows, in_features], at most `MAX_TUNED_ROWS` rows -> out [num_rows, out_features], or half of them behind a
+        gate, by the Triton kernel."""
 
+    @abstractmethod
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """The same for any number of rows."""
-        if self.is_gated:
-            both = out.new_empty((len(x), self.shape[0]))
-            self.all_features_by_library(x, bias, both)
+        """x [num_rows, in_features], any number of rows -> out [num_rows, out_features], without a gate."""
+
+
+class TunedLinear:
+    """A `PreparedLinear`. `scratch` is shared by layers that run one after another on one stream."""
+
+    def __init__(self, weight: GpuWeight, bias: Tensor | None, scratch: SplitKScratch, *, is_gated: bool) -> None:
+        self.weight, self.bias, self.scratch, self.is_gated = weight, bias, scratch, is_gated
+        self.key = (weight.kind, weight.shape, is_gated)  # layers with equal keys are equally fast
+        self.num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]  # of a result
+        self.chosen: dict[int, TileConfig] = {}  # rows, rounded up to a power of two; without an entry, the library
+
+    def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = torch.empty((len(x), self.num_columns), dtype=out_dtype, device=x.device)
+        self.multiply(x, out, self.chosen.get(_power_of_two(len(x))))
+        return out
+
+    def multiply(self, x: Tensor, out: Tensor, tile: TileConfig | None) -> None:
+        """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel in this tile size, or the library."""
+        if tile is not None:
+            self.weight.multiply(x, self.bias, out, tile, self.scratch, is_gated=self.is_gated)
+        elif self.is_gated:
+            both = out.new_empty((len(x), self.weight.shape[0]))
+            self.weight.multiply_by_library(x, self.bias, both)
             silu_and_mul(both, out)
         else:
-            self.all_features_by_library(x, bias, out)
-
-    @abstractmethod
-    def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """x [num_rows, in_features] -> out [num_rows, out_features], before the gate."""
-
-    @abstractmethod
-    def copy(self) -> Product:
-        """With the weight in other memory."""
+            self.weight.multiply_by_library(x, self.bias, out)
 
 
-class Clock(Protocol):
-    """Measures on one GPU.
+def tune(
+    layers: Sequence[TunedLinear],
+    max_num_rows: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    min_weight_bytes: int,
+) -> list[LinearChoice]:
+    """See `LinearMethod.tune`. `dtype` and `out_dtype`: of the rows and of the results."""
+    alike: dict[object, list[TunedLinear]] = {}
+    for layer in layers:
+        alike.setdefault(layer.key, []).append(layer)
+    clock = GraphClock(device)
+    row_counts = sorted({_power_of_two(num_rows) for num_rows in range(1, min(max_num_rows, MAX_TUNED_ROWS) + 1)})
+    choices: list[LinearChoice] = []
+    with no_garbage_collection():
+        for group in alike.values():
+            weight = group[0].weight
+            tiles = weight.tiles(clock.num_multiprocessors)
+            if not tiles or weight.num_bytes < min_weight_bytes:
+                continue
+            measured = _more_than_the_cache_holds(group, clock.cache_bytes)
+            for num_rows in row_counts:
+                x = torch.randn(num_rows, weight.shape[1], device=device).to(dtype)
+                out = torch.empty(num_rows, group[0].num_columns, dtype=out_dtype, device=device)
+                times = _times(measured, x, out, tiles, clock)
+                fastest = min(times, key=times.__getitem__)
+                if fastest is not None:
+                    for layer in group:
+                        layer.chosen[num_rows] = fastest
+                choices.append(
+                    LinearChoice(
+                        out_features=weight.shape[0],
+                        in_features=weight.shape[1],
+                        num_rows=num_rows,
+                        way="library" if fastest is None else str(fastest),
+                        microseconds=times[fastest],
+                        library_microseconds=times[None],
+                    )
+                )
+                logger.debug("%s", choices[-1])
+    return choices
 
-    Attributes:
-        num_multiprocessors, cache_bytes: of that GPU.
-    """
 
-    num_multiprocessors: int
-    cache_bytes: int
+def _times(
+    layers: Sequence[TunedLinear], x: Tensor, out: Tensor, tiles: Sequence[TileConfig], clock: GraphClock
+) -> dict[TileConfig | None, float]:
+    """Microseconds of one multiplication by the library (None) and with each tile size that runs on this GPU."""
+    layers = [*layers] * -(-_MIN_CALLS // len(layers))
+    times: dict[TileConfig | None, float] = {}
+    for tile in (None, *tiles):
+        if tile is not None:
+            layers[0].scratch.reserve(layers[0].weight.shape[0], len(x), tile)
+        try:
+            times[tile] = clock.microseconds([partial(layer.multiply, x, out, tile) for layer in layers])
+        except Exception as error:
+            if not is_of_the_tile(error):
+                raise
+            logger.warning("%dx%d in tiles of %s does not run: %r", *layers[0].weight.shape, tile, error)
+    return times
 
-    def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
-        """Device time of one of these calls, which run one after another; the least of several runs."""
+
+def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
+    """So many layers that a weight has left the cache before it is used again; copies of the first if there are too few."""
+    first, num_bytes = alike[0], alike[0].weight.num_bytes
+    layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
+    num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
+    return layers + [
+        TunedLinear(copy.deepcopy(first.weight), first.bias, first.scratch, is_gated=first.is_gated)
+        for _ in range(num_copies)
+    ]
+
+
+def _power_of_two(num_rows: int) -> int:
+    """The next one; 0 for 0."""
+    return 1 << (num_rows - 1).bit_length() if num_rows else 0
 
 
 class GraphClock:
-    """By events around the calls, recorded as a graph: launched one by one, short kernels would wait for the host."""
+    """Times calls on one GPU, between two events and recorded as a graph: launched one by one, short kernels would wait for
+    the host."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -106,6 +178,7 @@ class GraphClock:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
+        """Device time of one of these calls, which run one after another; the least of several runs."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             for call in calls:  # compiles, and may raise
@@ -125,7 +198,7 @@ class GraphClock:
                 end.synchronize()
                 times.append(start.elapsed_time(end))
         graph.reset()
-        torch._C._cuda_clearCublasWorkspaces()  # else what the library and each graph allocated would be kept for nobody
+        torch._C._cuda_clearCublasWorkspaces()  # else the memory that the library took for each graph would stay allocated
         torch.cuda.empty_cache()
         return 1000 * min(times) / len(calls)
 
@@ -142,110 +215,3 @@ class GraphClock:
             raise
         graph.capture_end()
         return graph
-
-
-class LinearTuner:
-    """All products of one linear method, which run one after another on one stream.
-
-    Args:
-        dtype, out_dtype: of rows and results.
-        make_clock: called when something is to be measured.
-        min_weight_bytes: smaller weights are left to the library.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        make_clock: Callable[[], Clock],
-        *,
-        min_weight_bytes: int,
-    ) -> None:
-        self._min_weight_bytes = min_weight_bytes
-        self._device, self._dtype, self._out_dtype, self._make_clock = device, dtype, out_dtype, make_clock
-        self._alike: dict[_Key, list[Product]] = {}
-        self._chosen: dict[tuple[_Key, int], TileConfig] = {}
-        self._scratch: SplitKScratch | None = None
-
-    def add(self, product: Product) -> None:
-        self._alike.setdefault(product.key, []).append(product)
-
-    def multiply(self, product: Product, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """x [num_rows, in_features] -> out [num_rows, num_columns], in the way that was found fastest; the library's, as long
-        as nothing was measured."""
-        config = None
-        if 0 < len(x) <= MAX_TUNED_ROWS:
-            config = self._chosen.get((product.key, _bucket(len(x))))
-        if config is None:
-            product.multiply_by_library(x, bias, out)
-        else:
-            assert self._scratch is not None
-            product.multiply(x, bias, out, config, self._scratch)
-
-    def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        """See `LinearMethod.tune`."""
-        tuned: list[LinearChoice] = []
-        clock = self._make_clock()
-        self._scratch = self._scratch or SplitKScratch(self._device)
-        buckets = sorted({_bucket(num_rows) for num_rows in range(1, min(max_num_rows, MAX_TUNED_ROWS) + 1)})
-        with no_garbage_collection():
-            for products in self._alike.values():
-                configs = products[0].configs(clock.num_multiprocessors)
-                if configs and products[0].num_bytes >= self._min_weight_bytes:
-                    distinct = _uncached(products, clock.cache_bytes)
-                    tuned += [self._choose(distinct, configs, num_rows, clock, self._scratch) for num_rows in buckets]
-        for choice in tuned:
-            logger.debug("%s", choice)
-        return tuned
-
-    def _choose(
-        self,
-        products: Sequence[Product],
-        configs: Sequence[TileConfig],
-        num_rows: int,
-        clock: Clock,
-        scratch: SplitKScratch,
-    ) -> LinearChoice:
-        out_features, in_features = products[0].shape
-        x = torch.randn(num_rows, in_features, device=self._device).to(self._dtype)
-        out = torch.empty(num_rows, products[0].num_columns, dtype=self._out_dtype, device=self._device)
-        products = [*products] * -(-_MIN_CALLS // len(products))
-        by_library = clock.microseconds([partial(product.multiply_by_library, x, None, out) for product in products])
-        best, least = None, by_library
-        for config in configs:
-            scratch.reserve(out_features, num_rows, config)
-            try:
-                time = clock.microseconds(
-                    [partial(product.multiply, x, None, out, config, scratch) for product in products]
-                )
-            except Exception as error:
-                if not is_of_the_tile(error):
-                    raise
-                logger.warning("%dx%d in tiles of %s does not run: %r", out_features, in_features, config, error)
-                continue
-            if time < least:
-                best, least = config, time
-        if best is not None:
-            self._chosen[products[0].key, num_rows] = best
-        return LinearChoice(
-            out_features=out_features,
-            in_features=in_features,
-            num_rows=num_rows,
-            way="library" if best is None else str(best),
-            microseconds=least,
-            library_microseconds=by_library,
-        )
-
-
-def _uncached(products: Sequence[Product], cache_bytes: int) -> list[Product]:
-    """To be computed one after another: so many that none is in the cache when its turn comes, copies where a model has few."""
-    num_bytes = products[0].num_bytes
-    distinct = list(products[: -(-_MIN_BYTES_READ // num_bytes)])
-    copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(distinct)
-    return distinct + [products[0].copy() for _ in range(copies)]
-
-
-def _bucket(num_rows: int) -> int:
-    """The next power of two."""
-    return 1 << (num_rows - 1).bit_length()

@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from inflight.layers.context import LayerContext
 from inflight.layers.embedding import VocabParallelEmbedding
-from inflight.layers.linear import StoredParts, accept, assemble
-from inflight.layers.quantized_weight import QuantizedWeight
-from inflight.layers.weights import WeightSlots
+from inflight.layers.linear import StoredParts
+from inflight.layers.weights import Loadable, WeightSlots
 
 
-class LogitsHead(nn.Module):
-    """Output features are sharded as the embedding's rows are, and gathered.
+class LogitsHead(Loadable):
+    """Each rank computes the logits of its part of the vocabulary, divided as the embedding is; then they are gathered.
 
-    `tied_embedding` is the table whose weights are the head's too. Where the linear method packs weights, the head then
-    holds a packed copy beside the plain table: vocab_size x hidden_size elements more (Qwen3-0.6B in bf16: 311 MB),
-    for a head that reads memory at its full speed.
+    The head has the weights of `tied_embedding`, if one is given. If the linear method packs weights, the head then holds a
+    packed copy beside the plain table: vocab_size x hidden_size elements more (Qwen3-0.6B in bf16: 311 MB), so that it reads
+    memory at full speed.
     """
 
     def __init__(
@@ -34,8 +33,7 @@ class LogitsHead(nn.Module):
         self.vocab_size, self.hidden_size, self.tp = vocab_size, hidden_size, context.tp
         self.method = context.head
         self.is_tied = tied_embedding is not None
-        self.dtype = context.dtype
-        self.stored: StoredParts = {}
+        self.stored = StoredParts(context.head, context.dtype)
         self.table = tied_embedding or VocabParallelEmbedding(
             vocab_size, hidden_size, dtype=context.dtype, device=context.weight_device, tp=context.tp
         )
@@ -43,17 +41,13 @@ class LogitsHead(nn.Module):
     def weight_slots(self, prefix: str) -> WeightSlots:
         if not self.is_tied:
             for name, slot in self.table.weight_slots(prefix):
-                yield name, replace(slot, accept=self.accept)
-
-    def accept(self, part: Tensor | QuantizedWeight) -> bool:
-        """See `WeightSlot`."""
-        return accept(part, self.stored, 0, self.method, self.dtype)
+                yield name, replace(slot, accept=self.stored.accept)
 
     def finish_loading(self) -> None:
         if not self.is_tied:
             self.table.finish_loading()
-        self.multiply = self.method.prepare(assemble(self.table.weight.data, self.stored), None)
-        self.stored.clear()
+        self.multiply = self.method.prepare(self.stored.assemble(self.table.weight.data), None)
+        del self.stored
         del self.table  # the plain weights go with it, unless they are the embedding's
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

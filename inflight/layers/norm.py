@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from inflight.kernels.selector import select_layer_ops
-from inflight.layers.weights import WeightSlot, WeightSlots
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Loadable):
     """Over the last `size` elements."""
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -24,9 +24,6 @@ class RMSNorm(nn.Module):
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield f"{prefix}.weight", WeightSlot(shape=(len(self.weight),), destination=self.weight.data, is_scale=True)
 
-    def finish_loading(self) -> None:
-        pass
-
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
 
@@ -35,21 +32,15 @@ class RMSNorm(nn.Module):
         return self.ops.add_and_rms_norm(x, residual, self.weight, self.eps)
 
 
-class QKNorm(nn.Module):
-    """The weights of an RMSNorm of every query and key head, each over its head_dim: one row a head. `Rotation` applies it.
+class QKNorm(Loadable):
+    """The weights of an RMSNorm over each query and key head: one row of head_dim for each head. `Rotation` applies them.
 
-    The checkpoint has one weight for all query heads (`q_norm`) and one for all key heads (`k_norm`).
+    The checkpoint has one weight for all query heads and one for all key heads: `q_norm` and `k_norm`, in the place of this
+    layer's own name.
     """
 
     def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        eps: float,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(num_heads + num_kv_heads, head_dim, dtype=dtype, device=device), False)
@@ -57,9 +48,9 @@ class QKNorm(nn.Module):
         self.eps = eps
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        rows = self.weight.data
+        rows, block = self.weight.data, prefix.rpartition(".")[0]
         for name, row in (("q_norm", rows[0]), ("k_norm", rows[self.num_heads])):
-            yield f"{prefix}.{name}.weight", WeightSlot(shape=tuple(row.shape), destination=row, is_scale=True)
+            yield f"{block}.{name}.weight", WeightSlot(shape=tuple(row.shape), destination=row, is_scale=True)
 
     def finish_loading(self) -> None:
         rows = self.weight.data

@@ -35,7 +35,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair: float32 [head_dim / 2], falling."""
+    """Radians per position of each pair: float32 [head_dim / 2], in falling order."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     inverse: Tensor = 1.0 / rope.theta**exponents
     if rope.kind == "default":
@@ -49,7 +49,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
-    """Long wavelengths are interpolated, short ones kept, those between blended."""
+    """Long wavelengths are interpolated, short ones are kept, and wavelengths in between are blended."""
     wavelength = 2 * math.pi / inverse
     rotations = rope.original_max_position_embeddings / wavelength  # in the context the model was trained on
     keep = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -61,7 +61,7 @@ def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
     """As `_llama3`, but blended linearly over the index of the pair."""
 
     def pair_with(num_rotations: float) -> float:
-        """The (fractional) index of the pair that turns so often in the context the model was trained on."""
+        """The (fractional) index of the pair that makes `num_rotations` turns in the context the model was trained on."""
         length = rope.original_max_position_embeddings
         return head_dim * math.log(length / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 

@@ -1,1 +1,1 @@
-"""From a folder of safetensors, or from a seed, to a model that can run."""
+"""Loads models: plain and quantized safetensors, GGUF files, or random weights."""

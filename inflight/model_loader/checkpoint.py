@@ -1,4 +1,4 @@
-"""`Checkpoint`: the safetensors files of a folder as one source of weights. Nothing is open but within `open`."""
+"""`Checkpoint`: the safetensors files of a folder as one source of weights. Files are open only within `open`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Checkpoint(WeightSource):
     Files are, in this order: `model.safetensors`; those that `model.safetensors.index.json` names; every `*.safetensors`.
 
     Raises:
-        CheckpointError: no weights, a file that is missing or corrupt, an index that does not fit the files, or a tensor
-            that two files have.
+        CheckpointError: no weights, a file that is missing or corrupt, an index that contradicts the files, or a
+            tensor that is in two files.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -15,16 +15,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from inflight.layers.quantized_weight import QuantizedWeight
-from inflight.model_loader.packed_layout import (
+from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.model_loader.packing import (
     ALL,
     FLOATS,
     PackedLayout,
     ReadTensor,
     check,
     check_group_index,
+    make_weight,
+    unpack_words,
 )
-from inflight.model_loader.packing import make_weight, unpack_words
 from inflight.model_loader.weight_source import StoredTensor
 
 
@@ -79,7 +80,7 @@ class CompressedTensors(PackedLayout):
             stored = _read_column(parts, read, "weight_zero_point", num_rows)[rows]
             zero_points = stored.to(torch.float32) + 2 ** (bits - 1)
         group_index = read("weight_g_idx", (ALL,)) if "weight_g_idx" in parts else None
-        if group_index is not None and bool((group_index == -1).all()):  # declared, and not used
+        if group_index is not None and bool((group_index == -1).all()):  # it is declared, but not used
             group_index = None
         if group_index is not None:
             group_index = check_group_index(group_index, scales.shape[1])
@@ -87,7 +88,7 @@ class CompressedTensors(PackedLayout):
 
 
 def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
-    """Integers in bytes of their own count as 8 bits, however few they use."""
+    """Integers that are stored one per byte count as 8 bits."""
     if "weight" in parts:
         return 8
     num_words = parts["weight_packed"].shape[-1]
@@ -102,11 +103,11 @@ def _has_packed_zero_points(parts: Mapping[str, StoredTensor]) -> bool:
 
 
 def _to_unsigned(values: Tensor) -> Tensor:
-    """int8 -> uint8, 128 more."""
+    """int8 -> uint8, larger by 128."""
     return values.view(torch.uint8) ^ 128
 
 
 def _read_column(parts: Mapping[str, StoredTensor], read: ReadTensor, suffix: str, num_rows: int) -> Tensor:
-    """A tensor of scales or zero points: [num_rows, num_groups], whether it has one entry for all, a row, or a group."""
+    """Scales or zero points as [num_rows, num_groups]. The file has one for the tensor, for each row, or for each group."""
     tensor = read(suffix, (ALL,) * len(parts[suffix].shape))
     return tensor.reshape(len(tensor), -1).expand(num_rows, -1)

@@ -1,7 +1,7 @@
-"""The block types of GGUF, unpacked: `weight = scale * value - offset` in groups of 32 that lie one behind the other.
+"""Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 neighbouring weights.
 
-Source: the structs block_q4_0 ... block_q6_K of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and what
-`dequantize_row_*` makes of them in ggml-quants.c. A row is blocks of 32 weights, or super-blocks of 256:
+Source: the structs block_q4_0 ... block_q6_K of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and
+`dequantize_row_*` in ggml-quants.c. A row is blocks of 32 weights, or super-blocks of 256:
 
     Q4_0  d f16, 16 bytes           d * (q - 8)          the low halves of the bytes are weights 0-15, the high ones 16-31
     Q4_1  d m f16, 16 bytes         d * q + m
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 
 _GROUP = 32
 
@@ -28,7 +28,7 @@ _GROUP = 32
 def unpack_blocks(type_name: str, rows: Tensor) -> QuantizedWeight | Tensor:
     """uint8 [num_rows, bytes of a row] -> the weight, [num_rows, in_features].
 
-    Floats of the stored dtype for F32, F16 and BF16, and float32 for Q6_K, whose groups of 16 no kernel has.
+    Floats of the stored dtype for F32, F16 and BF16, and float32 for Q6_K: no kernel supports its groups of 16.
     """
     if type_name in _FLOATS:
         return rows.view(_FLOATS[type_name])
@@ -37,7 +37,7 @@ def unpack_blocks(type_name: str, rows: Tensor) -> QuantizedWeight | Tensor:
 
 
 def _halves(blocks: Tensor, start: int, count: int) -> Tensor:
-    """`count` float16 of each block, from byte `start` on: float32 [num_rows, num_blocks, count]."""
+    """`count` float16 of each block, beginning at byte `start`: float32 [num_rows, num_blocks, count]."""
     return blocks[..., start : start + 2 * count].contiguous().view(torch.float16).float()
 
 

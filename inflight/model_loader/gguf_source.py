@@ -1,10 +1,11 @@
-"""`GgufSource`: the tensors of a GGUF file under the names, and with the rows, of a model folder."""
+"""`GgufSource`: reads the tensors of a GGUF file by the names, and in the row order, of a Hugging Face folder."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from inflight.config.gguf_config import ROPE_FACTORS
 from inflight.config.gguf_file import read_gguf
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_blocks import unpack_blocks
 from inflight.model_loader.packing import hold_columns
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
@@ -50,7 +51,7 @@ class GgufSource(WeightSource):
         self.tensors = {}
         for stored_name, tensor in self._file.tensors.items():
             if stored_name == ROPE_FACTORS:
-                continue  # the config knows what they say
+                continue  # `gguf_config` has read them
             name = model_name(stored_name)
             is_quantized = tensor.type.name not in _FLOATS
             if is_quantized and len(tensor.shape) != 2:
@@ -79,7 +80,7 @@ class GgufSource(WeightSource):
     def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
         if not self._is_interleaved(name):
             return self._unpack(name, start, stop - start)
-        first = start // self._head_dim * self._head_dim  # rows are anywhere in their own head, so heads are read whole
+        first = start // self._head_dim * self._head_dim  # a row may be anywhere in its head, so whole heads are read
         last = -(-stop // self._head_dim) * self._head_dim
         return _select_rows(
             self._unpack(name, first, last - first), _rows_as_stored(start - first, stop - first, self._head_dim)
@@ -96,7 +97,7 @@ class GgufSource(WeightSource):
 def model_name(stored_name: str) -> str:
     """The name of a tensor in a model folder: "model.layers.3.mlp.up_proj.weight" of "blk.3.ffn_up.weight".
 
-    One that no model here has keeps its name, under which the loader refuses it.
+    A tensor that no model here has keeps its name, and the loader refuses it.
     """
     in_layer = _BLOCK.fullmatch(stored_name)
     if in_layer is not None and in_layer[2] in _NAMES_IN_LAYER:
@@ -106,7 +107,7 @@ def model_name(stored_name: str) -> str:
 
 
 def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
-    """Where in the file rows `[start, stop)` of the model are, counted from the beginning of a head."""
+    """The positions in the file of the model's rows `[start, stop)`, both counted from the beginning of a head."""
     row = torch.arange(start, stop)
     half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
     return row - row % head_dim + 2 * place + half
@@ -115,9 +116,5 @@ def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
 def _select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | QuantizedWeight:
     if isinstance(weight, Tensor):
         return weight[rows]
-    return QuantizedWeight(
-        values=weight.values[rows],
-        scales=weight.scales[rows],
-        offsets=None if weight.offsets is None else weight.offsets[rows],
-        bits=weight.bits,
-    )
+    offsets = None if weight.offsets is None else weight.offsets[rows]
+    return replace(weight, values=weight.values[rows], scales=weight.scales[rows], offsets=offsets)

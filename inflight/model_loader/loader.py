@@ -3,7 +3,7 @@
 At most one block is held twice: memory is allocated for it, its tensors are copied from the mapped file into the (fused,
 sharded) weights, the mapping is closed, and the block brings its weights into their final form, which drops the plain ones.
 
-A tensor that is stored quantized is given to the layer as it is, if the layer takes it; else its floats are copied.
+A quantized tensor is given to the layer as it is stored, if the layer accepts it; otherwise its floats are copied.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from inflight.config.partition import PipelineStage
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError, ConfigError
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
-from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
-from inflight.model_loader.weight_source import ReadPart, StoredTensor, WeightSource
+from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.registry import get_model_class
 
@@ -52,7 +52,7 @@ def load_model(
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
 ) -> CausalLM:
-    """A model that can run, its weights in `model_config.dtype`; of several pipeline stages, the one that is given.
+    """A model that can run, with weights in `model_config.dtype`; only one pipeline stage of it, if `stage` is given.
 
     Every stage checks the whole checkpoint against the whole model, and reads its own weights only.
 
@@ -74,7 +74,7 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    # memory for a block when its turn comes: that of the block before, if it is held in fewer bits now
+    # A block gets memory when its turn comes. If weights are quantized, the block before has given its plain weights' back.
     model = model_class(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
@@ -92,20 +92,19 @@ def load_model(
         fill(unit, prefix)
         unit.finish_loading()
     model.finish_loading()
-    _tell_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
+    _warn_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
     return model
 
 
 def _allocate(unit: Loadable, device: torch.device) -> None:
-    """Memory for the weights of a unit that has none yet; an embedding that a tied head shares has."""
-    assert isinstance(unit, nn.Module)
+    """Memory for those weights of a unit that have none yet; an embedding that a tied head shares has it already."""
     for module in unit.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta:
                 setattr(module, name, nn.Parameter(torch.empty_like(weight, device=device), False))
 
 
-def _tell_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
+def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
     if not not_kept:
         return
     with_them = sum(module.num_dequantized for module in model.modules() if isinstance(module, Linear))
@@ -115,35 +114,30 @@ def _tell_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
         len(not_kept) + with_them,
         held_as,
         _list(not_kept),
-        f", and {with_them} that are one product with such a one" if with_them else "",
+        f", and {with_them} that are fused with one of these" if with_them else "",
     )
 
 
 def _check_batch_invariance(context: LayerContext, architecture: ModelArchitecture) -> None:
     """
     Raises:
-        ConfigError: with the first thing that stands in the way.
+        ConfigError: batch invariance cannot be kept; the text names the first reason.
     """
-    hidden_size, ranks = architecture.hidden_size, context.tp.size
-    sizes = (
-        hidden_size,
-        architecture.num_heads * architecture.head_dim // ranks,
-        architecture.intermediate_size // ranks,
-    )
-    methods = (context.linear, context.head)
-    reason = None
-    if not all(method.is_batch_invariant(size) for method in methods for size in sizes):
-        reason = "its linear layers are not computed by the C++ kernels (which take input features in fours)"
-    elif not context.backend.is_batch_invariant:
-        reason = (
+
+    def refusal(reason: str) -> ConfigError:
+        return ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
+
+    ranks = context.tp.size
+    attention_size = architecture.num_heads * architecture.head_dim // ranks
+    sizes = (architecture.hidden_size, attention_size, architecture.intermediate_size // ranks)
+    if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
+        raise refusal("its linear layers are not computed by the C++ kernels (which take input features in fours)")
+    if not context.backend.is_batch_invariant:
+        raise refusal(
             "its attention is not computed by the C++ kernel (which takes multiples of 16 as head_dim and block_size)"
         )
-    elif ranks > 2:
-        reason = (
-            f"tensor_parallel_size={ranks}: more than two ranks do not always add up their results in the same order"
-        )
-    if reason is not None:
-        raise ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
+    if ranks > 2:
+        raise refusal(f"tensor_parallel_size={ranks}: more than two ranks do not always add up in the same order")
 
 
 def _open_source(model_config: ModelConfig) -> WeightSource:
@@ -155,11 +149,11 @@ def _open_source(model_config: ModelConfig) -> WeightSource:
 
 
 def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:
-    """`not_kept`: gets the names of quantized weights that come as floats, though the layer would take them as they are."""
+    """Appends to `not_kept` the names of quantized weights that the layer would keep, but that no kernel computes with."""
     with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
-                continue  # a rank behind the end of the vocabulary
+                continue  # this rank holds nothing but padding of the vocabulary
             held = [slice(0, size) for size in slot.shape]
             held[slot.dim] = slice(slot.start, slot.start + slot.size)
             if source.tensors[name].is_quantized and slot.accept is None:
@@ -173,7 +167,7 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
-    """Some rows at a time: of an embedding of 150,000 rows the floats alone would be more than the model."""
+    """Some rows at a time: the floats of an embedding of 150,000 rows would take more memory than the quantized model."""
     num_rows, num_columns = slot.destination.shape
     step = max(1, _DEQUANTIZED_AT_ONCE // num_columns)
     for first in range(0, num_rows, step):
@@ -187,7 +181,7 @@ def _floats(part: Tensor | QuantizedWeight) -> Tensor:
 
 
 def _check_against(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
-    """Everything that headers can tell, before the first weight is read."""
+    """Compares names, shapes and dtypes, which are in the headers, before the first weight is read."""
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
     missing = [name for name in slots if name not in source.tensors]
     if missing:
@@ -199,22 +193,19 @@ def _check_against(source: WeightSource, model: CausalLM, is_tied: bool) -> None
             f"{source.tensors[extra[0]].file}); leaving them out would change the result"
         )
     for name, slot in slots.items():
-        _check_tensor(name, slot, source.tensors[name])
-
-
-def _check_tensor(name: str, slot: WeightSlot, stored: StoredTensor) -> None:
-    if stored.shape != slot.shape:
-        raise CheckpointError(
-            f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
-        )
-    if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
-        raise CheckpointError(
-            f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
-        )
+        stored = source.tensors[name]
+        if stored.shape != slot.shape:
+            raise CheckpointError(
+                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
+            )
+        if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
+            )
 
 
 def _is_harmless(name: str, is_tied: bool) -> bool:
-    """Buffers of old releases that can be computed, and the copy of a tied embedding."""
+    """Whether a tensor may be ignored: buffers of old releases that can be computed, and the copy of a tied embedding."""
     return re.search(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", name) is not None or (
         is_tied and name == "lm_head.weight"
     )
@@ -236,7 +227,7 @@ def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
 
 
 def _draw(slot: WeightSlot, source: str) -> None:
-    """On the device itself, where an 8B model takes a second; so dummy models of two kinds of device differ."""
+    """Draws on the device itself: a GPU needs a second for an 8B model. So the values on a GPU differ from those on a CPU."""
     digest = hashlib.sha256(source.encode()).digest()
     destination: Tensor = slot.destination
     generator = torch.Generator(destination.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

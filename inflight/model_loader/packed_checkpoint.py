@@ -10,13 +10,11 @@ from torch import Tensor
 
 from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import QuantizedWeight
-from inflight.model_loader.awq import Awq
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.compressed_tensors import CompressedTensors
-from inflight.model_loader.gptq import Gptq
-from inflight.model_loader.packed_layout import PackedLayout, ReadTensor
-from inflight.model_loader.packing import hold_columns
+from inflight.model_loader.gptq import Awq, Gptq
+from inflight.model_loader.packing import PackedLayout, ReadTensor, hold_columns
 from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
 
 LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
@@ -30,7 +28,7 @@ LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
 class PackedCheckpoint(WeightSource):
     """A `Checkpoint` in which the tensors of each quantized module are one weight, `<module>.weight`.
 
-    A module is quantized if it has the tensors of one, whatever config.json says; all others are plain.
+    A module counts as quantized if it has the tensors of a quantized module, whatever config.json says.
     """
 
     def __init__(self, stored: Checkpoint, weight_format: str) -> None:

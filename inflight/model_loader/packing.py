@@ -1,16 +1,75 @@
-"""From the integers, scales and zero points of any layout to a `QuantizedWeight`, or to floats where it has no place."""
+"""What the layouts of quantized checkpoints share: `PackedLayout`, and how integers, scales and zero points become a weight."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
+from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
+from inflight.model_loader.weight_source import Held, StoredTensor
 
-_ROW_GROUP_SIZES = (128, 64, 32)  # that a row with one scale is cut into, the largest that fits
+ALL = slice(None)
+FLOATS = ("BF16", "F16", "F32")
+_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into the largest of these that fits
+
+
+class ReadTensor(Protocol):
+    """Reads a part of the module's tensor with this suffix."""
+
+    def __call__(self, suffix: str, part: Held) -> Tensor: ...
+
+
+class PackedLayout(ABC):
+    """How one format of quantized safetensors divides a weight among tensors. Stateless.
+
+    Its methods raise `ValueError`s that say what is wrong; the caller adds the module's name.
+
+    Attributes:
+        marker: the suffix of a tensor that only quantized modules have.
+        required: the suffixes that a quantized module must have, `marker` among them.
+        suffixes: all suffixes that it may have.
+    """
+
+    marker: str
+    required: tuple[str, ...]
+    suffixes: tuple[str, ...]
+
+    @abstractmethod
+    def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:
+        """(out_features, in_features), after a check of every dtype and shape. No large tensor is read."""
+
+    @abstractmethod
+    def read(
+        self, parts: Mapping[str, StoredTensor], shape: tuple[int, int], read: ReadTensor, start: int, stop: int
+    ) -> QuantizedWeight | Tensor:
+        """Rows `[start, stop)` of the weight, whose whole shape is `shape`, with all their columns."""
+
+
+def check(parts: Mapping[str, StoredTensor], suffix: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """
+    Raises:
+        ValueError: there is a tensor with this suffix, and it has another dtype or shape.
+    """
+    part = parts.get(suffix)
+    if part is not None and (part.dtype not in dtypes or part.shape != shape):
+        raise ValueError(f"{suffix} should be {' or '.join(dtypes)} {list(shape)}")
+
+
+def check_group_index(group_index: Tensor, num_groups: int) -> Tensor:
+    """
+    Raises:
+        ValueError: it names a group that does not exist.
+    """
+    if bool(((group_index < 0) | (group_index >= num_groups)).any()):
+        raise ValueError(f"its g_idx names groups outside [0, {num_groups}): the file is corrupt")
+    return group_index
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
@@ -32,12 +91,12 @@ def make_weight(
 ) -> QuantizedWeight | Tensor:
     """weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
 
-    Floats where `QuantizedWeight` has no such groups: in another order, or of sizes that are no multiple of 32.
+    Returns floats if a `QuantizedWeight` cannot hold the groups: columns in another order, or sizes that 32 does not divide.
 
     Args:
         values: uint8 [out_features, in_features], below 2**bits.
         scales, zero_points: float32 [out_features, num_groups].
-        group_index: each column's group, [in_features] in [0, num_groups); None for neighbours in groups of equal size.
+        group_index: each column's group, [in_features] in [0, num_groups); None for equal groups of neighbouring columns.
     """
     num_columns, num_groups = values.shape[1], scales.shape[1]
     if group_index is None:
@@ -60,10 +119,10 @@ def make_weight(
 
 
 def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
-    """Columns `[start, stop)`, those of one tensor-parallel rank. Groups that they do not end with are cut into smaller ones.
+    """Columns `[start, stop)` of a weight, for one tensor-parallel rank. If they begin or end within a group, groups are split.
 
     Raises:
-        CheckpointError: there are no groups that small.
+        CheckpointError: the groups would be no multiple of 32.
     """
     total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
     start, stop, _ = columns.indices(total)
@@ -73,7 +132,7 @@ def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) ->
         return weight[:, start:stop]
     values = weight.values[:, start:stop].contiguous()
     if weight.offsets is None:
-        return QuantizedWeight(values=values, scales=weight.scales, offsets=None, bits=weight.bits)
+        return replace(weight, values=values)
     group_size = math.gcd(weight.group_size, start, stop)
     if group_size % GROUP_SIZE_MULTIPLE:
         sizes = [str(n) for n in range(1, 65) if total % (n * GROUP_SIZE_MULTIPLE) == 0]
@@ -84,9 +143,5 @@ def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) ->
     weight = split_groups(weight, group_size)
     assert weight.offsets is not None
     groups = slice(start // group_size, stop // group_size)
-    return QuantizedWeight(
-        values=values,
-        scales=weight.scales[:, groups].contiguous(),
-        offsets=weight.offsets[:, groups].contiguous(),
-        bits=weight.bits,
-    )
+    scales, offsets = (each[:, groups].contiguous() for each in (weight.scales, weight.offsets))
+    return replace(weight, values=values, scales=scales, offsets=offsets)

@@ -1,4 +1,4 @@
-"""`WeightSource`: weights by the names and shapes that the model has for them, however their files hold them."""
+"""`WeightSource`: the interface of a checkpoint: weights by the model's names and shapes, whatever the format of the files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 
 Held = tuple[slice, ...]  # the part of a tensor that is wanted: `slice(start, stop)` of each dimension
 
@@ -19,8 +19,8 @@ Held = tuple[slice, ...]  # the part of a tensor that is wanted: `slice(start, s
 class StoredTensor:
     """Where a tensor is and what its header says.
 
-    `shape` is that of the weight, not of what it is packed into. `dtype` is the format's name: "BF16", "F32", "I8", ...; of a
-    quantized weight, its layout's: "gptq", "Q4_0", ...
+    `shape` is the weight's, not that of packed integers. `dtype` is a name of the format ("BF16", "F32", "I8", ...), or the
+    layout of a quantized weight ("gptq", "Q4_0", ...).
     """
 
     file: Path
@@ -30,10 +30,10 @@ class StoredTensor:
 
 
 class ReadPart(Protocol):
-    """Reads a part of a tensor of `WeightSource.tensors`, which is not empty.
+    """Reads a part, which is not empty, of one of `WeightSource.tensors`.
 
-    Of a quantized weight the part is a `QuantizedWeight` where its layout has one, and floats where it has none. Floats come
-    in the dtype they are stored or were computed in; they may be a view of the file, and are dropped before the next call.
+    A part of a quantized weight is a `QuantizedWeight`, or floats if no `QuantizedWeight` can hold it. Floats have the dtype in
+    which they are stored or were computed. They may be a view of the file; the caller drops them before the next call.
     """
 
     def __call__(self, name: str, held: Held) -> Tensor | QuantizedWeight: ...
@@ -50,7 +50,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ReadPart]:
-        """Within the block parts can be read; the files read are mapped until its end, and no longer.
+        """Parts can be read within the `with` block. Files are unmapped at its end, so no pages of them stay in the process.
 
-        So their pages do not stay in the process: a block of the model is read in one such block.
+        The loader opens the source once for each block of the model.
         """

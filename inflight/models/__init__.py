@@ -1,1 +1,1 @@
-"""The model families, one file each."""
+"""The decoder that all model families share, and the registry of families."""

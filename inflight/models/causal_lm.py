@@ -1,4 +1,4 @@
-"""`CausalLM`: what the model runner and the loader ask of every model."""
+"""`CausalLM`: the interface of every model, for the model runner and the loader."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ from inflight.layers.weights import Loadable
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder. The constructor allocates and draws nothing; `model_loader` fills it unit by unit, then it can run."""
+    """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them unit by unit."""
 
     @abstractmethod
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        context: LayerContext,
-        stage: PipelineStage,
-    ) -> None:
-        """Only what belongs to `stage` is there: its layers, on the first stage the embedding, on the last norm and head."""
+    def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
+        """Creates what belongs to `stage`: its layers, the embedding on the first stage, norm and head on the last."""
         super().__init__()
 
     @abstractmethod
@@ -42,20 +37,23 @@ class CausalLM(nn.Module, ABC):
         *,
         intermediate: IntermediateTensors | None = None,
     ) -> Tensor | IntermediateTensors:
-        """The tokens of one step, of all its sequences, without padding between them.
+        """Computes the tokens of one step, of all its sequences, without padding.
 
-        input_ids and positions [num_tokens], int32 or int64; attn_metadata: one per KV group; rows [num_rows], int64: the
-        tokens whose hidden states are wanted, None for all (the others leave the last layer once their keys are written);
-        num_layers: stop after so many, which is enough to see how much memory a step takes; intermediate: what the stage before
-        returned (its residual is changed), None on the first stage, which alone reads input_ids.
-        Returns the hidden states after the final norm, [num_rows, hidden_size]; on all stages but the last, which do not look
-        at rows, what the next one takes.
+        Args:
+            input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
+            attn_metadata: one per KV group.
+            rows: int64 [num_rows], the tokens whose hidden states are wanted, None for all. Only the last stage reads it.
+            num_layers: stop after so many layers, which is enough to measure the memory of a step.
+            intermediate: the result of the previous stage, whose residual is changed; None on the first stage.
+
+        Returns the hidden states after the final norm, [num_rows, hidden_size], on the last stage, and the input of the next
+        stage on the others.
         """
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [num_rows, hidden_size], the rows that are asked for -> float32 [num_rows, vocab_size], contiguous; in
-        `out`, if it is given. Last stage only."""
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; in `out`, if it is given. Last stage
+        only."""
 
     @abstractmethod
     def attention_layers(self) -> dict[str, Attention]:
@@ -66,7 +64,7 @@ class CausalLM(nn.Module, ABC):
         """(checkpoint prefix, block) in loading order. One block at a time is held in plain and in final form."""
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        """See `LinearMethod.tune`, which this asks of every method that a layer has."""
+        """Calls `LinearMethod.tune` of every method that the layers use."""
         methods = dict.fromkeys(module.method for module in self.modules() if isinstance(module, Linear | LogitsHead))
         return [choice for method in methods for choice in method.tune(max_num_rows)]
 

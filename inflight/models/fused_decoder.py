@@ -1,7 +1,7 @@
 """`FusedDecoder`: all decoder layers of a stage in one call of the C++ kernels.
 
-The same kernels as layer by layer, so the same results bit for bit. What it saves is the interpreter between them: some 250
-calls a step, each with caches that the weights have just swept. And for the whole step the interpreter's lock is free for the
+It runs the same kernels as the layers one by one, so the results are equal bit for bit. It saves some 250 Python calls a step,
+each of which would find the processor's caches full of weights. During the whole call the interpreter's lock is free for the
 engine's other threads.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FusedDecoder:
-    """`layers` are loaded and all of one shape. Whoever calls has the only thread that does."""
+    """`layers` are loaded and all have one shape. Only one thread may call it."""
 
     def __init__(self, layers: Sequence[LlamaDecoderLayer]) -> None:
         self._layers = layers
@@ -37,18 +37,12 @@ class FusedDecoder:
 
     @staticmethod
     def can_fuse(layers: Sequence[LlamaDecoderLayer]) -> bool:
-        """Whether everything in the layers is a C++ kernel, and no other rank has to be asked between them."""
+        """Whether C++ kernels compute everything in the layers, and no other rank takes part in a layer."""
         return all(
-            isinstance(linear.multiply, PackedLinear)
-            for layer in layers
-            for linear in (
-                *(layer.self_attn.qkv_proj, layer.self_attn.o_proj),
-                *(layer.mlp.gate_up_proj, layer.mlp.down_proj),
-            )
-        ) and all(
             isinstance(layer.input_layernorm.ops, CpuLayerOps)
             and isinstance(layer.self_attn.attn.backend, CpuPagedBackend)
             and layer.mlp.down_proj.tp.size == 1
+            and all(isinstance(part.multiply, PackedLinear) for part in layer.modules() if isinstance(part, Linear))
             for layer in layers
         )
 
@@ -61,7 +55,7 @@ class FusedDecoder:
         rows: Tensor | None,
         num_layers: int | None,
     ) -> tuple[Tensor, Tensor]:
-        """As layer after layer: `delta` and `residual` [num_tokens, hidden_size], changed -> those of the rows."""
+        """Like layer after layer: `delta` and `residual` [num_tokens, hidden_size], which are changed -> those of `rows`."""
         layers = self._layers[:num_layers]
         attention, dtype = layers[0].self_attn, residual.dtype
         num_tokens, hidden_size = residual.shape
@@ -104,7 +98,7 @@ class FusedDecoder:
         return left[:num_rows], residual[:num_rows]
 
     def _describe(self, num_layers: int) -> ctypes.Array[DecoderLayer]:
-        """The first layers, as the kernels take them; made anew when they are bound to another cache."""
+        """The kernels' descriptions of the first layers. They are made again when the layers are bound to another KV cache."""
         caches = tuple(layer.self_attn.attn.kv_cache for layer in self._layers[:num_layers])
         if len(caches) != len(self._caches) or any(a is not b for a, b in zip(caches, self._caches, strict=True)):
             self._described = (DecoderLayer * num_layers)(*(_describe(layer) for layer in self._layers[:num_layers]))

@@ -19,20 +19,15 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear, even
 from inflight.layers.logits import LogitsHead
 from inflight.layers.norm import QKNorm, RMSNorm
 from inflight.layers.rotary import RotaryEmbedding
-from inflight.layers.weights import Loadable, WeightSlots
+from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM
 from inflight.models.fused_decoder import FusedDecoder
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(Loadable):
     """Self-attention with its projections. Queries, keys and values come out of one multiplication, heads side by side."""
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        layer: int,
-        context: LayerContext,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:
         super().__init__()
         hidden_size, head_dim = architecture.hidden_size, architecture.head_dim
         query = head_part(architecture.num_heads, head_dim, context.tp)
@@ -65,24 +60,8 @@ class LlamaAttention(nn.Module):
             backend=context.backend,
         )
 
-    def weight_slots(self, prefix: str) -> WeightSlots:
-        yield from self.qkv_proj.weight_slots(prefix)
-        yield from self.o_proj.weight_slots(f"{prefix}.o_proj")
-        if self.qk_norm is not None:
-            yield from self.qk_norm.weight_slots(prefix)
-
-    def finish_loading(self) -> None:
-        self.qkv_proj.finish_loading()
-        self.o_proj.finish_loading()
-        if self.qk_norm is not None:
-            self.qk_norm.finish_loading()
-
     def forward(
-        self,
-        hidden: Tensor,
-        rotation: Rotation,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None,
+        self, hidden: Tensor, rotation: Rotation, attn_metadata: tuple[AttentionMetadata, ...], rows: Tensor | None
     ) -> Tensor:
         num_tokens = hidden.shape[0]
         heads = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)
@@ -92,7 +71,7 @@ class LlamaAttention(nn.Module):
         return out
 
 
-class LlamaMLP(nn.Module):
+class LlamaMLP(Loadable):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, architecture: ModelArchitecture, context: LayerContext) -> None:
@@ -109,47 +88,24 @@ class LlamaMLP(nn.Module):
         )
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias=architecture.mlp_bias, context=context)
 
-    def weight_slots(self, prefix: str) -> WeightSlots:
-        yield from self.gate_up_proj.weight_slots(prefix)
-        yield from self.down_proj.weight_slots(f"{prefix}.down_proj")
-
-    def finish_loading(self) -> None:
-        self.gate_up_proj.finish_loading()
-        self.down_proj.finish_loading()
-
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down_proj(self.gate_up_proj(hidden))
         return out
 
 
-class LlamaDecoderLayer(nn.Module):
+class LlamaDecoderLayer(Loadable):
     """Attention and MLP, each on the norm of the residual stream, each added to it.
 
-    The MLP's output is left for the next norm to add, so that adding and norming can be one pass.
+    The next norm adds the MLP's output to the stream, so that adding and norming is one pass.
     """
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        layer: int,
-        context: LayerContext,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:
         super().__init__()
         size, eps, dtype, device = architecture.hidden_size, architecture.rms_norm_eps, context.dtype, context.device
         self.input_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
         self.self_attn = LlamaAttention(architecture, layer, context)
         self.post_attention_layernorm = RMSNorm(size, eps, dtype=dtype, device=device)
         self.mlp = LlamaMLP(architecture, context)
-
-    def weight_slots(self, prefix: str) -> WeightSlots:
-        yield from self.input_layernorm.weight_slots(f"{prefix}.input_layernorm")
-        yield from self.self_attn.weight_slots(f"{prefix}.self_attn")
-        yield from self.post_attention_layernorm.weight_slots(f"{prefix}.post_attention_layernorm")
-        yield from self.mlp.weight_slots(f"{prefix}.mlp")
-
-    def finish_loading(self) -> None:
-        self.self_attn.finish_loading()
-        self.mlp.finish_loading()
 
     def forward(
         self,
@@ -159,9 +115,11 @@ class LlamaDecoderLayer(nn.Module):
         attn_metadata: tuple[AttentionMetadata, ...],
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`delta`: what the layer before left to be added. Returns this layer's, and `residual`, which is changed in place.
+        """`delta` is the output of the previous layer, not yet added to `residual`. Returns this layer's delta, and `residual`,
+        changed in place.
 
-        Keys and values are those of all tokens; with `rows`, only these tokens go on from there.
+        Keys and values are written for all tokens. With `rows`, everything after the attention is computed for these tokens
+        only.
         """
         norm = self.input_layernorm
         hidden = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
@@ -174,19 +132,12 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaForCausalLM(CausalLM):
-    """The decoder with its embedding and head; of several stages, this one's part of it."""
+    """The decoder with its embedding and head, or one pipeline stage of it."""
 
-    def __init__(
-        self,
-        architecture: ModelArchitecture,
-        context: LayerContext,
-        stage: PipelineStage,
-    ) -> None:
+    def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         nn.Module.__init__(self)
-        vocab_size, hidden_size, dtype, device = (
-            *(architecture.vocab_size, architecture.hidden_size),
-            *(context.dtype, context.device),
-        )
+        vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
+        dtype, device = context.dtype, context.device
         self.stage = stage
         self.embed_tokens = (
             VocabParallelEmbedding(vocab_size, hidden_size, dtype=dtype, device=context.weight_device, tp=context.tp)
@@ -227,29 +178,17 @@ class LlamaForCausalLM(CausalLM):
         else:
             assert intermediate is not None, "only the first stage has an embedding"
             delta, residual = intermediate.delta, intermediate.residual
-        delta, residual = self._run_layers(
-            delta, residual, rotation, attn_metadata, rows if self.stage.is_last else None, num_layers
-        )
+        rows = rows if self.stage.is_last else None
+        if self.fused is not None:
+            delta, residual = self.fused(delta, residual, rotation, attn_metadata, rows, num_layers)
+        else:
+            *layers, last = self.layers[:num_layers]
+            for layer in layers:
+                delta, residual = layer(delta, residual, rotation, attn_metadata)
+            delta, residual = last(delta, residual, rotation, attn_metadata, rows)
         if not self.stage.is_last:
             return IntermediateTensors(delta, residual)
         return self.norm.add_and_norm(delta, residual)
-
-    def _run_layers(
-        self,
-        delta: Tensor | None,
-        residual: Tensor,
-        rotation: Rotation,
-        attn_metadata: tuple[AttentionMetadata, ...],
-        rows: Tensor | None,
-        num_layers: int | None,
-    ) -> tuple[Tensor, Tensor]:
-        if self.fused is not None:
-            return self.fused(delta, residual, rotation, attn_metadata, rows, num_layers)
-        *layers, last = self.layers[:num_layers]
-        for layer in layers:
-            delta, residual = layer(delta, residual, rotation, attn_metadata)
-        result: tuple[Tensor, Tensor] = last(delta, residual, rotation, attn_metadata, rows)
-        return result
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         logits: Tensor = self.lm_head(hidden, out)

@@ -6,15 +6,13 @@ from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
 from inflight.errors import UnsupportedModelError
 from inflight.models.causal_lm import CausalLM
 from inflight.models.llama import LlamaForCausalLM
-from inflight.models.mistral import MistralForCausalLM
-from inflight.models.qwen2 import Qwen2ForCausalLM
-from inflight.models.qwen3 import Qwen3ForCausalLM
 
+# The other families differ from Llama by fields of `ModelArchitecture` only.
 _CLASSES: dict[str, type[CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,  # a sliding window, in the first release (arXiv:2310.06825)
+    "Qwen2ForCausalLM": LlamaForCausalLM,  # biases on queries, keys and values; windows in upper layers (arXiv:2407.10671)
+    "Qwen3ForCausalLM": LlamaForCausalLM,  # no biases, a norm on every query and key head (arXiv:2505.09388)
 }
 assert tuple(_CLASSES) == SUPPORTED_ARCHITECTURES
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.kernels.selector import select_apply_token_masks
+from inflight.kernels.token_masks import select_apply_token_masks
 from inflight.sample.candidates import draw_restricted
 from inflight.sample.draw import draw_random
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs

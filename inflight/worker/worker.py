@@ -43,8 +43,7 @@ from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
-from inflight.kernels.cpu.library import load_kernels
-from inflight.kernels.cpu.threads import bind_threads
+from inflight.kernels.cpu.library import bind_threads, load_kernels
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event, Timeline

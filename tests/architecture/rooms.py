@@ -53,8 +53,7 @@ _TABLE = """
   4     metrics
   4     engine             metrics
 
-  5     demo               (api)
-  5     entrypoints        (api) demo
+  5     entrypoints        (api)
 """
 
 # The ranks below each rank. 2a, 2b and 2c are side by side: they meet in `interface`.

@@ -92,6 +92,6 @@ def test_what_the_table_allows_passes(tmp_path: Path) -> None:
         "scheduler/request.py": "from .queue import Queue",
         "executor/uniproc.py": "from inflight.worker.worker import Worker",
         "worker/worker.py": "from inflight.worker import runner\nimport inflight.attention.sdpa",
-        "demo/train.py": "from inflight import LLM",
+        "entrypoints/cli.py": "from inflight import LLM",
     }
     assert layering_problems(write_package(tmp_path, files)) == []

@@ -15,12 +15,12 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "xgrammar": ("structured_output/xgrammar_backend.py",),
     "triton": ("kernels/triton/",),
     "flashinfer": ("attention/flashinfer.py",),
-    "transformers": ("demo/",),
-    "tokenizers": ("tokenizer/", "tokenizer.py", "demo/"),
+    "transformers": (),
+    "tokenizers": ("tokenizer/", "tokenizer.py"),
     "jinja2": ("tokenizer/", "tokenizer.py"),
     "huggingface_hub": ("hub.py",),
     "typer": ("entrypoints/cli/",),
-    "tqdm": ("entrypoints/", "demo/"),
+    "tqdm": ("entrypoints/",),
     "fastapi": ("entrypoints/openai/",),
     "starlette": ("entrypoints/openai/", "entrypoints/serve/"),
     "pydantic": ("entrypoints/openai/",),
@@ -31,7 +31,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("metrics/exposition.py",),
     "opentelemetry": ("metrics/tracing.py",),
     "aiohttp": ("entrypoints/bench_serve/client.py",),
-    "matplotlib": ("entrypoints/bench_serve/plot.py", "demo/"),
+    "matplotlib": ("entrypoints/bench_serve/plot.py",),
 }
 
 # of these at most one file imports them, wherever it stands
@@ -51,7 +51,7 @@ def dependency_problems(package: Package) -> list[str]:
                 continue
             importers[imported.top].add(file.path)
             if not _is_allowed(file.path, OPTIONAL[imported.top]):
-                allowed = ", ".join(OPTIONAL[imported.top])
+                allowed = ", ".join(OPTIONAL[imported.top]) or "no file"
                 found.append(f"{file.path}:{imported.line}: {imported.top} is imported in {allowed} only")
     for name in sorted(ONE_FILE_ONLY):
         if len(importers[name]) > 1:

@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 80  # from `def` to the last line, docstring and blank line
 # "path" or "path::function" -> its own limit; with the date and the reason beside it
 EXCEPTIONS: dict[str, int] = {}
 
-PRINTING_ROOMS = frozenset({"entrypoints", "demo"})
+PRINTING_ROOMS = frozenset({"entrypoints"})
 PICKLES = frozenset({"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
 
 

@@ -30,6 +30,21 @@ def tokens(path: Path, **arguments: Any) -> list[int]:
         return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
 
 
+def put_into_hub_cache(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hub's client leaves it: a blob, and a link to it. The hub is offline from now on."""
+    import huggingface_hub.constants
+
+    commit, repository = "0123456789abcdef0123456789abcdef01234567", cache / "models--org--quants"
+    for name in ("blobs", "refs", f"snapshots/{commit}"):
+        (repository / name).mkdir(parents=True)
+    (repository / "blobs" / "1234").write_bytes(file.read_bytes())
+    (repository / "snapshots" / commit / "m-Q4_K_M.gguf").symlink_to("../../blobs/1234")
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+
+
 def test_a_gguf_file_named_itself_or_by_its_folder(tmp_path: Path) -> None:
     plain, file = write_pair(tmp_path, "llama")
     truth = tokens(plain)
@@ -44,7 +59,7 @@ def test_a_gptq_folder(tmp_path: Path) -> None:
     assert tokens(quantized) == tokens(plain)
 
 
-def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
+def test_the_tokenizer_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = [chr(code) for code in range(ord("!"), ord("~") + 1)]
     vocabulary = [*letters, "<|end|>", *(f"<unused{i}>" for i in range(203 - len(letters) - 1))]
     metadata: dict[str, Any] = {
@@ -64,6 +79,10 @@ def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
         messages = [{"role": "user", "content": "ab"}]
         (chat,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, add_generation_prompt=False)
         assert chat.prompt_token_ids == [letters.index("a"), letters.index("b"), len(letters)]
+    put_into_hub_cache(file, tmp_path / "hub", monkeypatch)
+    with open_llm(Path("org/quants:Q4_K_M"), skip_tokenizer_init=False) as llm:
+        (again,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, add_generation_prompt=False)
+        assert again.prompt_token_ids == chat.prompt_token_ids
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_text(gguf_tokenizer(read_gguf(file)).to_json())
     with open_llm(file, skip_tokenizer_init=False, tokenizer=str(tmp_path / "tokenizer")) as llm:

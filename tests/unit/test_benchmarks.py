@@ -22,8 +22,8 @@ from benchmarks.step_picture import draw_steps, lanes, window
 from benchmarks.step_text import text_steps
 from benchmarks.structured_extraction import regex_of, schema_of
 from inflight.config.engine import SchedulerConfig
-from inflight.demo.evaluate import held_out_samples
 from inflight.timeline import Event
+from scripts.demo.evaluate import held_out_samples
 
 
 def test_percentile() -> None:

@@ -165,6 +165,91 @@ def test_weights_are_asked_for_models_only(hub_cache: Path, monkeypatch: pytest.
     assert asked == [("v1", ["*.json", "*.jinja", "*.safetensors"]), (None, ["*.json", "*.jinja"])]
 
 
+@pytest.fixture
+def gguf_cache(hub_cache: Path) -> Path:
+    """An offline hub whose cache has some GGUF files of org/quants, and no config.json."""
+    repository = hub_cache / "models--org--quants"
+    snapshot = repository / "snapshots" / COMMIT
+    for name in ("m-Q4_K_M.gguf", "m-IQ4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q8_0.gguf", "big/m-F16-00001-of-00002.gguf"):
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).write_bytes(b"GGUF")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ("m-Q4_K_M.gguf", "m-Q4_K_M.gguf"),
+        ("Q4_K_M", "m-Q4_K_M.gguf"),
+        ("q4_k_m", "m-Q4_K_M.gguf"),
+        ("IQ4_K_M", "m-IQ4_K_M.gguf"),
+        ("m-Q8_0.gguf", "m-Q8_0.gguf"),
+        ("m-Q8_0", "m-Q8_0.gguf"),
+    ],
+)
+@pytest.mark.parametrize("revision", [None, "main", COMMIT])
+def test_one_gguf_file_of_a_hub_id(gguf_cache: Path, wanted: str, name: str, revision: str | None) -> None:
+    assert hub.resolve_model_folder(f"org/quants:{wanted}", revision) == gguf_cache / name
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            "org/quants:Q5_0",
+            r"has no GGUF file 'Q5_0'; give one of its GGUF files as 'org/quants:FILE\.gguf': big/m-F16-",
+        ),
+        ("org/quants:Q4_K", "no GGUF file 'Q4_K'"),
+        ("org/quants:../../x.gguf", "no GGUF file"),
+        ("org/quants:Q8_0", "has 2 GGUF files with 'Q8_0' in their names.*: .*m-Q8_0.gguf, mmproj-Q8_0.gguf"),
+        ("org/quants:F16", "split over several files"),
+        ("org/quants:", r"no GGUF file ''|GGUF files with ''"),
+        ("org/name:Q4_0", "no GGUF file 'Q4_0'.*there are none"),
+        ("org/absent:Q4_0", "'org/absent', it is not in the hub's cache"),
+        ("org/quants", r"several GGUF files \(m-IQ4_K_M\.gguf, .*name the one to serve as 'org/quants:FILE\.gguf'"),
+        ("./quants:Q4_0", "there is no folder './quants:Q4_0'"),
+        ("plain:Q4_0", "there is no folder 'plain:Q4_0'"),
+    ],
+)
+def test_a_gguf_file_that_is_not_there_is_one_clear_error(gguf_cache: Path, model: str, says: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=says):
+        hub.resolve_model_folder(model)
+
+
+def test_one_gguf_file_alone_is_downloaded(gguf_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[object] = []
+
+    def record(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((model, revision, allow_patterns))
+        return str(gguf_cache)
+
+    names = ["README.md", "m-Q4_0.gguf", "m[1]-Q8_0.gguf"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _model, *, revision: names)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    assert hub.resolve_model_folder("org/quants:Q4_0", "v1") == gguf_cache / "m-Q4_0.gguf"
+    hub.resolve_model_folder("org/quants:Q8_0")
+    assert asked == [("org/quants", "v1", ["m-Q4_0.gguf"]), ("org/quants", None, ["m[[]1]-Q8_0.gguf"])]
+    with pytest.raises(
+        ModelNotFoundError, match=r"org/quants has no GGUF file 'Q6_K'.*: m-Q4_0\.gguf, m\[1\]-Q8_0\.gguf"
+    ):
+        hub.resolve_model_folder("org/quants:Q6_K")
+    (gguf_cache / "empty").mkdir()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_args, **_fields: str(gguf_cache / "empty"))
+    with pytest.raises(
+        ModelNotFoundError, match=r"no config\.json.*GGUF files, give one as 'org/q:FILE\.gguf': m-Q4_0\.gguf"
+    ):
+        hub.resolve_model_folder("org/q")
+
+
+def test_a_local_path_with_a_colon_goes_before_the_hub(gguf_cache: Path, tmp_path: Path) -> None:
+    folder = _model(tmp_path / "org" / "quants:Q4_K_M")
+    assert hub.resolve_model_folder("org/quants:Q4_K_M") == folder.relative_to(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

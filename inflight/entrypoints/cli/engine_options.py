@@ -73,7 +73,7 @@ class EngineOptions:
     model: Annotated[
         str | None,
         _model(
-            "Folder in the Hugging Face layout, GGUF file, or hub id. Without it: the small embedded model.",
+            "Folder in the Hugging Face layout, GGUF file, hub id, or org/name:FILE.gguf. Default: the embedded model.",
             "--model",
             "-m",
             metavar="TEXT",

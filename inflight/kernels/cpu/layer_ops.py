@@ -18,38 +18,27 @@ class CpuLayerOps(LayerOps):
         self.kernels = kernels
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._add_and_norm(None, x, weight, eps)
+
+    def add_and_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert delta.shape == residual.shape and delta.stride(1) == 1
+        return self._add_and_norm(delta, residual, weight, eps)
+
+    def _add_and_norm(self, delta: Tensor | None, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         num_rows, size = x.shape
         assert x.stride(1) == 1
         out = torch.empty((num_rows, size), dtype=x.dtype)
         self.kernels.inflight_rms_norm(
             x.data_ptr(),
             x.stride(0),
-            None,
-            0,
+            None if delta is None else delta.data_ptr(),
+            0 if delta is None else delta.stride(0),
             weight.data_ptr(),
             out.data_ptr(),
             num_rows,
             size,
             eps,
             DTYPES[x.dtype],
-        )
-        return out
-
-    def add_and_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        num_rows, size = residual.shape
-        assert delta.shape == residual.shape and delta.stride(1) == 1 and residual.stride(1) == 1
-        out = torch.empty((num_rows, size), dtype=residual.dtype)
-        self.kernels.inflight_rms_norm(
-            residual.data_ptr(),
-            residual.stride(0),
-            delta.data_ptr(),
-            delta.stride(0),
-            weight.data_ptr(),
-            out.data_ptr(),
-            num_rows,
-            size,
-            eps,
-            DTYPES[residual.dtype],
         )
         return out
 

@@ -1,6 +1,6 @@
-"""Finds, checks and loads the C++ kernels: the library for the best instruction set that the processor has.
+"""Loads the C++ kernels, the library for the best instruction set that the processor has, and binds their threads to cores.
 
-The libraries are built by `pip install` (setup.py). They know neither Python nor torch: functions take pointers and are called
+The libraries are built by `pip install` (setup.py). They use neither Python nor torch: functions take pointers and are called
 through ctypes, which releases the interpreter lock. They run in the OpenMP pool that torch has loaded: two pools on the same
 cores would wait for each other.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import platform
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -33,7 +35,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `DType` of kernels.h
 
 
 class AttentionStep(ctypes.Structure):
-    """As in kernels.h. Whoever makes one keeps the arrays behind its pointers alive."""
+    """As in kernels.h. The code that makes one keeps the arrays behind its pointers alive."""
 
     _fields_ = (
         ("num_rows", c_int32),
@@ -61,7 +63,7 @@ class HeadLayout(ctypes.Structure):
 
 
 class LinearWeight(ctypes.Structure):
-    """As in kernels.h. Whoever makes one keeps the memory behind its pointers alive."""
+    """As in kernels.h. The code that makes one keeps the memory behind its pointers alive."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -77,7 +79,7 @@ class LinearWeight(ctypes.Structure):
 
 
 class DecoderLayer(ctypes.Structure):
-    """As in kernels.h. Whoever makes one keeps the memory behind its pointers alive."""
+    """As in kernels.h. The code that makes one keeps the memory behind its pointers alive."""
 
     _fields_ = (
         ("input_norm", c_void_p),
@@ -93,7 +95,7 @@ class DecoderLayer(ctypes.Structure):
 
 
 class DecoderStep(ctypes.Structure):
-    """As in kernels.h. Whoever makes one keeps the memory behind its pointers alive."""
+    """As in kernels.h. The code that makes one keeps the memory behind its pointers alive."""
 
     _fields_ = (
         ("kv_groups", POINTER(POINTER(AttentionStep))),
@@ -234,3 +236,21 @@ def _share_openmp_runtime() -> None:
         except OSError:
             continue
     raise KernelsUnavailableError("no OpenMP runtime was found")
+
+
+def bind_threads(kernels: ctypes.CDLL, cores: Sequence[int]) -> None:
+    """Thread i of the calling thread's OpenMP pool may run on `cores[i]` only; the calling thread, number 0, on all `cores`.
+
+    OpenMP may end threads and later start others. These inherit the cores of the calling thread, and must not all be on one
+    core. While the other threads compute, only `cores[0]` is free for the calling thread.
+
+    Raises:
+        ConfigError: the operating system refuses.
+    """
+    error = kernels.inflight_bind_threads((ctypes.c_int32 * len(cores))(*cores), len(cores))
+    if error:
+        raise ConfigError(
+            f"compute threads cannot be bound to cores {', '.join(map(str, cores))}: {os.strerror(error)}; "
+            "set cpu_threads_bind='off'"
+        )
+    os.sched_setaffinity(0, cores)

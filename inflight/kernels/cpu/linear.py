@@ -4,16 +4,46 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.huge_pages import HugePages
+from inflight.device.host_memory import advise_huge_pages
 from inflight.kernels.cpu.library import DTYPES, LinearWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 
 IN_FEATURES_MULTIPLE = 4  # bytes are multiplied in fours
 MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # of one group: its sum of products is in 32 bits
+
+
+_HUGE_PAGE = 2 << 20
+_CHUNK = 256 << 20
+_LINE = 64
+
+
+class HugePages:
+    """Memory for packed weights: pieces of large mappings, one after the other. A mapping lives as long as a piece of it."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes], zeroed, at a multiple of 64. Pages that nobody touches take no memory."""
+        start = -(-self._used // _LINE) * _LINE
+        if start + num_bytes > len(self._chunk):
+            self._chunk, start = _map(max(num_bytes, _CHUNK)), 0
+        self._used = start + num_bytes
+        return self._chunk[start : self._used]
+
+
+def _map(num_bytes: int) -> Tensor:
+    pages = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advise_huge_pages(pages)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _HUGE_PAGE :]
 
 
 class PackedLinear:
@@ -91,44 +121,38 @@ def pack_float(
 def pack_integers(
     kernels: ctypes.CDLL,
     memory: HugePages,
-    values: Tensor,
-    scales: Tensor,
-    offsets: Tensor | None,
+    weight: QuantizedWeight,
     bias: Tensor | None,
     *,
-    bits: int,
     is_gated: bool,
 ) -> PackedLinear:
-    """The fields of a `QuantizedWeight`. Those of groups are held in float16, after the largest is brought to one."""
-    out_features, in_features = values.shape
-    middle = 2 ** (bits - 1)
-    if offsets is not None and torch.equal(offsets, scales * middle):
+    """Scales and offsets of groups are held in float16, after the largest is brought to one."""
+    out_features, in_features = weight.shape
+    scales, offsets = weight.scales, weight.offsets
+    if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):
         offsets = None  # as the kernel assumes where there are none
     largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
     exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
     described = LinearWeight(
         in_features=in_features,
         out_features=out_features,
-        group_size=in_features // scales.shape[1],
+        group_size=weight.group_size,
         scale=2.0**exponent,
-        bits=bits,
+        bits=weight.bits,
         has_offsets=offsets is not None,
         is_gated=is_gated,
     )
     layer = PackedLinear(kernels, described, memory, bias)
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
-    layer.pack([values], *scaled)
+    layer.pack([weight.values], *scaled)
     return layer
 
 
-def quantize_rows(
-    kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """parts: [out_features, in_features] in all, one below the other -> values, scales, offsets, as `QuantizedWeight` has
-    them.
+def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int) -> QuantizedWeight:
+    """parts: [out_features, in_features] in total, one below the other.
 
-    8 bits: one scale a row, symmetric. 4 bits: a scale and an offset a group; the range of each group is the one of five, from
-    the smallest to the largest weight and shrunk from there, that leaves the least squared error.
+    8 bits: one scale for each row, symmetric. 4 bits: a scale and an offset for each group. Of five ranges for a group (from
+    its smallest to its largest weight, and four narrower ones) the one with the least squared error is taken.
     """
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size
@@ -152,4 +176,4 @@ def quantize_rows(
             None if offsets is None else offsets[held].data_ptr(),
         )
         first = held.stop
-    return values, scales, offsets
+    return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.triton.linear import split_counts
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
 
@@ -59,13 +60,11 @@ def can_pack(in_features: int, group_size: int) -> bool:
     return math.gcd(in_features, group_size) % GROUP_SIZES[-1] == 0
 
 
-def pack_integers(
-    values: Tensor, scales: Tensor, offsets: Tensor | None, *, bits: int, dtype: torch.dtype
-) -> PackedIntegers:
-    """The fields of a `QuantizedWeight` that `can_pack`. Scales are held in float16, after the largest is brought to one, and
-    for a model in float32 as they are."""
-    out_features, in_features = values.shape
-    stored_group_size = in_features // scales.shape[1]
+def pack_integers(weight: QuantizedWeight, *, dtype: torch.dtype) -> PackedIntegers:
+    """A weight that `can_pack`. Scales are held in float16, after the largest is brought to one, and for a model in float32 as
+    they are."""
+    values, scales, offsets, bits = weight.values, weight.scales, weight.offsets, weight.bits
+    stored_group_size = weight.group_size
     group_size = next(size for size in GROUP_SIZES if stored_group_size % size == 0)
     if offsets is not None and torch.equal(offsets, scales * 2 ** (bits - 1)):
         values, offsets = (values if bits == 4 else (values ^ 128).view(torch.int8)), None
@@ -80,7 +79,7 @@ def pack_integers(
         held = (tensor * 2.0**-exponent).to(torch.float32 if dtype == torch.float32 else torch.float16)
         return held.t().contiguous()
 
-    grouped = values.view(out_features, -1, group_size).transpose(0, 1)  # [num_groups, out_features, group_size]
+    grouped = values.view(len(values), -1, group_size).transpose(0, 1)  # [num_groups, out_features, group_size]
     if bits == 4:
         low, high = grouped.chunk(2, dim=-1)
         grouped = low | high << 4

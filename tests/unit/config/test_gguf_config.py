@@ -66,7 +66,6 @@ def config_of(folder: Path, metadata: dict[str, Any], **tensors: torch.Tensor) -
         ),
         ({"tokenizer.ggml.eot_token_id": Number("I", 9)}, "eos_token_id", [2, 9]),
         ({"tokenizer.ggml.eot_token_id": Number("I", 2)}, "eos_token_id", [2]),
-        ({"tokenizer.ggml.bos_token_id": None}, "bos_token_id", None),
     ],
 )
 def test_a_field(tmp_path: Path, metadata: dict[str, Any], field: str, value: object) -> None:

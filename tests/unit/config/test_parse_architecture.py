@@ -53,7 +53,6 @@ def test_a_plain_llama() -> None:
         sliding_windows=(None,) * 4,
         dtype="bfloat16",
         eos_token_ids=(2,),
-        bos_token_id=1,
     )
 
 
@@ -62,7 +61,6 @@ def test_a_plain_llama() -> None:
     [
         ({"eos_token_id": [7, 9]}, "eos_token_ids", (7, 9)),
         ({"eos_token_id": None}, "eos_token_ids", ()),
-        ({"bos_token_id": None}, "bos_token_id", None),
         ({"head_dim": 20}, "head_dim", 20),
         ({"head_dim": None}, "head_dim", 16),
         ({"tie_word_embeddings": True}, "tie_word_embeddings", True),

@@ -13,7 +13,7 @@ from inflight.config.architecture import ModelArchitecture, RopeConfig
 from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine, detect_machine
-from inflight.config.nodes import ranks_of_node
+from inflight.config.ranks import ranks_of_node
 from inflight.config.resolve import DEFAULT_DEPTH, resolve
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
-from inflight.kernels.cpu.linear import PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.linear import HugePages, PackedLinear, pack_float, pack_integers, quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.reference import silu_and_mul
-from inflight.layers.quantized_weight import QuantizedWeight
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
@@ -147,8 +146,7 @@ def test_integers(
 
 
 def packed(name: str, weight: QuantizedWeight, bias: Tensor | None = None, is_gated: bool = False) -> PackedLinear:
-    fields = weight.values, weight.scales, weight.offsets
-    return pack_integers(open_kernels(name), HugePages(), *fields, bias, bits=weight.bits, is_gated=is_gated)
+    return pack_integers(open_kernels(name), HugePages(), weight, bias, is_gated=is_gated)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
@@ -176,8 +174,7 @@ def test_a_row_is_the_same_in_any_company(name: str, num_threads: int, kind: str
     weight, x = draw(0, 200, 1024).to(dtype), draw(1, 300, 1024).to(dtype)
     if kind.startswith("int"):
         bits = int(kind[3:])
-        values, scales, offsets = quantize_rows(kernels, [weight], bits=bits, group_size=64)
-        layer = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits))
+        layer = packed(name, quantize_rows(kernels, [weight], bits=bits, group_size=64))
     else:
         layer = pack_float(kernels, HugePages(), [weight], None, is_gated=False)
     before = torch.get_num_threads()
@@ -197,12 +194,10 @@ def test_quantizing_a_weight(name: str, dtype: torch.dtype) -> None:
     weight = draw(0, 37, 256).to(dtype) * 0.02
     weight[3] = 0
     kernels = open_kernels(name)
-    values, scales, offsets = quantize_rows(kernels, [weight[:5], weight[5:]], bits=8, group_size=0)
-    eight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8)
-    assert ((eight.dequantize() - weight.float()).abs() <= scales * 0.5001).all()
+    eight = quantize_rows(kernels, [weight[:5], weight[5:]], bits=8, group_size=0)
+    assert ((eight.dequantize() - weight.float()).abs() <= eight.scales * 0.5001).all()
     for group_size in (32, 64, 128):
-        values, scales, offsets = quantize_rows(kernels, [weight[:5], weight[5:]], bits=4, group_size=group_size)
-        four = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+        four = quantize_rows(kernels, [weight[:5], weight[5:]], bits=4, group_size=group_size)
         groups = weight.float().view(37, -1, group_size)
         span = groups.amax(2).clamp(min=0) - groups.amin(2).clamp(max=0)
         plain = ((span / 15) ** 2 / 12).sum()  # of the unshrunk range, values spread evenly over each step
@@ -226,8 +221,7 @@ def test_rows_without_numbers(name: str) -> None:
     layer = pack_float(open_kernels(name), HugePages(), [draw(0, 8, 8)], None, is_gated=False)
     assert layer(torch.empty(0, 8), torch.float32).shape == (0, 8)
     assert layer(torch.full((1, 8), torch.nan), torch.float32).isnan().all()
-    values, scales, offsets = quantize_rows(open_kernels(name), [draw(0, 8, 8)], bits=8, group_size=0)
-    eight = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=8))
+    eight = packed(name, quantize_rows(open_kernels(name), [draw(0, 8, 8)], bits=8, group_size=0))
     assert torch.equal(eight(torch.zeros(2, 8), torch.float32), torch.zeros(2, 8))
 
 
@@ -236,8 +230,7 @@ def test_rows_without_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
 def test_a_row_with_a_number_that_is_not_finite_is_nan(name: str, bits: int, size: int, dtype: torch.dtype) -> None:
     """Of integer weights, whose rows are quantised. Its neighbours are as they were without it."""
-    values, scales, offsets = quantize_rows(open_kernels(name), [draw(0, 8, size)], bits=bits, group_size=32)
-    layer = packed(name, QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits))
+    layer = packed(name, quantize_rows(open_kernels(name), [draw(0, 8, size)], bits=bits, group_size=32))
     x = draw(1, 15, size).to(dtype)
     truth = layer(x, torch.float32)
     for number, place in itertools.product((torch.inf, -torch.inf, torch.nan), (0, 33, size - 1)):

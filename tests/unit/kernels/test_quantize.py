@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from inflight.kernels import quantize
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.linear import quantize_rows as cpu_quantize_rows
-from inflight.layers.quantized_weight import QuantizedWeight
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
 
@@ -32,13 +31,13 @@ def test_the_same_integers_as_the_cpu_kernels(
     ours = quantize.quantize_rows(weight, bits=bits, group_size=group_size)
     theirs = cpu_quantize_rows(open_kernels(INSTRUCTION_SETS_HERE[0]), [weight], bits=bits, group_size=group_size)
     # sums of squares in another order: of two ranges that are equally good the other may win
-    same = torch.isclose(ours[1], theirs[1], rtol=1e-5)
+    same = torch.isclose(ours.scales, theirs.scales, rtol=1e-5)
     assert same.float().mean() > 0.9 or same.numel() - same.sum() <= 1
     assert same.all() or bits == 4
     if bits == 4:
-        assert ours[2] is not None and theirs[2] is not None
-        torch.testing.assert_close(ours[2][same], theirs[2][same], rtol=1e-5, atol=1e-6)
-    step = (ours[0].int() - theirs[0].int()).abs().view(out_features, ours[1].shape[1], -1)[same]
+        assert ours.offsets is not None and theirs.offsets is not None
+        torch.testing.assert_close(ours.offsets[same], theirs.offsets[same], rtol=1e-5, atol=1e-6)
+    step = (ours.values.int() - theirs.values.int()).abs().view(out_features, ours.scales.shape[1], -1)[same]
     assert step.max() <= 1, "ties"
     assert (step > 0).float().mean() < 0.01
 
@@ -48,8 +47,7 @@ def test_what_is_quantized_is_near_the_weight(bits: int, group_size: int, monkey
     monkeypatch.setattr(quantize, "_AT_ONCE", 4 * 96)  # four rows at a time, and one left over
     weight = torch.randn(9, 96)
     weight[3] = 0
-    values, scales, offsets = quantize.quantize_rows(weight, bits=bits, group_size=group_size)
-    held = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+    held = quantize.quantize_rows(weight, bits=bits, group_size=group_size)
     assert held.group_size == group_size
     error = (held.dequantize() - weight).norm() / weight.norm()
     assert error < (0.01 if bits == 8 else 0.12)

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from inflight.kernels import token_masks
 from inflight.kernels.cpu.library import open_kernels
-from inflight.kernels.cpu.token_masks import cpu_apply_token_masks
-from inflight.kernels.selector import select_apply_token_masks
-from inflight.kernels.token_masks import ApplyTokenMasks, torch_apply_token_masks
+from inflight.kernels.token_masks import (
+    ApplyTokenMasks,
+    cpu_apply_token_masks,
+    select_apply_token_masks,
+    torch_apply_token_masks,
+)
 from tests.instruction_sets import INSTRUCTION_SETS_HERE
 
 fixed = hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)

@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
 from inflight.kernels.quantize import quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.reference import silu_and_mul
 from inflight.kernels.triton.fp8 import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
-from inflight.layers import gpu_linear
+from inflight.layers import gpu_linear, linear_tuner
 from inflight.layers.gpu_linear import GpuLinear
-from inflight.layers.linear_method import select_linear_method, select_linear_methods
-from inflight.layers.linear_tuner import LinearTuner, Product
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.layers.linear_method import LinearChoice, select_linear_method
+from inflight.layers.linear_tuner import GpuWeight, TunedLinear, tune
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, drawn
 
 FLOAT = torch.float32
@@ -62,35 +61,36 @@ class FakeClock:
         return self.time_of(calls[0])
 
 
-class CountingProduct(Product):
-    """Remembers how it was computed."""
+class CountingWeight(GpuWeight):
+    """Remembers how it was multiplied."""
 
     def __init__(self, kind: str = "floats", shape: tuple[int, int] = (8, 4), num_bytes: int = 1 << 30) -> None:
         self.kind, self.shape, self.num_bytes = kind, shape, num_bytes
-        self.is_gated = False
         self.ways: list[TileConfig | None] = []
-        self.copies: list[CountingProduct] = []
+        self.copies: list[CountingWeight] = []
 
-    def configs(self, num_multiprocessors: int) -> list[TileConfig]:
+    def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
         assert num_multiprocessors == FakeClock.num_multiprocessors
         return [] if self.kind == "fixed" else TILES
 
-    def multiply(self, x: Tensor, bias: Tensor | None, out: Tensor, config: TileConfig, scratch: SplitKScratch) -> None:
-        num_partials = config.num_splits * 32 * 16 if config.num_splits > 1 else 1
+    def multiply(
+        self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
+    ) -> None:
+        num_partials = tile.num_splits * 32 * 16 if tile.num_splits > 1 else 1
         assert scratch.partials.numel() >= num_partials, "reserved before it is measured"
-        if self.kind == "broken" and config.num_splits == 3:
+        if self.kind == "broken" and tile.num_splits == 3:
             raise OutOfResources(300 << 10, 99 << 10, "shared memory")
-        if self.kind == "uncompilable" and config.num_splits == 3:
+        if self.kind == "uncompilable" and tile.num_splits == 3:
             raise RuntimeError("PassManager::run failed")
-        if self.kind == "fatal" and config.num_splits == 3:
+        if self.kind == "fatal" and tile.num_splits == 3:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        self.ways.append(config)
+        self.ways.append(tile)
 
-    def all_features_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         self.ways.append(None)
 
-    def copy(self) -> CountingProduct:
-        self.copies.append(CountingProduct(self.kind, self.shape, self.num_bytes))
+    def __deepcopy__(self, memo: object) -> CountingWeight:
+        self.copies.append(CountingWeight(self.kind, self.shape, self.num_bytes))
         return self.copies[-1]
 
 
@@ -100,78 +100,85 @@ def time_of(call: partial[None], *, library: float) -> float:
     return 10.0 - configs[0].num_splits if configs else library
 
 
-def tuner_with(clock: FakeClock, *products: Product) -> LinearTuner:
-    tuner = LinearTuner(DEVICE, FLOAT, FLOAT, lambda: clock, min_weight_bytes=0)
-    for product in products:
-        tuner.add(product)
-    return tuner
+class Tuned:
+    """Layers of these weights, and what `tune` measures them with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: FakeClock, *weights: CountingWeight) -> None:
+        monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: clock)
+        scratch = SplitKScratch(DEVICE)
+        self.layers = {id(weight): TunedLinear(weight, None, scratch, is_gated=False) for weight in weights}
+
+    def tune(self, max_num_rows: int) -> list[LinearChoice]:
+        layers = list(self.layers.values())
+        return tune(layers, max_num_rows, device=DEVICE, dtype=FLOAT, out_dtype=FLOAT, min_weight_bytes=0)
+
+    def way(self, weight: CountingWeight, num_rows: int) -> TileConfig | None:
+        weight.ways.clear()
+        out = torch.zeros(num_rows, 8, device=DEVICE)
+        assert self.layers[id(weight)](torch.zeros(num_rows, 4, device=DEVICE), FLOAT, out) is out
+        [found] = weight.ways
+        return found
 
 
-def way(tuner: LinearTuner, product: CountingProduct, num_rows: int) -> TileConfig | None:
-    product.ways.clear()
-    tuner.multiply(product, torch.zeros(num_rows, 4, device=DEVICE), None, torch.zeros(num_rows, 8, device=DEVICE))
-    [found] = product.ways
-    return found
-
-
-def test_the_fastest_is_chosen_for_each_count_of_rows() -> None:
+def test_the_fastest_is_chosen_for_each_count_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(partial(time_of, library=8.5))
-    product = CountingProduct()
-    tuner = tuner_with(clock, product)
-    assert way(tuner, product, 1) is None, "nothing was measured yet"
-    choices = tuner.tune(20)
+    weight = CountingWeight()
+    tuned = Tuned(monkeypatch, clock, weight)
+    assert tuned.way(weight, 1) is None, "nothing was measured yet"
+    choices = tuned.tune(20)
     assert [choice.num_rows for choice in choices] == [1, 2, 4, 8, 16, 32]
     assert {(choice.way, choice.microseconds) for choice in choices} == {(str(TILES[2]), 7.0)}
     assert {choice.library_microseconds for choice in choices} == {8.5}
     measured = clock.measured
-    assert [way(tuner, product, rows) for rows in (1, 3, 32, 33, 65)] == [TILES[2]] * 3 + [None] * 2
-    assert way(tuner, product, 0) is None
+    assert [tuned.way(weight, rows) for rows in (1, 3, 32, 33, 65)] == [TILES[2]] * 3 + [None] * 2
+    assert tuned.way(weight, 0) is None
     assert clock.measured == measured, "a choice is looked up"
 
 
-def test_the_library_stays_where_it_is_faster() -> None:
-    product = CountingProduct()
-    tuner = tuner_with(FakeClock(partial(time_of, library=1.0)), product)
-    assert {(choice.way, choice.microseconds) for choice in tuner.tune(64)} == {("library", 1.0)}
-    assert way(tuner, product, 1) is None
+def test_the_library_stays_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = CountingWeight()
+    tuned = Tuned(monkeypatch, FakeClock(partial(time_of, library=1.0)), weight)
+    assert {(choice.way, choice.microseconds) for choice in tuned.tune(64)} == {("library", 1.0)}
+    assert tuned.way(weight, 1) is None
 
 
-def test_an_error_of_the_device_is_no_slow_tile() -> None:
-    tuner = tuner_with(FakeClock(partial(time_of, library=8.5)), CountingProduct("fatal"))
+def test_an_error_of_the_device_is_no_slow_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = Tuned(monkeypatch, FakeClock(partial(time_of, library=8.5)), CountingWeight("fatal"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tuner.tune(1)
+        tuned.tune(1)
 
 
 @pytest.mark.parametrize("kind", ["broken", "uncompilable"])
-def test_what_does_not_run_is_left_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    product = CountingProduct(kind)
-    tuner = tuner_with(FakeClock(partial(time_of, library=9.5)), product)
+def test_what_does_not_run_is_left_out(
+    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = CountingWeight(kind)
+    tuned = Tuned(monkeypatch, FakeClock(partial(time_of, library=9.5)), weight)
     with caplog.at_level(logging.WARNING):
-        tuner.tune(1)
-    assert way(tuner, product, 1) == TILES[1]
+        tuned.tune(1)
+    assert tuned.way(weight, 1) == TILES[1]
     assert "does not run" in caplog.text
 
 
-def test_kinds_and_shapes_are_chosen_apart_and_weights_take_turns() -> None:
+def test_kinds_and_shapes_are_chosen_apart_and_weights_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(partial(time_of, library=8.5))
-    alike = [CountingProduct(num_bytes=100 << 20) for _ in range(5)]
-    other, fixed = CountingProduct("4 bits"), CountingProduct("fixed")
-    tuner = tuner_with(clock, *alike, other, fixed)
-    assert len(tuner.tune(1)) == 2
+    alike = [CountingWeight(num_bytes=100 << 20) for _ in range(5)]
+    other, fixed = CountingWeight("4 bits"), CountingWeight("fixed")
+    tuned = Tuned(monkeypatch, clock, *alike, other, fixed)
+    assert len(tuned.tune(1)) == 2
     assert clock.measured == 2 * (1 + len(TILES))
-    turns = [len(product.ways) for product in alike]
+    turns = [len(weight.ways) for weight in alike]
     assert turns == [turns[0]] * 3 + [0] * 2, "three are more than a cache holds"
     assert turns[0] * 3 >= 8 * 4
-    assert way(tuner, alike[4], 1) == TILES[2] and way(tuner, fixed, 1) is None
+    assert tuned.way(alike[4], 1) == TILES[2] and tuned.way(fixed, 1) is None
 
 
-def test_few_weights_are_copied_so_that_a_cache_holds_none() -> None:
-    alike = [CountingProduct(num_bytes=10 << 20) for _ in range(2)]
-    tuner = tuner_with(FakeClock(partial(time_of, library=8.5), cache_bytes=22 << 20), *alike)
-    tuner.tune(2)
+def test_few_weights_are_copied_so_that_a_cache_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    alike = [CountingWeight(num_bytes=10 << 20) for _ in range(2)]
+    Tuned(monkeypatch, FakeClock(partial(time_of, library=8.5), cache_bytes=22 << 20), *alike).tune(2)
     copies = alike[0].copies
     assert len(copies) == 3 and not alike[1].copies, "five are more than twice the cache; for both counts of rows"
-    assert {len(product.ways) for product in (*alike, *copies)} == {2 * 2 * (1 + len(TILES))}
+    assert {len(weight.ways) for weight in (*alike, *copies)} == {2 * 2 * (1 + len(TILES))}
 
 
 @pytest.mark.parametrize("is_gated", [False, True])
@@ -191,9 +198,9 @@ def test_floats(num_rows: int, has_out: bool, is_gated: bool) -> None:
 
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_the_tuned_way_gives_the_same(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    values, scales, offsets = quantize_rows(drawn(0, 48, 128), bits=4, group_size=32)
-    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
-    monkeypatch.setattr(gpu_linear, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 6000))
+    weight = quantize_rows(drawn(0, 48, 128), bits=4, group_size=32)
+    monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 6000))
+    monkeypatch.setattr(linear_tuner, "_MIN_CALLS", 1)
     tuned = method()
     layer, bias = tuned.prepare(weight, drawn(1, 48), is_gated=is_gated), drawn(1, 48)
     tuned.prepare(weight, None, is_gated=not is_gated)  # of the same shape, and measured apart
@@ -210,21 +217,22 @@ def test_the_tuned_way_gives_the_same(is_gated: bool, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.usefixtures("has_fp8")
 def test_the_tuned_way_keeps_activations_of_fp8_weights(is_gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_linear, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 4000))
-    tuned, weight, x = method("fp8", dtype=torch.float16), drawn(0, 48, 80, dtype=torch.float16), drawn(1, 3, 80)
+    monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: FakeClock(partial(time_of, library=100.0), 4000))
+    monkeypatch.setattr(linear_tuner, "_MIN_CALLS", 1)
+    tuned, weight, x = method("fp8", dtype=torch.float16), drawn(0, 48, 80, dtype=torch.float16), drawn(1, 1, 80)
     layer, x = tuned.prepare([weight], None, is_gated=is_gated), x.half()
     stored, scales = gpu_linear.quantize_rows_fp8(weight)
     truth = x.double() @ (stored.double() * scales.double()).T
     truth = silu_and_mul(truth) if is_gated else truth
     by_library = layer(x, torch.float16)
-    assert {choice.way != "library" for choice in tuned.tune(4)} == {True}
+    assert {choice.way != "library" for choice in tuned.tune(1)} == {True}
     difference = [
         float((found.double() - truth).norm() / truth.norm()) for found in (by_library, layer(x, torch.float16))
     ]
     assert difference[1] < 1e-3 < difference[0], "the library rounds activations too"
     exact = method("fp8")
     exact.prepare([weight.float()], None, is_gated=is_gated)
-    assert exact.tune(4) == [], "float32 is left to the library"
+    assert exact.tune(1) == [], "float32 is left to the library"
 
 
 @pytest.mark.parametrize(("quantization", "error"), [("int8", 0.012), ("int4", 0.12), ("fp8", 0.06)])
@@ -264,12 +272,11 @@ def test_what_has_no_groups_stays_in_floats(quantization: str, caplog: pytest.Lo
 @pytest.mark.parametrize(("in_features", "bits", "group_size"), [(96, 4, 32), (192, 8, 192), (40, 8, 0), (64, 8, 0)])
 def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits: int, group_size: int) -> None:
     if group_size == 0:
-        values, scales, offsets = quantize_rows(drawn(0, 20, in_features), bits=8, group_size=0)
+        weight = quantize_rows(drawn(0, 20, in_features), bits=8, group_size=0)
     else:
         values = torch.randint(0, 2**bits, (20, in_features), dtype=torch.uint8)
         scales = torch.rand(20, in_features // group_size)
-        offsets = scales * 2.5
-    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
+        weight = QuantizedWeight(values=values, scales=scales, offsets=scales * 2.5, bits=bits)
     x = drawn(1, 3, in_features)
     found = method().prepare(weight, None)(x, FLOAT)
     truth = F.linear(x.double(), weight.to(DEVICE).dequantize().double())
@@ -278,8 +285,7 @@ def test_stored_integers_stay_so_or_are_brought_to_floats(in_features: int, bits
 
 def test_many_features_are_dequantized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_linear, "_DEQUANTIZED_AT_ONCE", 7 * 64)
-    values, scales, offsets = quantize_rows(drawn(0, 20, 64), bits=4, group_size=32)
-    weight = QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=4)
+    weight = quantize_rows(drawn(0, 20, 64), bits=4, group_size=32)
     x, bias = drawn(1, 3, 64), drawn(2, 20)
     truth = F.linear(x.double(), weight.dequantize().double(), bias.double())
     found = method().prepare(weight, bias)(x, FLOAT)
@@ -291,9 +297,9 @@ def test_a_gpu_has_its_own_method(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(select_linear_method(cuda, torch.bfloat16), GpuLinear)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(ConfigError, match=r"8\.9 or newer.*cuda has 8\.0"):
-        select_linear_methods(cuda, torch.bfloat16, QuantizationConfig(layers="fp8"))
+        select_linear_method(cuda, torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    layers, head = select_linear_methods(cuda, torch.bfloat16, QuantizationConfig(layers="fp8", head="int8"))
-    assert not layers.is_batch_invariant(64) and not head.is_batch_invariant(64)
+    for quantization in ("fp8", "int8"):
+        assert not select_linear_method(cuda, torch.bfloat16, quantization=quantization).is_batch_invariant(64)
     with pytest.raises(ConfigError, match="this is a cpu"):
         select_linear_method(torch.device("cpu"), torch.bfloat16, quantization="fp8")

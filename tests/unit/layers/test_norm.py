@@ -66,7 +66,7 @@ def test_zeros_stay_zeros() -> None:
 def test_queries_and_keys_have_weights_of_their_own(dtype: torch.dtype) -> None:
     norm = QKNorm(3, 2, 20, 1e-6, dtype=dtype, device=CPU)
     weights = {"a.q_norm.weight": torch.randn(20).to(dtype), "a.k_norm.weight": torch.randn(20).to(dtype)}
-    slots = dict(norm.weight_slots("a"))
+    slots = dict(norm.weight_slots("a.qk_norm"))
     assert slots.keys() == weights.keys()
     for name, slot in slots.items():
         assert slot.shape == (20,)

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext
 from inflight.layers.embedding import VocabParallelEmbedding
 from inflight.layers.linear_method import select_linear_method
 from inflight.layers.logits import LogitsHead
-from inflight.layers.quantized_weight import QuantizedWeight
 
 CPU = torch.device("cpu")
 VOCAB_SIZE, HIDDEN_SIZE = 11, 6

@@ -17,7 +17,7 @@ from inflight.config.ranks import RankLayout
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError
-from inflight.layers.quantized_weight import QuantizedWeight
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_source import GgufSource, model_name
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM

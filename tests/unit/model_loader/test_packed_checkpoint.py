@@ -20,8 +20,8 @@ from inflight.config.ranks import RankLayout
 from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
-from inflight.layers.quantized_weight import QuantizedWeight
 from inflight.layers.weights import WeightSlot, WeightSlots
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint

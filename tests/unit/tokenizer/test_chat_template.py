@@ -124,7 +124,7 @@ def test_continuing_text_parts_equals_transformers(tmp_path: Path) -> None:
 
 
 def test_the_embedded_models_template_equals_transformers(tmp_path: Path) -> None:
-    from inflight.demo.tokenizer import CHAT_TEMPLATE
+    from scripts.demo.tokenizer import CHAT_TEMPLATE
 
     folder = save_folder(tmp_path, "byte_level", chat_template=CHAT_TEMPLATE)
     messages = [*MESSAGES, *TOOL_MESSAGES[1:3]]

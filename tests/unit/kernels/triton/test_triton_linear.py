@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import hypothesis
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inflight.kernels.quantize import quantize_rows
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.reference import silu_and_mul
 from inflight.kernels.triton.linear import library_linear, linear, linear_configs, split_counts
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m
@@ -22,12 +24,12 @@ from inflight.kernels.triton.weight_only import (
     weight_only_configs,
     weight_only_linear,
 )
-from inflight.layers.quantized_weight import QuantizedWeight
 from tests.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
 
+FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 SMALL = TileConfig(block_n=32, block_k=32, num_splits=1, num_warps=4, num_stages=2)
 SPLITS, ROWS, SEEDS = st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**31)
-few = hypothesis.settings(max_examples=30)
+few = hypothesis.settings(max_examples=30 if FULL else 12)
 
 
 def scratch_for(out_features: int, num_rows: int, config: TileConfig) -> SplitKScratch:
@@ -149,8 +151,7 @@ def quantized(kind: str, out_features: int, num_groups: int, group_size: int, se
     generator = torch.Generator().manual_seed(seed)
     shape = (out_features, num_groups * group_size)
     if kind == "int8":
-        values, scales, _ = quantize_rows(torch.randn(shape, generator=generator), bits=8, group_size=0)
-        return QuantizedWeight(values=values.to(DEVICE), scales=scales.to(DEVICE), offsets=None, bits=8)
+        return quantize_rows(torch.randn(shape, generator=generator), bits=8, group_size=0).to(torch.device(DEVICE))
     bits = int(kind[0])
     values = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
     scales = torch.rand(out_features, num_groups, generator=generator) * 1e-2
@@ -161,7 +162,7 @@ def quantized(kind: str, out_features: int, num_groups: int, group_size: int, se
 
 
 def packed(weight: QuantizedWeight, dtype: torch.dtype) -> PackedIntegers:
-    return pack_integers(weight.values, weight.scales, weight.offsets, bits=weight.bits, dtype=dtype)
+    return pack_integers(weight, dtype=dtype)
 
 
 KINDS = st.sampled_from(["int8", "4", "4s", "8", "8s"])

@@ -1,4 +1,4 @@
-"""Train the embedded model: `python -m inflight.demo.train --minutes 75`.
+"""Train the embedded model: `python -m scripts.demo.train --minutes 75`.
 
 1. Writes checkpoint.pt and tokenizer.json to --work, and resumes from them; the schedule counts CPU time of training, so
    a process that was stopped, or killed and started again, still anneals to the end.
@@ -26,10 +26,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from inflight.demo import corpus, network
-from inflight.demo.evaluate import SHIPPED_MODEL
-from inflight.demo.tasks import MULTI_TURN, TURN_KINDS, Sample, draw, is_correct
-from inflight.demo.tokenizer import END_ID, PAD_ID, START_ID, render, save_tokenizer, train_tokenizer
+from inflight.hub import EMBEDDED_MODEL
+from scripts.demo import corpus, network
+from scripts.demo.tasks import MULTI_TURN, TURN_KINDS, Sample, draw, is_correct
+from scripts.demo.tokenizer import END_ID, PAD_ID, START_ID, render, save_tokenizer, train_tokenizer
 
 VOCAB_SIZE = 1536
 IGNORED = -100
@@ -226,7 +226,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded model and write its folder.")
-    parser.add_argument("--output", type=Path, default=SHIPPED_MODEL, help="the model folder to write")
+    parser.add_argument("--output", type=Path, default=EMBEDDED_MODEL, help="the model folder to write")
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints and the process id")
     parser.add_argument("--minutes", type=float, default=85, help="CPU minutes of training, over all starts together")
     parser.add_argument("--threads", type=int, default=1)

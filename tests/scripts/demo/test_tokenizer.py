@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from inflight.demo.evaluate import SHIPPED_MODEL
-from inflight.demo.tasks import KINDS, draw
-from inflight.demo.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TOOL_TOKENS, render, save_tokenizer, train_tokenizer
+from inflight.hub import EMBEDDED_MODEL
+from scripts.demo.tasks import KINDS, draw
+from scripts.demo.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, TOOL_TOKENS, render, save_tokenizer, train_tokenizer
 
 CALL = {"function": {"name": "get_time", "arguments": {"city": "Oslo"}}}
 TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {}}}
@@ -70,7 +70,7 @@ def test_saved_files_hold_template_and_tokens(trained: Tokenizer, tmp_path: Path
 
 def test_transformers_renders_the_shipped_template_alike() -> None:
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(SHIPPED_MODEL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
     rng = Random(1)
     for kind in KINDS:
         sample = draw(kind, rng, False)

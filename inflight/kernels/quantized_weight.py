@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ class QuantizedWeight:
     Two kinds, which have kernels of their own:
 
     - one group per row, symmetric: `values` int8, `offsets` None, bits 8;
-    - groups: `values` uint8 in [0, 2**bits), `offsets` there, bits 4 or 8, group_size a multiple of 32 that divides
+    - groups: `values` uint8 in [0, 2**bits), with `offsets`, bits 4 or 8, group_size a multiple of 32 that divides
       in_features. (A format with an integer zero point z has offsets = scales * z.)
 
     Attributes:
@@ -53,7 +53,7 @@ class QuantizedWeight:
 
     @property
     def format(self) -> tuple[int, int, bool]:
-        """Weights of equal format can be rows of one: (bits, group size, symmetric)."""
+        """(bits, group size, symmetric). Weights of equal format can be concatenated."""
         return self.bits, self.group_size, self.offsets is None
 
     def to(self, device: torch.device) -> QuantizedWeight:
@@ -77,17 +77,13 @@ def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
     times = weight.group_size // group_size
     if times == 1 or weight.offsets is None:
         return weight
-    return QuantizedWeight(
-        values=weight.values,
-        scales=weight.scales.repeat_interleave(times, dim=1),
-        offsets=weight.offsets.repeat_interleave(times, dim=1),
-        bits=weight.bits,
-    )
+    scales, offsets = (each.repeat_interleave(times, dim=1) for each in (weight.scales, weight.offsets))
+    return replace(weight, scales=scales, offsets=offsets)
 
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
-    """Weights one below the other. Those of several formats become 8 bits in groups that all of them can be cut into, which
-    hold them exactly; None where there are no such groups."""
+    """One weight with the rows of all. Weights of different formats become 8 bits, which is exact, in groups that divide the
+    groups of all. None if these groups would be smaller than 32 or no multiple of it."""
     if len({weight.format for weight in weights}) > 1:
         group_size = math.gcd(*(weight.group_size for weight in weights))
         if group_size % GROUP_SIZE_MULTIPLE != 0:
@@ -103,7 +99,7 @@ def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def _as_bytes(weight: QuantizedWeight) -> QuantizedWeight:
-    """In 8 bits with an offset a group."""
+    """In 8 bits, with an offset for each group."""
     if weight.offsets is None:
         values, offsets = weight.values.view(torch.uint8) ^ 128, weight.scales * 128
     else:

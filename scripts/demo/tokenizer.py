@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from inflight.demo.tasks import Message, Tool
 from inflight.tokenizer.chat_template import ChatTemplate
+from scripts.demo.tasks import Message, Tool
 
 PAD_TOKEN, START_TOKEN, END_TOKEN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (PAD_TOKEN, START_TOKEN, END_TOKEN)  # removed from decoded text

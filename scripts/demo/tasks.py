@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from inflight.demo import corpus, fact_table
+from scripts.demo import corpus, fact_table
 
 # A chat message or a tool in the JSON form of OpenAI's chat API, hence `Any`.
 Message = dict[str, Any]

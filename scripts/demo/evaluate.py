@@ -1,4 +1,4 @@
-"""Greedy accuracy of the embedded model on held-out prompts: `python -m inflight.demo.evaluate`.
+"""Greedy accuracy of the embedded model on held-out prompts: `python -m scripts.demo.evaluate`.
 
 The engine answers by default, transformers with `--with transformers`: same folder, same samples.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from inflight.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct
+from inflight.hub import EMBEDDED_MODEL
+from scripts.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct
 
 if TYPE_CHECKING:
     from inflight import LLM
 
-SHIPPED_MODEL = Path(__file__).parent / "model"
 MAX_TOKENS = 512
 # The assistant's text for each sample: control tokens removed, tool calls as the model wrote them.
 Generate = Callable[[Sequence[Sample]], list[str]]
@@ -87,7 +87,7 @@ BACKENDS: dict[str, Callable[..., Generate]] = {"inflight": with_engine, "transf
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Greedy accuracy of the embedded model on held-out prompts.")
-    parser.add_argument("--model", type=Path, default=SHIPPED_MODEL)
+    parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL)
     parser.add_argument("--with", dest="backend", choices=sorted(BACKENDS), default="inflight")
     parser.add_argument("--engine-args", type=json.loads, default={}, help='JSON, as {"quantization": "int8"}')
     parser.add_argument("--count", type=int, default=200, help="held-out prompts of each kind")

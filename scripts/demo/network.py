@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inflight.demo.tokenizer import END_ID, MAX_LENGTH, PAD_ID
+from scripts.demo.tokenizer import END_ID, MAX_LENGTH, PAD_ID
 
 HIDDEN, INTERMEDIATE, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, THETA = 256, 704, 6, 4, 2, 64, 10000.0
 EPS = 1e-6

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from inflight.demo import fact_table
-from inflight.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct, is_held_out
+from scripts.demo import fact_table
+from scripts.demo.tasks import KINDS, MULTI_TURN, Sample, draw, is_correct, is_held_out
 
 COUNT = 300
 

@@ -1,1 +1,0 @@
-"""The small chat model that ships with Inflight: its data, its training and its evaluation."""

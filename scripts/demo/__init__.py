@@ -1,0 +1,1 @@
+"""The embedded chat model: the data, training and evaluation that made inflight/demo/model."""
