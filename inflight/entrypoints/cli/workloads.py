@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inflight.bench_serve.options import FIRST_TOKEN_ID
 from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-FIRST_TOKEN_ID = 3  # the ids below are special tokens in most vocabularies
 MAX_TOKEN_ID = 3900  # excluded; smaller vocabularies lower it
 
 
