@@ -52,8 +52,8 @@ class _Arguments:
     name: str
     is_strict: bool
 
-    def part(self, pointer: str = "#") -> list[object]:
-        return SchemaPart(pointer, self.name, self.is_strict).as_json()
+    def part(self, pointer: str = "#") -> SchemaPart:
+        return SchemaPart(pointer, self.name, self.is_strict)
 
 
 def constrain_tools(
@@ -190,7 +190,7 @@ def _structural_tag(
         tag |= {"separator": markup.separator, "at_least_one": is_forced}
     if otherwise is not None:
         schema = json.loads(str(otherwise.json)) if otherwise.json is not None else _ANY_ARGUMENTS
-        part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient).as_json()
+        part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient)
         tag["otherwise"] = {"begin": "", "schema": schema, "end": "", "parts": [part]}
     if is_single or markup.is_list:  # a list holds all calls
         tag["stop_after_first"] = True

@@ -79,7 +79,7 @@ class RequestGrammars:
 
     def advance(self, request: Request, token_id: int) -> str:
         """Commit a token. "" or why the request cannot go on."""
-        return self._manager.advance(request.request_id, (token_id,))[1]
+        return self._manager.advance(request.request_id, token_id)
 
     def has_ended(self, request: Request) -> bool:
         """Whether the last token was the end of the grammar's text."""

@@ -85,20 +85,6 @@ def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: 
     return _Walk(schema, SchemaSupport(frozenset()), (), "").nodes()
 
 
-def keyword_paths(schema: object, keyword: str) -> list[str]:
-    """JSON pointers of every use of `keyword`; an approximation that also sees data under const and enum."""
-    found: list[str] = []
-    stack: list[tuple[object, str]] = [(schema, "#")]
-    while stack:
-        node, path = stack.pop()
-        if isinstance(node, Mapping):
-            found += [f"{path}/{keyword}"] if keyword in node else []
-            stack += [(child, f"{path}/{_escape(key)}") for key, child in node.items()]
-        elif isinstance(node, list):
-            stack += [(child, f"{path}/{i}") for i, child in enumerate(node)]
-    return sorted(found)
-
-
 def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
     """A place in a schema in its author's words: the schema's name, and the path in that schema."""
     part = _find_part(path, parts)
@@ -129,7 +115,7 @@ class _Walk:
 
     def run(self) -> list[str]:
         for path, node in self.nodes():  # `nodes` finds the children of a node after the node was relaxed
-            part = self._part(path)
+            part = _find_part(path, self._parts)
             self._relax(node, path, is_strict=part is None or part.is_strict)
             self._check_keywords(node, path)
         return self._left_out
@@ -194,7 +180,7 @@ class _Walk:
     def _leave_out(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
         if keyword in node:
             del node[keyword]
-            self._left_out.append(self._name_place(f"{path}/{keyword}"))
+            self._left_out.append(name_place(f"{path}/{keyword}", self._parts, self._where))
 
     def _is_unknown_format(self, keyword: str, value: object) -> bool:
         return keyword == "format" and isinstance(value, str) and value not in self._support.formats
@@ -206,32 +192,13 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", "is not supported: use whitespace_pattern or leave it out")
             if keyword in asserted:
                 if keyword not in self._support.keywords:
-                    part = self._part(path)
+                    part = _find_part(path, self._parts)
                     hint = "" if part is None else "; leave it out, or set strict to false: then it is not enforced"
                     raise self._refusal(f"{path}/{keyword}", f"is not supported{hint}")
-                self._check_value(keyword, node[keyword], f"{path}/{keyword}")
+                if problem := _problem(keyword, node[keyword]):
+                    raise self._refusal(f"{path}/{keyword}", problem)
                 if clash := self._support.exclusive.get(keyword, frozenset()) & asserted:
                     raise self._refusal(f"{path}/{keyword}", f"is not supported beside {', '.join(sorted(clash))}")
-
-    def _check_value(self, keyword: str, value: object, path: str) -> None:
-        if keyword in _COUNTS:
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-                raise self._refusal(path, f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]")
-        elif keyword in _NUMBERS:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise self._refusal(path, f"is {_name(value)}, not a number")
-        elif keyword in ("pattern", "$ref"):
-            if not isinstance(value, str):
-                raise self._refusal(path, f"is {_name(value)}, not a string")
-        elif keyword == "type":
-            for name in value if isinstance(value, list) and value else [value]:
-                if not isinstance(name, str) or name not in TYPES:
-                    raise self._refusal(path, f"{name!r} is none of {', '.join(sorted(TYPES))}")
-        elif keyword == "enum":
-            if not isinstance(value, list) or not value:
-                raise self._refusal(path, "is not a list with at least one value: nothing could be emitted")
-        elif keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-            raise self._refusal(path, "is not a list of property names")
 
     def _children(self, node: Mapping[str, Any], path: str) -> Iterator[tuple[object, str]]:  # Any: JSON
         for keyword, value in node.items():
@@ -276,14 +243,8 @@ class _Walk:
                 raise self._refusal(path, f"{reference!r} does not exist")
         return target
 
-    def _part(self, path: str) -> SchemaPart | None:
-        return _find_part(path, self._parts)
-
-    def _name_place(self, path: str) -> str:
-        return name_place(path, self._parts, self._where)
-
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
-        return InvalidRequestError(f"{self._name_place(path)} {problem}")
+        return InvalidRequestError(f"{name_place(path, self._parts, self._where)} {problem}")
 
 
 def _asserts_nothing(keyword: str, value: object) -> bool:
@@ -291,6 +252,26 @@ def _asserts_nothing(keyword: str, value: object) -> bool:
     if keyword == "propertyNames":
         return value is True or value in ({}, {"type": "string"})
     return keyword == "uniqueItems" and value is False
+
+
+def _problem(keyword: str, value: object) -> str:
+    """What is wrong with the value of a keyword; "" if nothing is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if keyword in _COUNTS and not (is_number and isinstance(value, int) and 0 <= value <= MAX_COUNT):
+        return f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]"
+    if keyword in _NUMBERS and not is_number:
+        return f"is {_name(value)}, not a number"
+    if keyword in ("pattern", "$ref") and not isinstance(value, str):
+        return f"is {_name(value)}, not a string"
+    if keyword == "type":
+        for name in value if isinstance(value, list) and value else [value]:
+            if not isinstance(name, str) or name not in TYPES:
+                return f"{name!r} is none of {', '.join(sorted(TYPES))}"
+    if keyword == "enum" and not (isinstance(value, list) and value):
+        return "is not a list with at least one value: nothing could be emitted"
+    if keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        return "is not a list of property names"
+    return ""
 
 
 def _is_foreign(reference: object) -> bool:
