@@ -1,28 +1,29 @@
-"""`RequestQueue`: who is served next. One heap serves both policies; a request keeps its place when it is preempted."""
+"""Requests that wait: the order in which they are served, and those that are held until they can be admitted."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 
 from inflight.scheduler.request import Request, RequestStatus
 
 
 class RequestQueue:
-    """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first.
+    """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first. A preempted request keeps its place.
 
     A request that cannot be admitted yet is *held*: it waits and is counted, but is not in the heap, so that plans do not look
     at it. `release` puts it back at its place in the order.
 
-    `remove` is lazy: what is not there any more stays in the heap until it comes up, or until it is the larger part.
+    `remove` is lazy: a removed request stays in the heap until it is the first, or until removed ones are the larger part.
 
     Attributes:
-        num_tokens: of all requests that wait, as they were when they came. A child whose prompt its leader computes has none.
+        num_tokens: of all requests that wait, counted when they were pushed. Followers have none: their leader computes them.
     """
 
     def __init__(self, policy: str) -> None:
         self._by_priority = policy == "priority"
         self._heap: list[tuple[tuple[int, int], Request]] = []
-        self._num_tokens_of: dict[int, int] = {}  # those that wait, by their order
+        self._num_tokens_of: dict[int, int] = {}  # of requests that wait, by their order
         self._held: set[int] = set()  # requests that wait, but are not in the heap
         self.num_tokens = 0
 
@@ -87,3 +88,61 @@ class RequestQueue:
         assert request is not None
         heapq.heappop(self._heap)
         return request
+
+
+class Followers:
+    """Holds the children of n > 1, except the first, while that one, their leader, computes the prompt.
+
+    A follower may be admitted when earlier plans compute the prompt except its last token. Then it shares the leader's blocks.
+    These steps may still be in flight: the follower's step runs after them, and if one of them fails, it is void, too.
+
+    Args:
+        requests: the scheduler's dict of all requests that have not ended, by id.
+        queue: the scheduler's queue of waiting requests.
+    """
+
+    def __init__(self, requests: Mapping[str, Request], queue: RequestQueue, block_size: int) -> None:
+        self._requests = requests
+        self._queue = queue
+        self._block_size = block_size
+        self._held: dict[str, list[Request]] = {}  # by the id of the leader; some may have been aborted
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether the request is a follower whose leader has prompt tokens left that no plan computes."""
+        if request.status is not RequestStatus.WAITING or request.num_prompt_tokens <= self._block_size:
+            return False
+        leader = self._requests.get(request.core.prompt_leader or "")
+        return leader is not None and not _is_ready(leader)
+
+    def hold_first(self) -> None:
+        """Hold the first request of the queue until its leader is ready or has ended."""
+        follower = self._queue.hold_first()
+        self._held.setdefault(follower.core.prompt_leader or "", []).append(follower)
+
+    def release(self, leader: Request) -> None:
+        """Put followers back if their leader is ready or has ended. Called whenever either may have happened."""
+        if leader.request_id in self._held and (_is_ready(leader) or leader.status is RequestStatus.FINISHED):
+            for follower in self._held.pop(leader.request_id):
+                self._queue.release(follower)
+
+    def running_leader(self, request: Request) -> Request | None:
+        """The leader whose prompt blocks the follower shares when it is first admitted. None if the leader does not run."""
+        leader = self._requests.get(request.core.prompt_leader or "")
+        if leader is None or leader.status is not RequestStatus.RUNNING or request.status is not RequestStatus.WAITING:
+            return None
+        return leader
+
+    def is_held(self, request: Request) -> bool:
+        """For tests."""
+        return request in self._held.get(request.core.prompt_leader or "", ())
+
+    def check_integrity(self) -> None:
+        """Assert that only followers that must wait are held. For tests."""
+        for leader_id, held in self._held.items():
+            assert leader_id in self._requests, leader_id
+            for request in held:
+                assert request.status is RequestStatus.FINISHED or self.must_wait(request), request.request_id
+
+
+def _is_ready(leader: Request) -> bool:
+    return leader.num_computed_tokens >= leader.num_prompt_tokens - 1
