@@ -132,17 +132,6 @@ class Followers:
             return None
         return leader
 
-    def is_held(self, request: Request) -> bool:
-        """For tests."""
-        return request in self._held.get(request.core.prompt_leader or "", ())
-
-    def check_integrity(self) -> None:
-        """Assert that only followers that must wait are held. For tests."""
-        for leader_id, held in self._held.items():
-            assert leader_id in self._requests, leader_id
-            for request in held:
-                assert request.status is RequestStatus.FINISHED or self.must_wait(request), request.request_id
-
 
 def _is_ready(leader: Request) -> bool:
     return leader.num_computed_tokens >= leader.num_prompt_tokens - 1

@@ -417,11 +417,10 @@ class Scheduler:
             assert request.num_in_flight == rows[request.order]
             assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
+            is_held, is_compiling = self._waiting.is_held(request), self._grammars.is_compiling(request)
+            assert is_held or not is_compiling
+            assert is_compiling or not is_held or self._followers.must_wait(request)
         self._kv_cache.check_integrity([request.blocks for request in live])
-        self._followers.check_integrity()
-        for request in live:
-            is_compiling = self._grammars.is_compiling(request)
-            assert self._waiting.is_held(request) == (is_compiling or self._followers.is_held(request))
         self._grammars.check_integrity(live)
 
     def _finish(self, request: Request) -> None:

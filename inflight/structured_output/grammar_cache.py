@@ -16,7 +16,7 @@ from functools import partial
 
 from inflight.errors import InflightError, InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
-from inflight.structured_output.compile_lane import CompileJob, CompileLane
+from inflight.structured_output.compile_lane import CompileLane
 from inflight.structured_output.spec import GrammarSpec
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class _Entry:
     """
 
     lane: CompileLane
-    job: CompileJob
+    future: Future[CompiledGrammar]
     num_users: int = 0
     num_bytes: int | None = None
 
@@ -93,20 +93,20 @@ class GrammarCache:
             entry.num_users += 1
             self._entries.move_to_end(spec)
             self._evict(spec)
-            return entry.job.future
+            return entry.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         """To be called when a request no longer needs what `get` returned. A compilation that no request waits for is
         cancelled; if it runs already, it is written off (`CompileLane`)."""
         with self._lock:
             entry = self._entries.get(spec)
-            if entry is None or entry.job.future is not future:  # it was refused, or evicted meanwhile
+            if entry is None or entry.future is not future:  # it was refused, or evicted meanwhile
                 return
             entry.num_users -= 1
-            if entry.num_users > 0 or entry.job.future.done():
+            if entry.num_users > 0 or entry.future.done():
                 return
-            entry.lane.leave(entry.job)
-            if entry.job.future.cancelled():
+            entry.lane.leave(entry.future)
+            if entry.future.cancelled():
                 del self._entries[spec]
 
     def backend(self) -> GrammarBackend:
