@@ -69,6 +69,20 @@ class Request:
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
+    @property
+    def has_planned_prompt(self) -> bool:
+        """Whether plans compute all of the prompt except its last token."""
+        return self.num_computed_tokens >= self.num_prompt_tokens - 1
+
+    def max_drafts(self, num_speculative_tokens: int) -> int:
+        """How many drafts may follow the last token; NO_DRAFTS if there are none and the last token's position is known."""
+        if not num_speculative_tokens or self.has_untold_tokens:
+            return NO_DRAFTS
+        most = self.max_num_tokens - 1 - self.num_planned_tokens  # one more token is drawn after the last draft
+        if self.num_planned_tokens > self.num_tokens:
+            return min(num_speculative_tokens, most)
+        return min(len(self.draft_token_ids), most) or NO_DRAFTS
+
     def append(self, token_id: int) -> None:
         if self.num_tokens == len(self._token_ids):
             grown = np.empty(min(self.max_num_tokens, self.num_tokens * 2 + 64), dtype=np.int32)

@@ -48,7 +48,7 @@ from inflight.scheduler.added_tokens import (
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.plan import PlannedRow, make_plan
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
-from inflight.scheduler.request_queue import Followers, RequestQueue
+from inflight.scheduler.request_queue import RequestQueue
 from inflight.structured_output.manager import StructuredOutputManager
 
 
@@ -76,7 +76,6 @@ class Scheduler:
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(config.policy)
-        self._followers = Followers(self._requests, self._waiting, kv_cache.block_size)
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
@@ -137,11 +136,9 @@ class Scheduler:
         self._grammars.wait(seconds, for_all=for_all)
 
     def _fail(self, request_id: str, reason: str) -> None:
-        request = self._requests.get(request_id)
-        if request is None:
-            return
-        self._finish(request)
-        self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
+        if (request := self._requests.get(request_id)) is not None:
+            self._finish(request)
+            self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
 
     # -- schedule ------------------------------------------------------------------------------------------------
 
@@ -159,13 +156,15 @@ class Scheduler:
         self._in_flight.append((plan, [row.request for row in rows]))
         if len(plan.grammar_rows):
             self._grammars.expect(plan)
+        has_held = self._waiting.num_held > 0
         for request, num_tokens, _, _, num_drafts in rows:
             request.num_in_flight += 1
             if request.has_untold_tokens:
                 request.has_untold_tokens = False
                 request.draft_token_ids = []  # they were proposed after a token that is no longer the last one
             request.num_computed_tokens += num_tokens
-            self._followers.release(request)
+            if has_held and request.has_planned_prompt:
+                self._waiting.release(request.request_id)  # its followers
             request.num_planned_tokens += max(num_drafts, 0)
             if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
                 request.num_planned_tokens += 1
@@ -178,7 +177,7 @@ class Scheduler:
             if failure:
                 self._fail(request_id, failure)
             else:
-                self._waiting.release(self._requests[request_id])
+                self._waiting.release(request_id)
 
     def _check_progress(self) -> None:
         """Nothing can be scheduled. Then a step must be in flight, or all requests wait for grammars and leaders."""
@@ -213,7 +212,7 @@ class Scheduler:
                 if num_decodes == 0:
                     continue
                 num_decodes -= 1
-                num_drafts = self._num_drafts(request)
+                num_drafts = request.max_drafts(self._num_speculative_tokens)
                 count += max(num_drafts, 0)
             # every running request after this one keeps a token of the budget, so that a long prompt delays no other token
             count = min(count, budget - (len(running) - i))
@@ -234,28 +233,34 @@ class Scheduler:
             budget -= count
         return 0 if ran_out else budget
 
-    def _num_drafts(self, request: Request) -> int:
-        """How many drafts may follow the last token; NO_DRAFTS if there are none and the last token's position is known."""
-        if not self._num_speculative_tokens or request.has_untold_tokens:
-            return NO_DRAFTS
-        most = request.max_num_tokens - 1 - request.num_planned_tokens  # one more token is drawn after the last draft
-        if request.num_planned_tokens > request.num_tokens:
-            return min(self._num_speculative_tokens, most)
-        return min(len(request.draft_token_ids), most) or NO_DRAFTS
-
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
         """Admit waiting requests in queue order, up to the first that does not fit."""
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
             if request.num_in_flight:
                 break  # it was preempted and will be back soon; requests after it would take its blocks
-            if self._followers.must_wait(request):
-                self._followers.hold_first()
+            if (leader := self._leader_to_wait_for(request)) is not None:
+                self._waiting.hold_first(leader.request_id)
                 continue
             row = self._admit(request, budget)
             if row is None:
                 break
             rows.append(row)
             budget -= row.num_tokens
+
+    def _leader(self, request: Request) -> Request | None:
+        """The first of the n completions of one prompt, if `request` is another one, its *follower*, and has never run.
+
+        The leader computes the prompt. A follower is admitted when plans compute all of the prompt except its last token, and
+        shares the leader's blocks. These steps may still be in flight: the follower's step runs after them, and if one of them
+        fails, it is void, too.
+        """
+        return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
+
+    def _leader_to_wait_for(self, request: Request) -> Request | None:
+        """The leader of a follower that cannot be admitted yet. A prompt of one block has nothing to share."""
+        leader = self._leader(request)
+        must_wait = leader is not None and not leader.has_planned_prompt
+        return leader if must_wait and request.num_prompt_tokens > self._kv_cache.block_size else None
 
     def _admit(self, request: Request, budget: int) -> PlannedRow | None:
         """Give the first request of the queue a slot. None if budget or blocks do not suffice."""
@@ -288,7 +293,7 @@ class Scheduler:
         last = request.num_tokens - 1  # this token at least is computed, because its logits are needed
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
-        if (leader := self._followers.running_leader(request)) is not None:
+        if (leader := self._leader(request)) is not None and leader.status is RequestStatus.RUNNING:
             shared = self._kv_cache.share_prompt(request.blocks, leader.blocks, last // self._kv_cache.block_size)
             if shared != NO_BLOCKS:
                 return shared
@@ -419,7 +424,7 @@ class Scheduler:
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
             is_held, is_compiling = self._waiting.is_held(request), self._grammars.is_compiling(request)
             assert is_held or not is_compiling
-            assert is_compiling or not is_held or self._followers.must_wait(request)
+            assert is_compiling or not is_held or self._leader_to_wait_for(request) is not None
         self._kv_cache.check_integrity([request.blocks for request in live])
         self._grammars.check_integrity(live)
 
@@ -431,7 +436,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         del self._requests[request.request_id]
-        self._followers.release(request)
+        self._waiting.release(request.request_id)  # its followers
         if request.has_grammar:
             self._grammars.drop(request)
 
