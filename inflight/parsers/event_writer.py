@@ -1,4 +1,4 @@
-"""`EventWriter`: turns what a parser has read into events.
+"""`EventWriter`: turns the text that a tool or reasoning parser has read into events.
 
 1. White space next to markup belongs to the markup: before the first call, between calls, after the last one, and at both ends
    of the reasoning. White space is held back until it is known whether markup follows. If none follows, it is content.

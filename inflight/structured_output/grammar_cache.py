@@ -1,4 +1,4 @@
-"""`GrammarCache`: compiles grammars off the engine's loop, each once, and keeps the ones used last.
+"""`GrammarCache`: compiles each grammar once, on a thread of its own, and keeps those that were used last.
 
 A compilation takes from a millisecond to seconds: its time grows about with the square of the length of its text. So long texts
 have a lane of their own, and short ones never wait for them. `CompileLane` has the bounds of a lane.

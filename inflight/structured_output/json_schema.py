@@ -1,16 +1,16 @@
-"""A walk over a JSON schema before it is compiled: what a backend cannot enforce is left out and named, or refused.
+"""Prepares a JSON schema for a grammar backend: keywords that it cannot enforce are refused, or left out and reported.
 
 The standard is JSON Schema (draft 2020-12, with the older spellings `definitions`, `items` as a list, `additionalItems`).
-Keywords that it does not define are ignored, as it demands. Keywords that it defines and a backend does not enforce:
+Keywords that the standard does not define are ignored, as it demands. Keywords that it defines and a backend does not enforce:
 
 | | strict | lenient |
 |---|---|---|
 | `propertyNames` that every string satisfies, `uniqueItems: false` | left out: every value satisfies them | as strict |
-| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out, and named | as strict |
-| all others | refused, with the path in the schema | left out, and named |
+| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | as strict |
+| all others | refused, with the path in the schema | left out and reported |
 
-If a keyword is left out, the schema admits more texts, never fewer, and all other keywords still hold. A definition that no
-reference reaches is not read.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. A definition to
+which no reference leads is not read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # the compilers recurse
 MAX_NODES = 50_000
-MAX_PROPERTIES = (
-    2000  # of one object: the time grows with the square; so many take 1 s with llguidance, 2 s with xgrammar
-)
-MAX_PATTERN_PROPERTIES = 100  # of one object: 0.1 s with llguidance; 200 take 3.5 s
+# Of one object. The time grows with the square of the number: these take 1 s with llguidance, 2 s with xgrammar.
+MAX_PROPERTIES = 2000
+MAX_PATTERN_PROPERTIES = 100  # of one object: these take 0.1 s with llguidance; 200 take 3.5 s
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -42,7 +41,7 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 _OTHERS = frozenset({"type", "enum", "const", "pattern", "format", "required", "items", "uniqueItems", "$ref"})
 _OTHERS |= {"dependentRequired", "dependencies", "$dynamicRef", "$recursiveRef"}
 
-# All that can make a value invalid.
+# All keywords that can make a value invalid.
 ASSERTIONS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | _COUNTS | _NUMBERS | _OTHERS
 
 
@@ -53,7 +52,7 @@ class SchemaSupport:
     Attributes:
         keywords: those of `ASSERTIONS` that it enforces.
         formats: values of `format` that it enforces.
-        exclusive: keyword -> the assertions that it may not stand beside.
+        exclusive: keyword -> the assertions that may not be in the same schema.
     """
 
     keywords: frozenset[str]
@@ -68,8 +67,8 @@ def relax_schema(
 
     Args:
         schema: JSON data; it is changed.
-        parts: places of `schema` with a name of their own, each strict or not. Everything outside of them is strict.
-        where: the name of everything outside of `parts`, for messages.
+        parts: places of `schema` with a name of their own, each strict or not. The rest of the schema is strict.
+        where: the name of the rest of the schema, for messages.
 
     Returns:
         the places of keywords that were left out and could reject a value: "tools[0] ('f'): #/properties/a/uniqueItems".
@@ -86,7 +85,7 @@ def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: 
 
 
 def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
-    """A place in a schema in its author's words: the schema's name, and the path in that schema."""
+    """A place in a schema as its author knows it: the name of the part, and the path in the part."""
     part = _find_part(path, parts)
     return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
 
@@ -98,7 +97,7 @@ def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
 
 @dataclass(slots=True)
 class _Properties:
-    """How many one object has: those of a schema, of the schemas in its `allOf`, and of what it refers to."""
+    """How many properties one object has: those of its schema, of the schemas in `allOf`, and of the target of `$ref`."""
 
     num_named: int = 0
     num_patterns: int = 0
@@ -154,9 +153,8 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", problem)
 
     def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
-        if (
-            not is_strict and "oneOf" in node and "anyOf" not in node
-        ):  # a backend may be unable to prove that branches do not overlap
+        # a backend may be unable to prove that the branches of a oneOf do not overlap
+        if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
         for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
             if keyword not in node:
@@ -167,7 +165,9 @@ class _Walk:
                 keyword not in self._support.keywords and (keyword == "uniqueItems" or not is_strict)
             ):
                 self._leave_out(node, keyword, path)
-                if keyword == "patternProperties" and "additionalProperties" in node:  # it would forbid what they admit
+                if (
+                    keyword == "patternProperties" and "additionalProperties" in node
+                ):  # it would forbid their properties
                     self._leave_out(node, "additionalProperties", path)
         if is_strict:
             return

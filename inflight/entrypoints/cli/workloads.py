@@ -1,7 +1,7 @@
-"""The offline workloads: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
+"""The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
-Greedy, past every end token, without prefix caching. A figure is output tokens per second; for `prefill*`, prompt tokens
-per second. `decode*` rows of `LONG` have their prompt's time inside: compare them between engines only.
+They are greedy, go on past end tokens, and use no prefix cache. The figure is output tokens per second; for `prefill*` it is
+prompt tokens per second. The time of `decode*` in `LONG` includes the prompt: compare these only with those of other engines.
 """
 
 from __future__ import annotations
