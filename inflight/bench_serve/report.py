@@ -154,7 +154,7 @@ def _peak_tokens(records: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(records: Sequence[RequestRecord]) -> int:
-    """How many requests were under way at once, at most. One that ends when another starts does not overlap it."""
+    """How many requests were under way at once, at most. A request that ends when another starts does not overlap it."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 

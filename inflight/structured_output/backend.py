@@ -165,11 +165,15 @@ class CompiledGrammar:
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """One request's part of a step: masks into rows `[first_row, first_row + len(draft_token_ids) + 1)`."""
+    """One request's part of a step: the masks after its emitted tokens, and after each of its drafts."""
 
     matcher: GrammarMatcher
     first_row: int
     draft_token_ids: Sequence[int] = ()
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + len(self.draft_token_ids) + 1)
 
 
 class GrammarBackend(ABC):
@@ -224,7 +228,7 @@ class GrammarBackend(ABC):
             structures = [*document["structures"], *([document["otherwise"]] if "otherwise" in document else [])]
             left_out = []
             for i, (tag, structure) in enumerate(zip(tags, structures, strict=True)):
-                where = f"structural_tag: structures[{i}].schema, behind {tag.begin!r}"
+                where = f"structural_tag: structures[{i}].schema, after {tag.begin!r}"
                 left_out += relax_schema(structure["schema"], cls.schema_support, tag.parts, where)
             return replace(spec, text=json.dumps(document, ensure_ascii=False)), left_out
         return spec, []
@@ -232,9 +236,7 @@ class GrammarBackend(ABC):
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
         """Write all masks of a step. If a matcher fails, its `error()` says so, and no other matcher is affected."""
         for job in jobs:
-            job.matcher.fill_masks_along(
-                job.draft_token_ids, rows[job.first_row : job.first_row + len(job.draft_token_ids) + 1]
-            )
+            job.matcher.fill_masks_along(job.draft_token_ids, rows[job.rows])
 
     @abstractmethod
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:

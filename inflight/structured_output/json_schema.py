@@ -203,13 +203,11 @@ class _Walk:
     def _children(self, node: Mapping[str, Any], path: str) -> Iterator[tuple[object, str]]:  # Any: JSON
         for keyword, value in node.items():
             here = f"{path}/{keyword}"
-            if keyword in _SCHEMA:
-                yield value, here
-            elif keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
+            if keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
                 if not isinstance(value, list):
                     raise self._refusal(here, f"is {_name(value)}, not a list of schemas")
                 yield from ((child, f"{here}/{i}") for i, child in enumerate(value))
-            elif keyword == "items":
+            elif keyword in _SCHEMA or keyword == "items":
                 yield value, here
             elif keyword in _SCHEMA_MAPS:
                 if not isinstance(value, Mapping):
@@ -232,12 +230,7 @@ class _Walk:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(target, Mapping) and key in target:
                 target = target[key]
-            elif (
-                isinstance(target, Sequence)
-                and not isinstance(target, str)
-                and key.isdecimal()
-                and int(key) < len(target)
-            ):
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
                 target = target[int(key)]
             else:
                 raise self._refusal(path, f"{reference!r} does not exist")

@@ -108,14 +108,12 @@ class LLGuidanceBackend(GrammarBackend):
         for job in jobs:
             matcher = job.matcher
             assert isinstance(matcher, LLGuidanceMatcher)
-            drafts = list(job.draft_token_ids)
-            num_valid = matcher.count_drafts_before_end(drafts)
-            rows[job.first_row + num_valid + 1 : job.first_row + len(drafts) + 1].fill(ALL_ALLOWED)
+            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites the rows in which somebody draws
             if matcher.is_terminated() or matcher.error():
-                rows[job.first_row : job.first_row + num_valid + 1].fill(ALL_ALLOWED)
                 continue
             live.append(job)
-            if num_valid:
+            drafts = list(job.draft_token_ids)
+            if num_valid := matcher.count_drafts_before_end(drafts):
                 along.append((matcher.inner, job.first_row, drafts[:num_valid]))
             else:
                 single.append((matcher.inner, job.first_row))
@@ -125,7 +123,7 @@ class LLGuidanceBackend(GrammarBackend):
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, along, rows)
         for job in live:
             if job.matcher.error():
-                rows[job.first_row : job.first_row + len(job.draft_token_ids) + 1].fill(ALL_ALLOWED)
+                rows[job.rows].fill(ALL_ALLOWED)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         grammar = self._grammar(spec)

@@ -258,7 +258,7 @@ class StructuredOutputManager:
                 reason = "it admits no token here"
             if reason:
                 errors[request_id] = self._grammars[request_id].fail(reason)
-                is_empty[job.first_row : job.first_row + len(job.draft_token_ids) + 1] = True
+                is_empty[job.rows] = True
         masks[is_empty] = ALL_ALLOWED
         return errors
 

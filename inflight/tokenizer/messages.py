@@ -106,4 +106,4 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     what = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
-    raise InvalidRequestError(f"{where} is {what}; only JSON data can stand there")
+    raise InvalidRequestError(f"{where} is {what}; only JSON data is allowed there")
