@@ -259,7 +259,7 @@ class MockEngine:
         assert not self.core.has_unfinished_requests()
         assert set(self.wanted) == set(self.finished) | self.aborted
         assert self.pool.num_free_blocks == self.pool.num_blocks - 1
-        assert not self.grammars._entries
+        assert not self.grammars._grammars
 
     def _check_plan(self, plan: SchedulerOutput) -> None:
         in_flight = self.core._in_flight

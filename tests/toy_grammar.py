@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRow
@@ -62,18 +63,6 @@ class ToyMatcher(GrammarMatcher):
             bits[token_id // 32] |= 1 << (token_id % 32)
 
 
-class ToyGrammar(CompiledGrammar):
-    def __init__(self, seed: int, vocab_size: int) -> None:
-        self._seed, self._vocab_size = seed, vocab_size
-
-    def matcher(self) -> GrammarMatcher:
-        return ToyMatcher(self._seed, self._vocab_size)
-
-    @property
-    def size_bytes(self) -> int:
-        return 1
-
-
 class ToyBackend(GrammarBackend):
     """Its regular expressions are seeds; "bad" is refused."""
 
@@ -86,4 +75,4 @@ class ToyBackend(GrammarBackend):
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.text == "bad":
             raise InvalidRequestError("bad grammar")
-        return ToyGrammar(int(spec.text), self.vocab_size)
+        return CompiledGrammar(partial(ToyMatcher, int(spec.text), self.vocab_size), size_bytes=1)

@@ -1,9 +1,9 @@
-"""Names of full blocks: a SHA-256 chain over everything that changes what the block holds.
+"""Names of full KV blocks: a SHA-256 chain over everything that determines a block's content.
 
     root   = SHA-256(model fingerprint, cache_salt)
     key(i) = SHA-256(key(i - 1), tokens of block i)         key(-1) = root
 
-The full digest is the name; it is never shortened, so two contents never meet.
+The name is the full digest, so that two different contents never have one name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inflight.interface.request import Int32Array
 
 
 class BlockHasher:
-    """Computes the chain for one model and block size."""
+    """The chain for one model and block size."""
 
     def __init__(self, fingerprint: str, block_size: int) -> None:
         self._fingerprint = fingerprint.encode()

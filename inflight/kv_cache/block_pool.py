@@ -1,11 +1,11 @@
-"""`BlockPool`: all blocks of one rank's arena, by id.
+"""`BlockPool`: which KV blocks are in use, free or cached, and what the cached ones contain.
 
 Owns reference counts, the free blocks and the index of cached contents. A block is in exactly one state:
 
-    in use       reference count > 0; if it is in the index, others can share it
+    in use       reference count > 0; if it is in the index, other requests can share it
     empty        count 0, used before, without content
-    untouched    count 0, never allocated: on a CPU its bytes take no memory yet
-    cached       count 0, in the index; `lookup` finds it, until it is evicted
+    untouched    count 0, never allocated; on a CPU its bytes take no memory yet
+    cached       count 0, in the index: `lookup` finds it until it is evicted
 
 `allocate` takes empty blocks first (the one that was freed last, because its bytes are warm), then untouched ones in the order
 of their ids. If there are no others, it evicts cached blocks, the least recently used first. Each block costs O(1).
@@ -34,7 +34,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that `allocate` could give out, cached contents included."""
+        """Blocks that `allocate` can give out, cached ones included."""
         return len(self._empty) + self.num_blocks - self._first_untouched + len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
@@ -56,7 +56,7 @@ class BlockPool:
         return block_id
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each; a cached free block comes back into use. The dummy block is passed over."""
+        """Add a reference to each, so that a cached block is in use again. The dummy block is skipped."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
@@ -65,7 +65,7 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Drop a reference of each, in the order in which they should be evicted. The dummy block is passed over."""
+        """Drop a reference of each, in the order in which they should be evicted. The dummy block is skipped."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
@@ -84,14 +84,14 @@ class BlockPool:
         return self._index.get(key)
 
     def register(self, block_id: int, key: BlockKey) -> None:
-        """Give a block in use its content's name. When another block has it already, that one keeps it."""
+        """Give a block in use the name of its content. If another block has this name already, nothing changes."""
         assert self._ref_counts[block_id] > 0 and self._keys[block_id] in (None, key), block_id
         if key not in self._index:
             self._index[key] = block_id
             self._keys[block_id] = key
 
     def forget_all(self) -> None:
-        """Empty the index; blocks in use stay in use."""
+        """Empty the index. Blocks in use stay in use."""
         for block_id in list(self._index.values()):
             self._forget(block_id)
         self._empty += self._cached

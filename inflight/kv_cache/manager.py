@@ -1,19 +1,20 @@
-"""`KVCacheManager`: block tables of requests, over one `BlockPool`.
+"""`KVCacheManager`: the block tables of requests, and the prefix cache, over one `BlockPool`.
 
 Owns the pool and, through `RequestBlocks`, every table. Side effects, in the life of a request:
 
-    1. `get_computed_blocks` finds what the prefix cache holds of it, or `share_prompt` what its leader has; no block changes.
-    2. `allocate_slots` takes those blocks and new ones, or none at all when there are too few.
-    3. `commit`, after each step: full blocks get their names (only now can others find them), and blocks that a sliding
-       window has left are given back.
-    4. `free` gives the rest back.
+    1. `get_computed_blocks` finds the request's blocks in the prefix cache, or `share_prompt` finds those of its leader. No
+       block changes.
+    2. `allocate_slots` takes these blocks and new ones. If there are too few, it takes none.
+    3. `commit`, after each step: full blocks get their names, so that other requests can find them from now on. Blocks that a
+       sliding window has left are given back.
+    4. `free` gives all other blocks back.
 
 `reset_prefix_cache` empties the index. Requests that run at this moment keep their blocks. But `commit` puts none of their
 later blocks in the index, nor those of children that share them, because these depend on tokens from before the reset. Blocks
 of requests that are admitted later are put in the index as usual.
 
-All groups have one block size, so a request's tables are equally long; where a window has left a block, its entry
-is the dummy block.
+All groups have one block size, so a request's tables are equally long. If a window has left a block, its entry is the dummy
+block.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ NO_BLOCKS: tuple[list[int], ...] = ()
 
 @dataclass(slots=True)
 class RequestBlocks:
-    """One request's tables: one per KV group, equally long, and the names of its full blocks as far as computed."""
+    """One request's tables (one per KV group, equally long), and the names of its full blocks."""
 
     tables: tuple[list[int], ...]
     root: bytes
-    hashes: list[bytes] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)  # names of the first blocks, as far as they were needed
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and have been through `commit`
-    may_be_named: bool = True  # False: they depend on tokens from before `reset_prefix_cache`
+    may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
 
 
 class KVCacheManager:
@@ -62,7 +63,7 @@ class KVCacheManager:
         return RequestBlocks(tables=tuple([] for _ in self._windows), root=self._hasher.root(cache_salt))
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
-        """The longest cached beginning of `token_ids`: its blocks per group, equally many. Never the last token."""
+        """The blocks of the longest cached beginning of `token_ids`, for each group. The last token is never part of it."""
         if not self._caching:
             return NO_BLOCKS
         blocks.may_be_named = True
@@ -76,8 +77,8 @@ class KVCacheManager:
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """The leader's first blocks, for a sibling that has `blocks` and the same prompt; none if the leader's window has left
-        a block that the sibling needs."""
+        """The first blocks of the leader, for a request with the same prompt, whose own are `blocks`. NO_BLOCKS if the leader's
+        window has left one that the request needs."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
             if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
@@ -88,11 +89,10 @@ class KVCacheManager:
     def allocate_slots(
         self, blocks: RequestBlocks, num_tokens: int, computed: tuple[list[int], ...] = NO_BLOCKS
     ) -> int | None:
-        """Make the tables hold `num_tokens` tokens. `computed` comes first when the tables are empty.
+        """Make the tables hold `num_tokens` tokens. If the tables are empty, `computed` becomes their beginning.
 
         Returns:
-            how many entries the tables were grown by (their last ones), or None when there are too few blocks; then nothing
-            has changed.
+            how many entries were appended to each table. None if there are too few blocks; then nothing has changed.
         """
         needed = -(-num_tokens // self.block_size) - len(blocks.tables[0])
         if needed <= 0:
@@ -114,7 +114,7 @@ class KVCacheManager:
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Tokens `[0, num_computed_tokens)` are in the cache. Cheap to skip while no block has become full."""
+        """Tokens `[0, num_computed_tokens)` are in the cache. Has nothing to do unless `has_full_blocks`."""
         num_full = num_computed_tokens // self.block_size
         if num_full <= blocks.num_committed:
             return
@@ -130,7 +130,7 @@ class KVCacheManager:
         blocks.num_committed = num_full
 
     def free(self, blocks: RequestBlocks) -> None:
-        """Give everything back; the tail first, since beginnings are what others share. Idempotent."""
+        """Give all blocks back, the last first: so they are evicted before the first ones, which others share. Idempotent."""
         for table in blocks.tables:
             self.pool.free(reversed(table))
             table.clear()
@@ -168,7 +168,7 @@ class KVCacheManager:
         self.pool.free(reversed(left))
 
     def _longest_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
-        """The largest n <= limit such that the blocks a token at n * block_size sees in this group are all cached."""
+        """The largest n <= limit such that all blocks that a token at n * block_size sees in this group are cached."""
         window = self._windows[group]
         if window is None:
             for i in range(limit):
@@ -177,7 +177,7 @@ class KVCacheManager:
             return limit
         needed = -(-(window - 1) // self.block_size)
         run = 0
-        for i in range(limit - 1, -1, -1):  # from the right: the first run long enough is the longest hit
+        for i in range(limit - 1, -1, -1):  # from the right: the first run that is long enough is the longest hit
             if run >= needed:
                 return i + 1 + run
             run = run + 1 if self.pool.lookup((hashes[i], group)) is not None else 0

@@ -1,4 +1,4 @@
-"""From the layers' specs and the bytes at hand to a `KVCacheConfig`."""
+"""How many KV blocks fit into the memory at hand, and which layers share a block: makes each rank's `KVCacheConfig`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
-    """Layers of equal spec, cut into groups of about one size, so that a block of every group has about equally many bytes.
+    """Put layers of equal spec into groups of about equal size, so that a block of every group has about equally many bytes.
 
-    A request has one block table per group on all ranks: each rank gets as many groups of a kind as the whole model needs, and
-    divides the layers that it has of the kind among them; a group may have none there. The size is that of the smallest kind;
-    blocks of smaller groups are padded.
+    A request has one block table per group on all ranks. So each rank gets as many groups of a kind as the whole model needs,
+    and divides its own layers of the kind among them; a group may have no layer on a rank. The size of a group is the number
+    of layers of the rarest kind. Blocks of smaller groups are padded.
 
     Args:
         ranks: layer name -> spec, of each rank.
@@ -36,7 +36,7 @@ def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
     """Blocks that one sequence of `num_tokens` holds at most, over all groups.
 
-    A windowed group holds the window and the step being written, however long the sequence.
+    A group with a sliding window holds the window and the tokens of the current step, however long the sequence is.
     """
     total = 0
     for group in groups:
@@ -56,17 +56,18 @@ def make_kv_cache_configs(
     max_num_seqs: int = 0,
     usual_sequence_len: int | None = None,
 ) -> list[KVCacheConfig]:
-    """As many blocks as fit, one config per rank. One pool of block ids serves all ranks: the tightest one decides how many.
+    """One config per rank, with as many blocks as fit. All ranks use the same block ids, so the tightest rank decides.
 
-    If `usual_sequence_len` is set, at most what `max_num_seqs` sequences of this many tokens need, or one of `max_model_len`.
+    If `usual_sequence_len` is set, there are no more blocks than `max_num_seqs` sequences of this length need; but enough for
+    one sequence of `max_model_len` tokens.
 
     Args:
         ranks: layer name -> spec, of each rank.
-        available_bytes: of each rank. Negative where the weights and a step alone are too much.
-        is_measured: they are what is left of the device's memory; else what the user has set.
+        available_bytes: of each rank. Negative if the weights and a step's working memory are too large without a cache.
+        is_measured: the bytes are left over of the device's memory. If False, the user has set them.
 
     Raises:
-        OutOfMemoryError: one sequence of `max_model_len` tokens would not fit; says which length would.
+        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message says which length would.
     """
     groups_of_rank = make_groups(ranks)
     block_bytes = [
@@ -75,12 +76,11 @@ def make_kv_cache_configs(
     num_blocks = [max(0, available) // size for available, size in zip(available_bytes, block_bytes, strict=True)]
     groups, tightest = groups_of_rank[0], num_blocks.index(min(num_blocks))
     needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step_tokens)
-    if num_blocks[tightest] < needed:
-        size, available = block_bytes[tightest], available_bytes[tightest]
-        room = f"{_room(available, is_measured)}, but one sequence of max_model_len={max_model_len} tokens needs "
-        room += _size(needed * size)
-        raise OutOfMemoryError(f"{room}{_advice(groups, size, num_blocks[tightest], is_measured)}")
-    count = num_blocks[tightest]
+    count, size = num_blocks[tightest], block_bytes[tightest]
+    if count < needed:
+        config = KVCacheConfig(num_blocks=count, block_bytes=size, groups=groups)
+        sequence = f"one sequence of max_model_len={max_model_len} tokens needs {_size(needed * size)}"
+        raise OutOfMemoryError(_too_small(config, available_bytes[tightest], sequence, is_measured))
     if usual_sequence_len is not None:
         usual = blocks_per_sequence(groups, num_tokens=usual_sequence_len, max_step_tokens=max_step_tokens)
         count = min(count, max(needed, 1 + max_num_seqs * usual))
@@ -91,7 +91,7 @@ def make_kv_cache_configs(
 
 
 def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> str:
-    """For the log: how large the cache of a rank is, why, and which option changes it."""
+    """For the log: how large the cache of a rank is, the reason, and the option that changes it."""
     size = f"the KV cache of a rank is {_size(config.total_bytes)}, {num_tokens_held(config)} tokens"
     if cache.memory_bytes is not None:
         return f"{size}, as kv_cache_memory_bytes says"
@@ -108,37 +108,33 @@ def num_tokens_held(config: KVCacheConfig) -> int:
     return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
 
 
-def _room(available: int, is_measured: bool) -> str:
+def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: bool) -> str:
+    """Why the cache of a rank, which would be `config`, is too small, and what helps."""
     if not is_measured:
-        return f"kv_cache_memory_bytes gives the KV cache {_size(available)}"
-    if available <= 0:
-        return (
-            f"the KV cache has no room: the weights and a step's working memory take {_size(-available)} more than "
-            "gpu_memory_utilization lets the engine use"
-        )
-    return (
-        f"the KV cache has {_size(available)}, which is what gpu_memory_utilization leaves beside the weights and a step's "
-        "working memory"
-    )
-
-
-def _advice(groups: Sequence[KVCacheGroup], block_bytes: int, num_blocks: int, is_measured: bool) -> str:
-    what, ways = "", []
-    if num_blocks < 1 + len(groups):
-        what = f", and not even one block ({_size(block_bytes)}, plus a dummy block) fits"
+        room, ways = f"kv_cache_memory_bytes gives the KV cache {_size(available)}", ["raise kv_cache_memory_bytes"]
     else:
-        ways.append(f"lower max_model_len to {(num_blocks - 1) // len(groups) * groups[0].spec.block_size}")
-    if is_measured:
-        ways += [
+        room = (
+            f"the KV cache has {_size(available)}, which is what gpu_memory_utilization leaves beside the weights and a step's "
+            "working memory"
+        )
+        if available <= 0:
+            room = (
+                f"the KV cache has no room: the weights and a step's working memory take {_size(-available)} more than "
+                "gpu_memory_utilization lets the engine use"
+            )
+        ways = [
             "raise gpu_memory_utilization",
             "lower max_num_batched_tokens or max_num_seqs (the working memory)",
             "set quantization (the weights) or kv_cache_dtype",
             "raise tensor_parallel_size",
             "free memory",
         ]
+    if config.num_blocks > len(config.groups):
+        ways.insert(0, f"lower max_model_len to {num_tokens_held(config)}")
     else:
-        ways.append("raise kv_cache_memory_bytes")
-    return f"{what}; {', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else f"{what}; {ways[0]}"
+        needed += f", and not even one block ({_size(config.block_bytes)}, plus a dummy block) fits"
+    advice = f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
+    return f"{room}, but {needed}; {advice}"
 
 
 def _size(num_bytes: int) -> str:

@@ -1,10 +1,10 @@
-"""`EventWriter`: where tool and reasoning parsers put what they have read.
+"""`EventWriter`: turns the text that a tool or reasoning parser has read into events.
 
-1. White space next to markup belongs to it: before the first call, between calls and behind the last, at both ends of the
-   reasoning. It is held back until what follows it is known, and is content where nothing but content does.
-2. Text that may or may not become a call is held (`hold`) until it is sure: then `accept` drops it, for it was markup, or
-   `reject` makes it content. So no text is lost, and at most `MAX_HELD` characters of it wait, and a literal.
-3. Of more than `max_tool_calls` calls the later ones are left out.
+1. White space next to markup belongs to the markup: before the first call, between calls, after the last one, and at both ends
+   of the reasoning. White space is held back until it is known whether markup follows. If none follows, it is content.
+2. Text that may become a call is held (`hold`) until that is certain. Then `accept` drops it, because it was markup, or
+   `reject` makes it content. So no text is lost. At most `MAX_HELD` characters and one literal are held.
+3. Calls after the first `max_tool_calls` are left out.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _BLANKS = " \t\r\n"
 
 
 class MalformedCallError(Exception):
-    """What looked like a call is none. Caught in this package: the text held so far is content."""
+    """A text that looked like a call is none. Caught in this room: the text that is held becomes content."""
 
 
 class _Trimmed:
-    """Text without the white space at its ends. A longer run than `MAX_HELD` of it, within the text or at its end, stays."""
+    """Removes the white space at the ends of a text. A run of more than `MAX_HELD` blanks at the end is kept."""
 
     def __init__(self, *, keeps_start: bool) -> None:
         self._is_started = keeps_start
@@ -30,7 +30,7 @@ class _Trimmed:
         self._num_held = 0
 
     def write(self, text: str) -> str:
-        """What can be shown now."""
+        """Returns the text that can be shown now."""
         if not self._is_started:
             text = text.lstrip(_BLANKS)
             self._is_started = bool(text)
@@ -40,18 +40,18 @@ class _Trimmed:
         if blanks:
             self._num_held += len(blanks)
             self._held.append(blanks)
-        if self._num_held > MAX_HELD:  # more of the run is shown as it comes
+        if self._num_held > MAX_HELD:  # from now on the run is shown as it comes
             body, self._held = body + "".join(self._held), []
         return before + body
 
     def release(self) -> str:
-        """The white space at the end of what was written, now a part of the text."""
+        """Returns the white space that is held: text follows, so it is a part of the text."""
         held = "".join(self._held)
         self.drop()
         return held
 
     def drop(self) -> None:
-        """Leave it out."""
+        """Leave out the white space that is held."""
         self._held.clear()
         self._num_held = 0
 
@@ -59,11 +59,11 @@ class _Trimmed:
 class EventWriter:
     """
     Args:
-        make_id: a new call's id.
+        make_id: makes the id of a new call.
         max_tool_calls: None for any number.
 
     Attributes:
-        num_tool_calls: that began.
+        num_tool_calls: calls that have begun.
     """
 
     def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None) -> None:
@@ -75,8 +75,8 @@ class EventWriter:
         self._num_held = 0
         self._content = _Trimmed(keeps_start=True)
         self._reasoning = _Trimmed(keeps_start=False)
-        self._is_behind_call = False  # nothing but white space has come since
-        self._is_left_out = False  # the call that began last
+        self._is_behind_call = False  # only white space has come since the last call
+        self._is_left_out = False  # whether the current call is left out
         self._is_call_open = False  # a call has begun, and its closing markup has not come yet
 
     def take_events(self) -> list[Event]:
@@ -84,14 +84,14 @@ class EventWriter:
         return events
 
     def begin_reasoning(self) -> None:
-        """What was content so far was white space in front of it."""
+        """The content so far was only white space before the reasoning."""
         self._content.drop()
 
     def reasoning(self, text: str) -> None:
         self._emit(ReasoningDelta, self._reasoning.write(text))
 
     def end_reasoning(self) -> None:
-        """Behind its marker: content begins."""
+        """The closing tag has been read: content begins."""
         self._reasoning.drop()
         self._content = _Trimmed(keeps_start=False)
 
@@ -101,15 +101,15 @@ class EventWriter:
         self._emit(ContentDelta, shown)
 
     def plain_content(self, text: str) -> None:
-        """Content of a text without calls: no white space waits."""
+        """Content of a text without calls: no white space is held back."""
         self._emit(ContentDelta, self._content.write(text) + self._content.release())
 
     @property
     def room(self) -> int:
-        """How many characters may be held yet; at least one.
+        """How many more characters may be held; at least one.
 
         Raises:
-            MalformedCallError: none.
+            MalformedCallError: no more may be held.
         """
         if self._num_held >= MAX_HELD:
             raise MalformedCallError
@@ -122,18 +122,18 @@ class EventWriter:
             self._num_held += len(text)
 
     def accept(self) -> None:
-        """The held text was markup: drop it."""
+        """The held text was markup: it is dropped."""
         self._held.clear()
         self._num_held = 0
 
     def end_call(self) -> None:
-        """The held text was the closing markup of the current call: drop it."""
+        """The held text was the closing markup of the current call: it is dropped."""
         self.accept()
         self._is_call_open = False
 
     def cut(self) -> None:
-        """The text has ended within markup. The closing markup of an open call is dropped; other text is not markup, and stays
-        held."""
+        """The text has ended within markup. The closing markup of an open call is dropped. Other text stays held: it is not
+        markup."""
         if self._is_call_open:
             self.accept()
 
@@ -144,7 +144,7 @@ class EventWriter:
         self.content(held)
 
     def start_call(self, name: str) -> None:
-        """What was held is the markup of this call."""
+        """The held text was the markup of this call: it is dropped."""
         self.accept()
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
@@ -160,7 +160,7 @@ class EventWriter:
             self._events.append(ToolArgumentsDelta(self.num_tool_calls - 1, text))
 
     def finish(self) -> None:
-        """The text ends here: nothing is left held."""
+        """The text has ended: held text becomes content."""
         self.reject()
         if not self._is_behind_call:
             self._emit(ContentDelta, self._content.release())

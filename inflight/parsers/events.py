@@ -1,4 +1,4 @@
-"""What a parser emits, in order: content, reasoning, and tool calls whose arguments come piece by piece."""
+"""The events that a parser emits: pieces of content, of reasoning, and of tool calls with their arguments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks; it comes before all content and calls."""
+    """More of the reasoning, which comes before all content and calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; calls have the indices 0, 1, ... in their order, and one is never taken back."""
+    """A call begins. Calls have the indices 0, 1, ... in their order. A call that has begun is never taken back."""
 
     index: int
     id: str
@@ -32,7 +32,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta:
-    """More of the JSON text of a call's arguments: of the call that began last."""
+    """More of the JSON text of the arguments of the call that began last."""
 
     index: int
     text: str
@@ -43,7 +43,7 @@ Event = Delta | ToolCallStart
 
 
 def join_deltas(events: Iterable[Event]) -> list[Event]:
-    """The same events, neighbouring deltas of one kind (and call) made one."""
+    """The same events, with neighbouring deltas of one kind (and call) joined."""
     joined: list[Event] = []
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
         first, *others = group

@@ -1,12 +1,14 @@
-"""How a family writes a call, to the character: what a grammar needs that makes a model write one, and what is looked for in
-what its chat template renders.
+"""`ToolMarkup`: how a family of models writes a tool call, to the character.
+
+A grammar needs it to make a model write a call. To find a model's family, the text that its chat template renders is searched
+for the markups.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +26,10 @@ class ToolMarkup:
 
     Attributes:
         parser: the name of the tool parser that reads it.
-        trigger: what every call begins with: no other text may hold it, or begin with it where calls are `whole_message`.
-        separator: what stands between two calls.
-        is_list: calls are the items of one JSON list, behind the trigger and what `before_name` has before the bracket.
-        whole_message: calls are the whole text, or there are none.
+        trigger: the beginning of every call. No other text may contain it; with `whole_message`, no other may begin with it.
+        separator: the text between two calls.
+        is_list: calls are the items of one JSON list. The part of `before_name` before the bracket is written once.
+        whole_message: if there are calls, they are the whole text.
     """
 
     parser: str
@@ -44,7 +46,7 @@ class ToolMarkup:
 
     @property
     def list_begin(self) -> str:
-        """Of a list of calls: what stands before its bracket."""
+        """The text before the bracket of a list of calls."""
         return self.before_name.partition("[{")[0]
 
 
@@ -58,7 +60,7 @@ MARKUPS = (
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", ""),
 )
-# What shows that a template writes calls as a parser reads them, even where no markup above fits to the character.
+# These show that a parser can read the template's calls, even if no markup above fits to the character.
 _SIGNS = {
     "qwen3_coder": re.compile(f"<function={_NAME}>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
@@ -67,14 +69,14 @@ _SIGNS = {
 
 
 def default_markup(parser: str) -> ToolMarkup | None:
-    """The family's first; None for one whose arguments are no JSON."""
+    """The first markup of the parser's family; None if its arguments are not JSON."""
     return next((markup for markup in MARKUPS if markup.parser == parser), None)
 
 
 def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
-    """The parser and the markup of the calls that `template` writes, and the model has learned to write so.
+    """The parser and the markup that fit the calls which `template` writes: the model has learned to write calls like these.
 
-    It is asked to render a call, with arguments as an object and as text: templates take one or both.
+    The template renders a call with its arguments as an object, then as text: some templates accept only one of the two.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         text = _render_call(template, arguments)
@@ -88,7 +90,7 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
 
 
 def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
-    """A conversation with a call; "" if the template refuses it. Some want the call's result behind it."""
+    """A conversation with a call. Some templates refuse it unless the call's result follows."""
     function = {"name": _NAME, "arguments": arguments}
     turn = {
         "role": "assistant",
@@ -99,9 +101,19 @@ def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> 
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
     tool = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": parameters}}
     question: list[Mapping[str, Any]] = [{"role": "user", "content": "?"}]
-    for messages in ([*question, turn], [*question, turn, result]):
-        try:
-            return template.render(messages, tools=[tool], add_generation_prompt=False)
-        except InvalidRequestError:  # it refuses such a conversation
-            continue
-    return ""
+    conversations = ([*question, turn], [*question, turn, result])
+    return next(filter(None, (render_or_nothing(template, each, tools=[tool]) for each in conversations)), "")
+
+
+def render_or_nothing(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],  # Any: JSON
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+) -> str:
+    """The rendered messages; "" if the template refuses them."""
+    try:
+        return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    except InvalidRequestError:
+        return ""

@@ -1,22 +1,37 @@
-"""`OutputParser`: a model's text in, events out. It comes in any pieces; what comes out does not depend on them."""
+"""`OutputParser`: splits a model's text into content, reasoning and tool calls, while the text arrives piece by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inflight.parsers.event_writer import EventWriter
 from inflight.parsers.events import Event
-from inflight.parsers.reasoning import ReasoningMarkup, ReasoningParser
 from inflight.parsers.text_reader import Steps, TextReader
-from inflight.parsers.tool_parser import ANYTHING, ToolParser
+from inflight.parsers.tool_parser import BLANKS, ToolParser
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkup:
+    """The two tags around what a model thinks before it answers.
+
+    Attributes:
+        needs_special_tokens: the tags are special tokens.
+        starts_inside: a text begins with reasoning even if it has no opening tag.
+    """
+
+    begin: str
+    end: str
+    needs_special_tokens: bool = False
+    starts_inside: bool = False
 
 
 class OutputParser:
-    """Of one completion; not thread-safe. Work is linear in the text, and memory bounded by a constant beside each piece.
+    """Parses one completion; not thread-safe. The time is linear in the text, and memory is bounded.
 
-    Nothing that a model writes is an error, and no text is lost but markup and the white space next to it: what is malformed
-    comes out as content.
+    Nothing that a model writes is an error: malformed markup becomes content. Only markup and the white space next to it are
+    left out.
 
     Attributes:
         needs_special_tokens: the text must have been made with skip_special_tokens=False, or the markup may be missing.
@@ -32,29 +47,27 @@ class OutputParser:
         max_tool_calls: int | None = None,
         make_call_id: Callable[[], str] | None = None,
     ) -> None:
-        """`make_call_id` is for tests; the family's own otherwise."""
+        """`make_call_id` is for tests. By default the tool parser makes ids."""
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
         self._reader = TextReader()
         self._writer = EventWriter(make_id, max_tool_calls)
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
-        self._reasoning = (
-            ReasoningParser(self._reader, self._writer, reasoning, is_inside=starts_in_reasoning)
-            if reasoning is not None
-            else None
-        )
-        self.needs_special_tokens = (tool_parser is not None and tool_parser.needs_special_tokens) or (
+        self._reasoning = reasoning
+        self._starts_in_reasoning = starts_in_reasoning
+        # in some models the markup of calls is special tokens
+        self.needs_special_tokens = tool_parser is not None or (
             reasoning is not None and reasoning.needs_special_tokens
         )
         self._steps = self._run()
-        next(self._steps)  # to where it waits for text
+        next(self._steps)  # runs until it waits for text
 
     @property
     def num_tool_calls(self) -> int:
-        """That began."""
+        """Tool calls that have begun."""
         return self._writer.num_tool_calls
 
     def push(self, text: str) -> list[Event]:
-        """The next piece of the text; what is certain now."""
+        """Takes the next piece of the text. Returns the events that are certain now."""
         if text:
             self._reader.push(text)
             next(self._steps)
@@ -64,14 +77,28 @@ class OutputParser:
         """The text has ended, maybe in the middle of markup. Call it once, last."""
         self._reader.finish()
         for _ in self._steps:
-            raise AssertionError("it waits for text behind the end")
+            raise AssertionError("it waits for text after the end")
         self._writer.finish()
         return self._writer.take_events()
 
     def _run(self) -> Steps[None]:
         if self._reasoning is not None:
-            yield from self._reasoning.run()
+            yield from self._read_reasoning(self._reasoning)
         if self._tools is not None:
             yield from self._tools.run()
-        while piece := (yield from self._reader.piece(ANYTHING)):
-            self._writer.plain_content(piece)
+        yield from self._reader.all(self._writer.plain_content)
+
+    def _read_reasoning(self, markup: ReasoningMarkup) -> Steps[None]:
+        """The reasoning at the beginning of the text, if there is any, and its closing tag.
+
+        The opening tag may be missing, because the chat template has written it into the prompt, or because the family always
+        begins by thinking. Otherwise a closing tag without an opening one is content, since the text before it may have been
+        shown already. All text between the tags is reasoning, a tool call too. Without a closing tag all text is.
+        """
+        while piece := (yield from self._reader.piece(BLANKS)):
+            self._writer.content(piece)  # the writer holds it back
+        if not (yield from self._reader.literal(markup.begin)) and not self._starts_in_reasoning:
+            return
+        self._writer.begin_reasoning()
+        if (yield from self._reader.until(markup.end, self._writer.reasoning)):
+            self._writer.end_reasoning()

@@ -1,4 +1,4 @@
-"""Qwen3-Coder: calls in tags, each argument between tags of its own; JSON is made of them as they come.
+"""The tool parser of Qwen3-Coder: each argument of a call is between tags of its own; the parser turns them into JSON.
 
     <tool_call>
     <function=get_weather>
@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-An argument is a string if its schema says so or there is none, and then it is passed on as it comes. Others are held until they
-end: they are JSON, and strings if they are not.
+An argument is a string if its schema says so, or if it has no schema: it is passed on as it arrives. Any other argument is held
+until it ends. If it is valid JSON, it is passed on unchanged, otherwise as a string.
 """
 
 from __future__ import annotations
@@ -29,19 +29,9 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 class Qwen3CoderToolParser(ToolParser):
-    needs_special_tokens = True  # as Hermes'
+    marker = "<tool_call>"
 
-    def run(self) -> Steps[None]:
-        while (yield from self._content_until("<tool_call>")):
-            try:
-                yield from self._function()
-                yield from self._hold_blanks()
-                yield from self._expect("</tool_call>")
-                self._writer.end_call()
-            except MalformedCallError:
-                self._writer.reject()
-
-    def _function(self) -> Steps[None]:
+    def _marked_call(self) -> Steps[None]:
         yield from self._hold_blanks()
         yield from self._expect("<function=")
         name = (yield from self._tag_name()).strip()
@@ -60,15 +50,17 @@ class Qwen3CoderToolParser(ToolParser):
             yield from self._hold_blanks()
         self._writer.accept()
         self._writer.arguments("{}" if opening == "{" else "}")
+        yield from self._hold_blanks()
+        yield from self._expect("</tool_call>")
 
     def _tag_name(self) -> Steps[str]:
-        """The rest of a tag behind its =."""
+        """The rest of a tag after its =."""
         name = yield from self._hold_run(_NAME)
         yield from self._expect(">")
         return name
 
     def _value(self, *, is_string: bool) -> Steps[None]:
-        """An argument up to its closing tag. One line end at both of its ends is markup."""
+        """An argument up to its closing tag. One line end at each of its ends is markup."""
         if is_string:
             self._writer.arguments('"')
         pieces: list[str] = []
@@ -91,7 +83,7 @@ class Qwen3CoderToolParser(ToolParser):
         raise MalformedCallError
 
     def _properties(self, name: str) -> Mapping[str, Any]:  # Any: JSON schemas
-        """Those of the tool's parameters; none if the request has no such tool."""
+        """The schemas of the tool's parameters by name; empty if the request has no such tool."""
         for tool in self._tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and function.get("name") == name:
@@ -106,7 +98,7 @@ def _is_string(schema: object) -> bool:
 
 
 def _escaped(text: str) -> str:
-    """As it stands in a JSON string."""
+    """The text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -120,4 +112,4 @@ def _as_json(text: str) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

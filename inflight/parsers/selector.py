@@ -1,4 +1,4 @@
-"""Which parsers, by name or by what the model's chat template writes."""
+"""Chooses the tool and reasoning parsers of a model, by their names or by what its chat template writes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
-from inflight.parsers.hermes import HermesToolParser
-from inflight.parsers.llama3_json import Llama3JsonToolParser
-from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup
-from inflight.parsers.mistral import MistralToolParser
-from inflight.parsers.output_parser import OutputParser
+from inflight.errors import ConfigError, TokenizerError
+from inflight.parsers.json_tool_parsers import HermesToolParser, Llama3JsonToolParser, MistralToolParser
+from inflight.parsers.markup import ToolMarkup, default_markup, find_tool_markup, render_or_nothing
+from inflight.parsers.output_parser import OutputParser, ReasoningMarkup
 from inflight.parsers.qwen3_coder import Qwen3CoderToolParser
-from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.tool_parser import ToolParser
 from inflight.tokenizer.chat_template import ChatTemplate
 
@@ -40,8 +37,8 @@ _THOUGHT, _ANSWER = "probed thought", "probed answer"
 class DetectedParsers:
     """
     Attributes:
-        tool, reasoning: names for `create_output_parser`; None for none.
-        markup: how the model writes calls, for `constrain_tools`; None where no grammar can make it write one.
+        tool, reasoning: names for `create_output_parser`; None for no parser.
+        markup: how the model writes calls, for `constrain_tools`; None if no grammar can make it write one.
     """
 
     tool: str | None
@@ -50,12 +47,12 @@ class DetectedParsers:
 
 
 def reasoning_end(reasoning_parser: str | None) -> str:
-    """The tag behind which a message's content begins, for `EngineArgs.reasoning_end`; "" for none."""
+    """The tag after which a message's content begins, for `EngineArgs.reasoning_end`; "" if there is none."""
     return "" if reasoning_parser is None else _REASONING[reasoning_parser].end
 
 
 def prompt_ends_in_reasoning(prompt: str, reasoning_parser: str | None) -> bool:
-    """Whether the chat template has opened the reasoning: the prompt ends with its opening tag."""
+    """Whether the chat template has begun the reasoning, so that the prompt ends with the opening tag."""
     return reasoning_parser is not None and prompt.rstrip().endswith(_REASONING[reasoning_parser].begin)
 
 
@@ -72,10 +69,10 @@ def create_output_parser(
 
     Args:
         tool_parser, reasoning_parser: names as `resolve_parsers` gives them; None for none.
-        tools: the request's; without any its text holds no calls, whatever it looks like.
+        tools: of the request. Without tools its text has no calls, whatever it looks like.
         prompt_ends_in_reasoning: see the function of this name.
-        max_tool_calls: calls past these are left out. 1 for parallel_tool_calls=False.
-        make_call_id: an id for a call; by default a random one as the family's template takes it back.
+        max_tool_calls: later calls are left out. 1 for parallel_tool_calls=False.
+        make_call_id: makes the id of a call. By default it is random, in the form that the family's templates accept.
 
     Raises:
         ConfigError: no such parser.
@@ -93,7 +90,7 @@ def create_output_parser(
 
 
 def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
-    """By the markup that the template writes around calls and reasoning; it renders a few short conversations."""
+    """The parsers that fit the markup which the template writes around calls and reasoning in some short conversations."""
     if template is None:
         return DetectedParsers(None, None, None)
     try:
@@ -104,9 +101,10 @@ def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
 
 
 def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> DetectedParsers:
-    """Both as the server's settings name them: "auto", "none", or a parser.
+    """The parsers that the server's settings name: each is "auto", "none", or the name of a parser.
 
-    A tool parser that is named takes the template's markup if that is its own, else the usual one of its family.
+    If a tool parser is named, its markup is that of the template, if the template's calls fit this parser; otherwise the
+    usual markup of its family.
 
     Raises:
         ConfigError: no such parser.
@@ -132,27 +130,17 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
 
 
 def _find_reasoning(template: ChatTemplate) -> str | None:
-    """A family whose tags the template writes around a thought, or into a new turn, or takes out of a past one."""
+    """A family whose tags the template writes around a thought, or at the start of a turn, or removes from an earlier turn."""
     question = {"role": "user", "content": "?"}
-    opened = _render(template, [question], add_generation_prompt=True).rstrip()
+    opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
-    written = _render(template, [question, thought])
+    written = render_or_nothing(template, [question, thought])
     for name in ("qwen3", "mistral"):
         begin, end = _REASONING[name].begin, _REASONING[name].end
         if opened.endswith((begin, end)) or re.search(rf"{re.escape(begin)}\s*{_THOUGHT}", written):
             return name
         inline = {"role": "assistant", "content": f"{begin}\n{_THOUGHT}\n{end}\n\n{_ANSWER}"}
-        past = _render(template, [question, inline, question], add_generation_prompt=True)
+        past = render_or_nothing(template, [question, inline, question], add_generation_prompt=True)
         if _ANSWER in past and _THOUGHT not in past:
             return name
     return None
-
-
-def _render(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
-) -> str:  # Any: JSON
-    """ "" if the template refuses them."""
-    try:
-        return template.render(messages, add_generation_prompt=add_generation_prompt)
-    except InvalidRequestError:
-        return ""

@@ -1,19 +1,20 @@
-"""`TextReader`: text that arrives in pieces, read by generators that pause where a piece ends.
+"""`TextReader`: lets generators read a text that arrives in pieces. They pause when a piece ends.
 
-A parser is written as if all text were there; where it is not, its generator yields, and goes on when more was pushed. So what
-it finds does not depend on how the text was split, as long as it looks through these methods only. Each character is looked
-at a bounded number of times: what waits here between two pushes is a proper prefix of a literal that was asked for.
+A parser is written as if the whole text were there. If more text is needed, its generator yields, and goes on after the next
+push. A parser that reads through these methods only finds the same, however the text was split. Each character is looked at a
+bounded number of times, because the text that is kept from one push to the next is at most a part of a literal.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 _T = TypeVar("_T")
 
-Steps = Generator[None, None, _T]  # yields where it needs more text, and returns a T
+ANYTHING = re.compile(r"(?s:.)+")
+Steps = Generator[None, None, _T]  # yields when it needs more text, and returns a T
 
 
 class TextReader:
@@ -39,16 +40,16 @@ class TextReader:
         return self._text[self._position]
 
     def take(self, num_chars: int) -> str:
-        """Consume characters that a `peek` or `literal` has found."""
+        """Consume characters that have been looked at."""
         start = self._position
         self._position += num_chars
         assert self._position <= len(self._text)
         return self._text[start : self._position]
 
     def piece(self, run: re.Pattern[str], limit: int | None = None) -> Steps[str]:
-        """Consume what has arrived of the longest run of `run`, at most `limit` characters; "" where none follows.
+        """Consume the part of a run that has arrived, at most `limit` characters; "" if the text does not go on with one.
 
-        `run` is one class of characters, repeated: "[^<]+". One that goes on in the next push is given in pieces.
+        `run` is one class of characters, repeated: "[^<]+". A run that goes on in the next push is returned in several pieces.
         """
         if not (yield from self.peek()):
             return ""
@@ -56,14 +57,31 @@ class TextReader:
         found = run.match(self._text, self._position, end)
         return self.take(found.end() - self._position) if found else ""
 
+    def until(self, marker: str, write: Callable[[str], None]) -> Steps[bool]:
+        """Consume `marker` and the text before it, which is written piece by piece. False if the text ends without it."""
+        plain = re.compile(f"[^{re.escape(marker[0])}]+")
+        while (yield from self.peek()):
+            if piece := (yield from self.piece(plain)):
+                write(piece)
+            elif (yield from self.literal(marker)):
+                return True
+            else:
+                write(self.take(1))
+        return False
+
+    def all(self, write: Callable[[str], None]) -> Steps[None]:
+        """Consume the text up to its end, and write it piece by piece."""
+        while piece := (yield from self.piece(ANYTHING)):
+            write(piece)
+
     def take_cut(self, *literals: str) -> str | None:
-        """If the text ends at the beginning of one of `literals`, or within it, consume the rest and return it; else None."""
+        """If the text has ended within one of `literals`, or before it, consume the rest and return it; otherwise None."""
         rest = self._text[self._position :]
         is_cut = self._is_finished and any(literal.startswith(rest) for literal in literals)
         return self.take(len(rest)) if is_cut else None
 
     def literal(self, *literals: str) -> Steps[str]:
-        """Consume the first of `literals` that the text goes on with; "" as soon as it is sure that there is none."""
+        """Consume the first of `literals` with which the text goes on; "" as soon as it is certain that there is none."""
         while True:
             num_left = len(self._text) - self._position
             is_open = False

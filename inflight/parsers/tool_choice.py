@@ -1,18 +1,17 @@
-"""`tool_choice` and `strict` as a grammar: which calls a text may, or must, hold.
+"""Turns `tool_choice` and `strict` of a chat into a grammar: which tool calls a text may, or must, contain.
 
 | tool_choice | the text |
 |---|---|
-| "none" | as it comes; the request's tools are neither in the prompt nor parsed, which is the caller's part |
-| "auto" | as it comes; once a tool is strict, text in which each call is one of the tools', the strict ones' by their schemas |
+| "none" | not constrained; the caller puts no tools into the prompt and parses no calls |
+| "auto" | not constrained, unless a tool is strict: then each call must name a tool, and satisfy the schema of a strict one |
 | "required" | calls and nothing else: one, or several with `parallel_tool_calls` |
 | {"name": f} | one call of f |
 
-If the text must be a call, the arguments of every tool follow its schema, strict or not. If the tool is not strict, parts of
-the schema that cannot be enforced are left out. Without `parallel_tool_calls` the text ends behind the first call. Where no
-grammar is at work, `create_output_parser(max_tool_calls=1)` leaves out what follows it.
+If the text must be a call, the arguments of every tool satisfy its schema, strict or not. If the tool is not strict, parts of
+the schema that cannot be enforced are left out. Without `parallel_tool_calls` the text ends after the first call. If there is
+no grammar, `create_output_parser(max_tool_calls=1)` leaves out later calls.
 
-If the request also has the constraint `json` or `json_object`, the text is a call or the JSON with "auto", and a call if one is
-required.
+If the request also has the constraint `json` or `json_object`, then with "auto" the text is a call or the JSON.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from inflight.errors import InvalidRequestError
 from inflight.parsers.markup import ToolMarkup
 from inflight.sampling_params import MAX_GRAMMAR_LENGTH, SamplingParams, StructuredOutputsParams
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
-from inflight.tokenizer.messages import check_tools
+from inflight.tokenizer.messages import TOOL, check_objects
 
 ToolChoice = Literal["none", "auto", "required"] | Mapping[str, str]
 Schema = Mapping[str, Any]  # Any: JSON
 
-_NAME = re.compile(r'[^\s"\\\[\]{}<>\x00-\x1f\x7f]+')  # stands in the markup as it is
+_NAME = re.compile(r'[^\s"\\\[\]{}<>\x00-\x1f\x7f]+')  # written into the markup without escapes
 _ANY_ARGUMENTS: Schema = {"type": "object"}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    where: str  # in the request, for errors
+    where: str  # the place in the request, for errors
     function: Schema
     is_strict: bool
 
@@ -52,8 +51,8 @@ class _Arguments:
     name: str
     is_strict: bool
 
-    def part(self, pointer: str = "#") -> list[object]:
-        return SchemaPart(pointer, self.name, self.is_strict).as_json()
+    def part(self, pointer: str = "#") -> SchemaPart:
+        return SchemaPart(pointer, self.name, self.is_strict)
 
 
 def constrain_tools(
@@ -64,12 +63,12 @@ def constrain_tools(
     parallel_tool_calls: bool = True,
     markup: ToolMarkup | None,
 ) -> SamplingParams:
-    """The parameters of a chat that is given `tools`; `params` itself where nothing is to be constrained.
+    """The sampling parameters of a chat with `tools`; `params` itself if nothing is constrained.
 
     Args:
-        tools: `{"type": "function", "function": {"name", "parameters", "strict"}}`. `strict` may also stand beside "function",
-            or the function's fields be the tool's own. A function without parameters takes no arguments.
-        markup: how the model writes calls, of `detect_parsers`.
+        tools: `{"type": "function", "function": {"name", "parameters", "strict"}}`. `strict` may also be next to "function",
+            and the function's fields may be in the tool itself. A function without parameters takes no arguments.
+        markup: how the model writes calls, as `detect_parsers` found it.
 
     Raises:
         InvalidRequestError: a tool or the choice is malformed, no call can be enforced, or `params` has a constraint that
@@ -78,7 +77,7 @@ def constrain_tools(
     name = tool_choice.get("name") if isinstance(tool_choice, Mapping) else None
     if name is None and tool_choice not in ("none", "auto", "required"):
         raise InvalidRequestError(f"tool_choice={tool_choice!r} is neither none, auto or required nor names a function")
-    checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_tools(tools) or ())]
+    checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_objects(tools, "tools", TOOL) or ())]
     is_forced = tool_choice not in ("none", "auto")
     has_strict = any(tool.is_strict for tool in checked)
     own = params.structured_outputs
@@ -109,7 +108,7 @@ def constrain_tools(
     otherwise = own if wants_json and not is_forced else None
     tag = _structural_tag(markup, arguments, otherwise, is_forced=is_forced, is_single=is_single)
     constraint = StructuredOutputsParams(structural_tag=_text(tag))
-    if otherwise is not None:  # take over the white space that the request wants in its JSON
+    if otherwise is not None:  # keep the white space that the request wants in its JSON
         constraint = replace(
             otherwise, json=None, json_object=None, structural_tag=constraint.structural_tag, lenient=False
         )
@@ -127,7 +126,7 @@ def _read_tool(where: str, tool: Schema) -> _Tool:
 
 
 def _arguments(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, _Arguments]:
-    """By the tools' names."""
+    """The arguments of each tool, by its name."""
     found: dict[str, _Arguments] = {}
     for tool in tools:
         name = tool.function.get("name")
@@ -190,7 +189,7 @@ def _structural_tag(
         tag |= {"separator": markup.separator, "at_least_one": is_forced}
     if otherwise is not None:
         schema = json.loads(str(otherwise.json)) if otherwise.json is not None else _ANY_ARGUMENTS
-        part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient).as_json()
+        part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient)
         tag["otherwise"] = {"begin": "", "schema": schema, "end": "", "parts": [part]}
     if is_single or markup.is_list:  # a list holds all calls
         tag["stop_after_first"] = True
@@ -198,7 +197,7 @@ def _structural_tag(
 
 
 def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> list[Schema]:
-    """The schemas of calls as JSON objects. Those of the arguments move below `root`, with the references in them."""
+    """The schemas of calls as JSON objects. In each, the arguments' schema moves below `root`, and so do its references."""
     return [
         {
             "type": "object",
@@ -221,7 +220,7 @@ def _text(tag: Schema) -> str:
 
 
 def _moved(node: Any, root: str) -> Any:  # Any: JSON
-    """A schema whose references to its own places point below `root`. Data under const and enum is none."""
+    """The schema, with references to its own places moved below `root`. Data under const and enum is not changed."""
     if isinstance(node, Mapping):
         return {
             key: root + value[1:]

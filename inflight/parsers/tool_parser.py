@@ -1,12 +1,12 @@
-"""`ToolParser`: content and the calls in it, by a family's markup; and what the families have in common.
+"""`ToolParser`: finds the tool calls in a text. This base class reads calls that are JSON objects, as most families write them.
 
-Calls are JSON objects in most of them, `{"name": "f", "arguments": {...}}` (Llama: `parameters`), that this file reads: the
-name is known when a call starts, and the arguments are passed on as the model writes them, character by character.
+Such a call is `{"name": "f", "arguments": {...}}` (Llama: `parameters`). It starts when its name is known. Then its arguments
+are passed on as the model writes them, character by character.
 
-What is malformed before a call has started is content, as it stands. Once a call has started nothing takes it back: arguments
-that end before their last brace stay as they are, and what stands behind them instead of the closing markup is content. If
+Text that is malformed before a call has started is content, unchanged. A call that has started is never taken back: arguments
+that end before their last brace are passed on as they are, and text after them that is not the closing markup is content. If
 the text ends within the closing markup (max_tokens cut it), this part of the markup is dropped.
-A name that is none of the request's tools is passed on: the client answers it, as it does for an unknown argument.
+A name that is none of the request's tools is passed on; the client answers it, as it answers an unknown argument.
 """
 
 from __future__ import annotations
@@ -14,30 +14,27 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from inflight.parsers.event_writer import EventWriter, MalformedCallError
 from inflight.parsers.text_reader import Steps, TextReader
 
-ANYTHING = re.compile(r"(?s:.)+")
 BLANKS = re.compile(r"[ \t\r\n]+")
 _PLAIN_JSON = re.compile(r'[^{}\[\]"]+')
 _IN_STRING = re.compile(r'[^"\\]+')
-_STARTED = "started"  # stands for arguments that have been passed on; no JSON object
-_IGNORED_KEYS = ("id", "type")  # their values are strings, and say nothing that is not known
+_STARTED = "started"  # instead of arguments that have been passed on
+_IGNORED_KEYS = ("id", "type")  # their values are strings, and tell nothing new
 
 
-class ToolParser(ABC):
-    """Made for one text. `run` reads all of it that is left.
+class ToolParser:
+    """Made for one text. `run` reads it up to its end.
 
     Attributes:
-        needs_special_tokens: the markup is, or may be, special tokens: the text must have been made with
-            skip_special_tokens=False.
+        marker: the text with which every call begins. Not used if the family has a `run` of its own.
     """
 
-    needs_special_tokens: ClassVar[bool] = False
+    marker: ClassVar[str]
 
     def __init__(
         self, reader: TextReader, writer: EventWriter, tools: Sequence[Mapping[str, Any]]
@@ -48,38 +45,31 @@ class ToolParser(ABC):
 
     @staticmethod
     def make_call_id() -> str:
-        """An id for a call, as the family's chat template takes it back."""
+        """An id for a call, in the form that the family's chat templates accept."""
         return f"call_{secrets.token_hex(12)}"
 
-    @abstractmethod
     def run(self) -> Steps[None]:
-        """Content and calls, to the end of the text."""
+        """Content and calls, up to the end of the text. By default each call begins with `marker`."""
+        while (yield from self._reader.until(self.marker, self._writer.content)):
+            self._writer.hold(self.marker)
+            try:
+                yield from self._marked_call()
+                self._writer.end_call()
+            except MalformedCallError:
+                self._writer.reject()
 
-    def _content_until(self, marker: str) -> Steps[bool]:
-        """Content; then `marker`, which is held. Whether it came before the text's end."""
-        plain = re.compile(f"[^{re.escape(marker[0])}]+")
-        while (yield from self._reader.peek()):
-            if piece := (yield from self._reader.piece(plain)):
-                self._writer.content(piece)
-            elif (yield from self._hold_literal(marker)):
-                return True
-            else:
-                self._writer.content(self._reader.take(1))
-        return False
-
-    def _all_content(self) -> Steps[None]:
-        """Content up to the text's end."""
-        while piece := (yield from self._reader.piece(ANYTHING)):
-            self._writer.content(piece)
+    def _marked_call(self) -> Steps[None]:
+        """A call, or a list of calls, after its `marker`, with its closing markup."""
+        raise NotImplementedError
 
     def _hold_literal(self, *literals: str) -> Steps[str]:
-        """The one that the text goes on with, held; "" for none."""
+        """Hold the literal with which the text goes on, and return it; "" if it goes on with none."""
         found = yield from self._reader.literal(*literals)
         self._writer.hold(found)
         return found
 
     def _hold_run(self, run: re.Pattern[str]) -> Steps[str]:
-        """A run of one class of characters, held."""
+        """Hold a run of one class of characters, and return it."""
         pieces: list[str] = []
         while piece := (yield from self._reader.piece(run, self._writer.room)):
             self._writer.hold(piece)
@@ -99,13 +89,13 @@ class ToolParser(ABC):
         return found
 
     def _call(self, *, needs_arguments: bool = False) -> Steps[None]:
-        """A call as a JSON object. What stands behind its arguments is held.
+        """A call as a JSON object. Text after its arguments is held.
 
         Args:
-            needs_arguments: without them it is no call; else they are {}.
+            needs_arguments: an object without arguments is no call. If False, its arguments are {}.
 
         Raises:
-            MalformedCallError: none has started; or it has, and something else than the object's end follows.
+            MalformedCallError: this is no call; or it has started, and the object does not end after its arguments.
         """
         name = arguments = ""
         separator = yield from self._expect("{")
@@ -139,7 +129,7 @@ class ToolParser(ABC):
         return name
 
     def _arguments(self, name: str) -> Steps[str]:
-        """Arguments of a call that they start, or, where its name is still to come, held and returned."""
+        """Arguments. If the name is known, the call starts and they are passed on; otherwise they are held and returned."""
         if (yield from self._reader.peek()) != "{":
             raise MalformedCallError
         if name:
@@ -151,7 +141,7 @@ class ToolParser(ABC):
         return "".join(pieces)
 
     def _object(self, write: Callable[[str], None], *, is_held: bool = False) -> Steps[None]:
-        """A JSON object, as it stands: brackets are counted and strings known, the rest is not looked at."""
+        """A JSON object, unchanged. Only brackets and strings are recognised."""
         depth = 0
         in_string = False
         while char := (yield from self._reader.peek()):
@@ -172,7 +162,7 @@ class ToolParser(ABC):
                 return
 
     def _string(self) -> Steps[str]:
-        """A JSON string, held; its value."""
+        """Hold a JSON string, and return its value."""
         yield from self._expect('"')
         pieces: list[str] = []
         while (piece := (yield from self._hold_run(_IN_STRING)) or (yield from self._expect('"', "\\"))) != '"':

@@ -1,34 +1,77 @@
-"""What a commit adds to one request: drawn tokens, tokens that its grammar forces, and whether it ends with them."""
+"""What a commit adds to one request: the tokens that a step drew, and those that its grammar forces after them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.step import PromptLogprobs
+import numpy as np
+
+from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request
-from inflight.scheduler.sampled import SampledRow
 
 NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, or every token is forbidden"
 
 
 @dataclass(slots=True)
 class StepCounters:
-    """Counters since the start."""
+    """Counted since the engine started."""
 
     num_preemptions: int = 0
-    num_queried_tokens: int = 0  # prompt tokens asked of the prefix cache
-    num_hit_tokens: int = 0
+    num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    num_hit_tokens: int = 0  # and found there
     num_sampled_tokens: int = 0
-    num_forced_tokens: int = 0  # emitted without a draw: a grammar admitted no others
-    num_draft_tokens: int = 0  # tried
-    num_accepted_tokens: int = 0  # of these
+    num_forced_tokens: int = 0  # emitted without a draw, because a grammar admitted no others
+    num_draft_tokens: int = 0  # verified
+    num_accepted_tokens: int = 0  # drafts that were accepted
+
+
+class SampledRow(NamedTuple):
+    """What a step drew for one row: `token_ids` from `position` on, with `logprobs`. `drafts` are proposed after the last."""
+
+    position: int
+    token_ids: list[int]
+    logprobs: LogprobsColumns | None
+    drafts: list[int]
+
+
+def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, SampledRow]:
+    """Plan row -> what was drawn there, for the rows that sample."""
+    rows = plan.samples.nonzero()[0]
+    if output.num_sampled_tokens.size:
+        counts = output.num_sampled_tokens
+        positions = output.sampled_positions
+    else:
+        counts = np.ones(len(rows), dtype=np.int32)
+        positions = (plan.num_computed_tokens + plan.num_scheduled_tokens)[rows]
+    ends = np.cumsum(counts).tolist()
+    assert len(counts) == len(rows) and (ends[-1] if ends else 0) == len(output.sampled_token_ids), plan.step_id
+    token_ids = output.sampled_token_ids.tolist()
+    drafts = output.draft_token_ids.tolist() if output.draft_token_ids.size else None
+    columns = output.logprobs
+    if drafts is None and columns is None and not output.num_sampled_tokens.size:  # most steps
+        drawn = zip(rows.tolist(), positions.tolist(), token_ids, strict=True)
+        return {row: SampledRow(position, [token_id], None, []) for row, position, token_id in drawn}
+    # `logprobs_rows` rise, so those of one row are next to each other
+    asked = np.searchsorted(output.logprobs_rows, ends).tolist() if columns is not None else None
+    found: dict[int, SampledRow] = {}
+    start = first_asked = 0
+    for j, (row, position, end) in enumerate(zip(rows.tolist(), positions.tolist(), ends, strict=True)):
+        logprobs = None
+        if asked is not None and columns is not None:
+            if asked[j] > first_asked:
+                logprobs = columns.rows(first_asked, asked[j])
+            first_asked = asked[j]
+        proposed = [] if drafts is None else [token for token in drafts[j] if token >= 0]
+        found[row] = SampledRow(position, token_ids[start:end], logprobs, proposed)
+        start = end
+    return found
 
 
 class AddedTokens(NamedTuple):
-    """`finish_reason` None: the request goes on. `error` says why not, where the reason is ERROR."""
+    """If `finish_reason` is None, the request goes on. If it is ERROR, `error` says what is wrong."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
@@ -38,26 +81,25 @@ class AddedTokens(NamedTuple):
 NOTHING_ADDED = AddedTokens((), None, "")
 
 
-def add_tokens(
-    request: Request, drawn: SampledRow, grammars: RequestGrammars | None, stats: StepCounters
-) -> AddedTokens:
-    """Append what was drawn, and what a grammar forces then.
+def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, stats: StepCounters) -> AddedTokens:
+    """Append the drawn tokens, and the tokens that a grammar then forces.
 
-    Forced tokens are a function of the grammar and the tokens before, so they are the same in every schedule. Log-probabilities
-    come from a draw: a request that wants them draws these tokens as well, one by one, each the only one allowed.
+    Forced tokens depend only on the grammar and the tokens before, so they are the same in every schedule. Log-probabilities
+    come from a draw. So a request that wants them draws these tokens as well, one by one, each the only one allowed.
     """
     added: list[int] = []
     reason, error = None, ""
     for position, token in enumerate(drawn.token_ids, drawn.position):
         if position < request.num_tokens:
-            continue  # known: the grammar has forced it since the step was planned
+            continue  # the grammar has forced this token since the step was planned
         assert position == request.num_tokens, (request.request_id, position)
         reason, error = _append(request, token, grammars, added)
         stats.num_sampled_tokens += 1
         if reason is not None:
             break
-    if reason is None and grammars is not None and request.has_grammar and request.sampling.params.logprobs is None:
-        for token in grammars.forced_tokens(request, request.max_num_tokens - request.num_tokens):
+    if reason is None and request.has_grammar and request.sampling.params.logprobs is None:
+        most = request.max_num_tokens - request.num_tokens
+        for token in grammars.manager.forced_tokens(request.request_id, most):
             request.has_untold_tokens = True
             reason, error = _append(request, token, grammars, added)
             stats.num_forced_tokens += 1
@@ -69,34 +111,33 @@ def add_tokens(
 
 
 def _append(
-    request: Request, token: int, grammars: RequestGrammars | None, added: list[int]
+    request: Request, token: int, grammars: RequestGrammars, added: list[int]
 ) -> tuple[FinishReason | None, str]:
-    """Add one token, to `added` too. A negative one says that none could be drawn."""
+    """Append one token to the request and to `added`. A negative one means that none could be drawn."""
     if token < 0:
         return FinishReason.ERROR, NOTHING_TO_DRAW
     has_ended = False
     if request.has_grammar:
-        assert grammars is not None
-        if error := grammars.advance(request, token):
+        if error := grammars.manager.advance(request.request_id, token):
             return FinishReason.ERROR, error
-        has_ended = grammars.has_ended(request)
+        has_ended = grammars.manager.has_ended(request.request_id)
     request.append(token)
     added.append(token)
     sampling = request.sampling
     if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
         return FinishReason.STOP, ""
     if has_ended:
-        return FinishReason.STOP, ""  # whatever min_tokens says: nothing could follow
+        return FinishReason.STOP, ""  # min_tokens cannot hold: nothing could follow
     return (FinishReason.LENGTH if request.num_tokens >= request.max_num_tokens else None), ""
 
 
 def make_output(
     request: Request, added: AddedTokens, drawn: SampledRow | None = None, piece: PromptLogprobs | None = None
 ) -> EngineCoreOutput:
-    """What the front end is told. `piece` is of the prompt's log-probabilities.
+    """What the front end is told. `piece`: a part of the prompt's log-probabilities.
 
-    A step draws as many log-probabilities for every row as the row that wants most of them: here each gets its own number,
-    so that a sequence's columns have one width and can be joined.
+    A step computes as many log-probabilities for every row as the row that wants most of them. Here they are cut to the number
+    that the request wants, so that all of its columns have one width and can be joined.
     """
     stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
     if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:

@@ -1,4 +1,4 @@
-"""From the rows that `schedule` chose to the `SchedulerOutput` that travels."""
+"""`make_plan`: the `SchedulerOutput` that is sent to the workers, made of the rows that `schedule` chose."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inflight.interface.request import Int32Array
 from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput, TokenDelta
 from inflight.scheduler.request import NO_DRAFTS, Request
 
 
 class PlannedRow(NamedTuple):
-    """`num_tokens` of `request` are to be computed; its block tables grew by `num_new_blocks` entries at their ends.
+    """A step computes `num_tokens` of `request`. Each of its block tables has grown by `num_new_blocks` entries, the last ones.
 
-    `num_drafts` of the tokens are drafts, at most; NO_DRAFTS says that the row is exact.
+    At most `num_drafts` of the tokens are drafts.
     """
 
     request: Request
     num_tokens: int
     num_new_blocks: int
-    is_new: bool  # new in its slot: travels in full
+    is_new: bool  # it has just got its slot, so the request is sent in full
     num_drafts: int = NO_DRAFTS
 
 
@@ -33,11 +32,6 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
     drafts = np.array([row.num_drafts for row in rows], dtype=np.int32)
     samples = computed + scheduled == planned + np.maximum(drafts, 0)
     grammar_rows = [i for i, request in enumerate(requests) if request.has_grammar and samples[i]]
-    more: dict[str, Int32Array] = {}
-    if grammar_rows:
-        more["grammar_rows"] = np.array(grammar_rows, dtype=np.int32)
-    if (drafts != NO_DRAFTS).any():
-        more["max_draft_tokens"] = drafts
     return SchedulerOutput(
         step_id=step_id,
         new_requests=tuple(_full(row.request) for row in rows if row.is_new),
@@ -47,8 +41,9 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
         num_scheduled_tokens=scheduled,
         samples=samples,
         block_table_deltas=_deltas([row for row in rows if row.num_new_blocks and not row.is_new], num_groups),
+        max_draft_tokens=drafts if (drafts != NO_DRAFTS).any() else drafts[:0],
+        grammar_rows=np.array(grammar_rows, dtype=np.int32),
         forced_tokens=_forced(rows),
-        **more,
     )
 
 
@@ -65,8 +60,8 @@ def _full(request: Request) -> NewRequestData:
 
 
 def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
-    """Tokens that the workers have not drawn, from the first that the row computes on. Where they are about to draw a token
-    behind them, they have drawn them all."""
+    """Tokens that a grammar forced, from the first position that the row computes. If the row starts after them, the workers
+    need not be told: steps in flight draw the same tokens."""
     forced = [
         (request, range(request.num_computed_tokens, request.num_tokens))
         for request, _, _, is_new, _ in rows

@@ -10,7 +10,7 @@ from inflight.interface.request import EngineCoreRequest, Int32Array
 from inflight.kv_cache.manager import RequestBlocks
 
 NO_SLOT = -1
-NO_DRAFTS = -1  # of a row: it is exact
+NO_DRAFTS = -1  # of a row: no drafts, so its positions are known when it is planned
 
 
 class RequestStatus(Enum):
@@ -25,40 +25,18 @@ class RequestStatus(Enum):
 class Request:
     """Tokens, progress and blocks of one sequence. While RUNNING it has a slot in the workers' batch.
 
-    Truth, changed at commit: the tokens, `num_tokens`. Planned state, changed by `schedule`, is ahead of it by the steps in
-    flight: `num_planned_tokens` counts a placeholder for each token that they draw, and `num_computed_tokens` moves toward
-    that; a step that reaches it draws one more. With drafts in flight both are upper bounds: every draft may be accepted.
+    The truth, the tokens and `num_tokens`, changes at commit. Planned state is changed by `schedule`; it is ahead of the truth
+    by the steps in flight. `num_planned_tokens` also counts each token that these steps draw. `num_computed_tokens` moves
+    toward it, and the step that reaches it draws one more token. With drafts in flight both are upper bounds, as if every
+    draft were accepted.
 
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
 
-    The last committed step that drew proposed `draft_token_ids` behind its last token, the one at `num_drawn_tokens - 1`.
-    `has_untold_tokens`: the last ones are known here only, because a grammar admitted no others; the next plan tells.
+    Attributes:
+        draft_token_ids: what the last committed step that drew proposes after its last token.
+        num_drawn_tokens: 1 + the position of that token.
+        has_untold_tokens: the workers do not know the last tokens, because a grammar forced them; the next plan tells them.
     """
-
-    __slots__ = (
-        "_token_ids",
-        "blocks",
-        "core",
-        "draft_token_ids",
-        "first_scheduled_time",
-        "has_grammar",
-        "has_untold_tokens",
-        "max_num_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_drawn_tokens",
-        "num_in_flight",
-        "num_planned_tokens",
-        "num_prompt_logprobs_done",
-        "num_prompt_tokens",
-        "num_tokens",
-        "order",
-        "request_id",
-        "sampling",
-        "slot",
-        "staggered_until",
-        "status",
-    )
 
     def __init__(self, core: EngineCoreRequest, *, order: int, blocks: RequestBlocks, max_model_len: int) -> None:
         self.core = core
@@ -72,7 +50,7 @@ class Request:
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
         self.num_computed_tokens = 0
         self.num_in_flight = 0  # steps in flight with a row of this request
-        self.staggered_until = 0  # the first step that may take it while its last token is in flight
+        self.staggered_until = 0  # while its last token is in flight, no earlier step may take the request
         self.num_cached_tokens = -1  # not known before the first admission
         self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
         self.first_scheduled_time = 0.0
@@ -91,6 +69,20 @@ class Request:
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
+    @property
+    def has_planned_prompt(self) -> bool:
+        """Whether plans compute all of the prompt except its last token."""
+        return self.num_computed_tokens >= self.num_prompt_tokens - 1
+
+    def max_drafts(self, num_speculative_tokens: int) -> int:
+        """How many drafts may follow the last token; NO_DRAFTS if there are none and the last token's position is known."""
+        if not num_speculative_tokens or self.has_untold_tokens:
+            return NO_DRAFTS
+        most = self.max_num_tokens - 1 - self.num_planned_tokens  # one more token is drawn after the last draft
+        if self.num_planned_tokens > self.num_tokens:
+            return min(num_speculative_tokens, most)
+        return min(len(self.draft_token_ids), most) or NO_DRAFTS
+
     def append(self, token_id: int) -> None:
         if self.num_tokens == len(self._token_ids):
             grown = np.empty(min(self.max_num_tokens, self.num_tokens * 2 + 64), dtype=np.int32)
@@ -98,3 +90,11 @@ class Request:
             self._token_ids = grown
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def describe(self) -> str:
+        """Its state as text, for an error dump."""
+        return (
+            f"{self.request_id}: {self.status.name}, slot {self.slot}, {self.num_prompt_tokens} prompt tokens, "
+            f"{self.num_output_tokens} emitted, {self.num_computed_tokens} of {self.num_planned_tokens} planned, "
+            f"{len(self.blocks.tables[0])} blocks, in {self.num_in_flight} steps in flight"
+        )

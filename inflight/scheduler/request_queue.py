@@ -1,4 +1,4 @@
-"""`RequestQueue`: who is served next. One heap serves both policies; a request keeps its place when it is preempted."""
+"""Requests that wait: the order in which they are served, and those that are held until they can be admitted."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from inflight.scheduler.request import Request, RequestStatus
 
 
 class RequestQueue:
-    """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first.
+    """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first. A preempted request keeps its place.
 
-    A request that cannot be admitted yet is *held*: it waits and is counted, but is not in the heap, so that plans do not look
-    at it. `release` puts it back at its place in the order.
+    A request that cannot be admitted yet is *held* until an event, which has the id of a request: it waits and is counted, but
+    plans do not look at it. `release` puts it back at its place in the order.
 
-    `remove` is lazy: what is not there any more stays in the heap until it comes up, or until it is the larger part.
+    `remove` is lazy: a removed request stays in the heap until it is the first, or until removed ones are the larger part.
 
     Attributes:
-        num_tokens: of all requests that wait, as they were when they came. A child whose prompt its leader computes has none.
+        num_tokens: of all requests that wait, counted when they were pushed. Followers have none: their leader computes them.
     """
 
     def __init__(self, policy: str) -> None:
         self._by_priority = policy == "priority"
         self._heap: list[tuple[tuple[int, int], Request]] = []
-        self._num_tokens_of: dict[int, int] = {}  # those that wait, by their order
+        self._num_tokens_of: dict[int, int] = {}  # of requests that wait, by their order
         self._held: set[int] = set()  # requests that wait, but are not in the heap
+        self._held_until: dict[str, list[Request]] = {}  # by the event; some may have been removed
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -38,12 +39,13 @@ class RequestQueue:
         return (request.core.priority if self._by_priority else 0, request.order)
 
     def push(self, request: Request, *, is_held: bool = False) -> None:
+        """Add a request. If `is_held`, it is held until the event of its own id."""
         is_follower = request.core.prompt_leader is not None and request.status is RequestStatus.WAITING
         num_tokens = 0 if is_follower else request.num_tokens
         self._num_tokens_of[request.order] = num_tokens
         self.num_tokens += num_tokens
         if is_held:
-            self._held.add(request.order)
+            self._hold(request, request.request_id)
         else:
             heapq.heappush(self._heap, (self.key(request), request))
 
@@ -59,17 +61,18 @@ class RequestQueue:
         self.num_tokens -= self._num_tokens_of.pop(request.order)
         return request
 
-    def hold_first(self) -> Request:
-        """Hold the request that `peek` returns, and return it."""
+    def hold_first(self, event: str) -> Request:
+        """Hold the request that `peek` returns until `event`, and return it."""
         request = self._pop_heap()
-        self._held.add(request.order)
+        self._hold(request, event)
         return request
 
-    def release(self, request: Request) -> None:
-        """Put back a held request. Does nothing if the request has been removed meanwhile."""
-        if request.order in self._held:
-            self._held.remove(request.order)
-            heapq.heappush(self._heap, (self.key(request), request))
+    def release(self, event: str) -> None:
+        """Put back the requests that are held until `event`."""
+        for request in self._held_until.pop(event, ()):
+            if request.order in self._held:
+                self._held.remove(request.order)
+                heapq.heappush(self._heap, (self.key(request), request))
 
     def is_held(self, request: Request) -> bool:
         return request.order in self._held
@@ -81,6 +84,10 @@ class RequestQueue:
         if len(self._heap) > 2 * (len(self) - len(self._held)):
             self._heap = [entry for entry in self._heap if entry[1].order in self._num_tokens_of]
             heapq.heapify(self._heap)
+
+    def _hold(self, request: Request, event: str) -> None:
+        self._held.add(request.order)
+        self._held_until.setdefault(event, []).append(request)
 
     def _pop_heap(self) -> Request:
         request = self.peek()

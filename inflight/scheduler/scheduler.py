@@ -1,26 +1,27 @@
-"""`Scheduler`: decides what each step computes, and takes in what it computed.
+"""`Scheduler`: decides what each step computes, and adds what the step has drawn to its requests.
 
 There is no prefill and no decode phase: a request has `num_computed_tokens`, and a step moves some requests toward their
 end within one token budget. Side effects:
 
-    schedule()             1. running requests get their next tokens, in queue order; when blocks run out, the last
-                              in that order is preempted: it loses blocks and slot, and waits with all its tokens
-                           2. waiting requests are admitted while budget, slots and blocks last. Requests that wait for a
-                              grammar or for a leader's prompt are held until it is ready
-    update_from_output()   1. tokens are appended, with those that a grammar forces; grammars and the prefix cache advance
-                           2. requests that end give back blocks and slot
-    fill_masks()           the masks of steps in flight that can be made now
+    schedule()             1. Running requests get their next tokens, in queue order. If blocks run out, the last request
+                              in this order is preempted: it loses its blocks and slot, and waits with all its tokens.
+                           2. Waiting requests are admitted while budget, slots and blocks last. A request that needs a
+                              grammar or a leader's prompt is held until that is ready.
+    update_from_output()   1. Drawn tokens are appended, and those that a grammar forces. Grammars and the prefix cache advance.
+                           2. Requests that end give back their blocks and slot.
+    fill_masks()           The masks of steps in flight that can be made now.
 
-Plans are committed in the order in which they were made; the next ones may be made before. `schedule` changes planned state
-only, `update_from_output` the truth. Every rank runs steps in order, and from that follows what makes planning ahead safe:
+Plans are committed in the order in which they were made, but later ones may be made before. `schedule` changes planned state
+only; `update_from_output` changes the truth. Planning ahead is safe because every rank runs the steps in order:
 
-- Whatever a step in flight reads or writes, a later one comes after it. So blocks and slots go back the moment a request ends
-  or is preempted, and the next plan may give them to another.
-- The prefix cache names blocks at commit, and only those that are full of committed tokens. The steps in flight write behind
-  them, so a row of a request that has ended meanwhile never touches a named block; at commit it is passed over.
-- A preempted request keeps the tokens of its steps in flight, and is admitted again only after they have been committed.
+- A later step reads and writes after all earlier ones. So when a request ends or is preempted, its blocks and slot are free at
+  once, although steps in flight still use them: the next plan may give them to another request.
+- A block gets its name in the prefix cache at commit, when it is full of committed tokens. Steps in flight write only after
+  these tokens. So they never write to a named block, even if their request has ended meanwhile.
+- A preempted request keeps the tokens that its steps in flight draw. It is admitted again when they are committed.
 - A drawn token has a position. If a grammar has already forced that position, the draw is the same token and is skipped.
-- With drafts in flight what is planned are upper bounds, for blocks and budget; at commit the positions not accepted go back.
+- With drafts in flight, planned state has upper bounds, for blocks and budget. At commit the positions of rejected drafts are
+  subtracted again.
 """
 
 from __future__ import annotations
@@ -35,21 +36,27 @@ from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
-from inflight.scheduler.added_tokens import NOTHING_ADDED, AddedTokens, StepCounters, add_tokens, make_output
-from inflight.scheduler.followers import Followers
+from inflight.scheduler.added_tokens import (
+    NOTHING_ADDED,
+    AddedTokens,
+    SampledRow,
+    StepCounters,
+    add_tokens,
+    make_output,
+    sampled_rows,
+)
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.plan import PlannedRow, make_plan
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
-from inflight.scheduler.sampled import sampled_rows
 from inflight.structured_output.manager import StructuredOutputManager
 
 
 class Scheduler:
     """
     Args:
-        grammars: for requests with `structured_outputs`; None where there are none.
-        num_speculative_tokens: how many drafts the workers propose for a request, at most.
+        grammars: for requests with `structured_outputs`; None if the input processor lets no such request through.
+        num_speculative_tokens: how many drafts the workers propose for a request at most.
         first_step_id: the step id of the first plan.
     """
 
@@ -64,18 +71,17 @@ class Scheduler:
         first_step_id: int = 0,
     ) -> None:
         self._config = config
-        self._grammars = None if grammars is None else RequestGrammars(grammars)
+        self._grammars = RequestGrammars(grammars)
         self._num_speculative_tokens = num_speculative_tokens
         self._kv_cache, self._max_model_len = kv_cache, max_model_len
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(config.policy)
-        self._followers = Followers(self._requests, self._waiting, kv_cache.block_size)
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._num_added = 0
         self._next_step_id = first_step_id
-        self._failed: list[EngineCoreOutput] = []  # ended outside a commit; told by the next `take_failures`
+        self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, for the next `take_failures`
         self.stats = StepCounters()
 
     @property
@@ -99,19 +105,18 @@ class Scheduler:
         return bool(self._requests or self._failed)
 
     def add_request(self, core: EngineCoreRequest) -> None:
-        """Queue a request. Its id is free and its sizes have been checked by the input processor."""
+        """Queue a request. The input processor has checked that its id is not in use, and its sizes."""
         assert core.request_id not in self._requests, core.request_id
         blocks = self._kv_cache.new_request(core.cache_salt)
         request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request
         if request.has_grammar:
-            assert self._grammars is not None, "the input processor lets no such request through"
             self._grammars.add(request)
         self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
-        """End requests at once, in whatever state. Ids that are unknown, or have ended, are passed over."""
+        """End requests at once, in whatever state. Ids of unknown or ended requests are ignored."""
         for request_id in request_ids:
             if (request := self._requests.get(request_id)) is not None:
                 self._finish(request)
@@ -122,70 +127,71 @@ class Scheduler:
         return bool(self._failed)
 
     def take_failures(self) -> list[EngineCoreOutput]:
-        """The ends of requests that have failed outside a commit: their grammar could not be compiled, or admits nothing."""
+        """Requests that failed outside a commit: their grammar could not be compiled, or admits nothing."""
         failed, self._failed = self._failed, []
         return failed
 
     def wait_for_grammars(self, seconds: float | None = None, *, for_all: bool = True) -> None:
-        """Until all grammars have been compiled, or any of them; at once where none is being compiled."""
-        if self._grammars is not None and self._grammars.num_compiling:
-            self._grammars.wait(seconds, for_all=for_all)
+        """Wait until all grammars have been compiled, or any of them. Returns at once if none is being compiled."""
+        self._grammars.wait(seconds, for_all=for_all)
 
     def _fail(self, request_id: str, reason: str) -> None:
-        request = self._requests.get(request_id)
-        if request is None:
-            return
-        self._finish(request)
-        self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
+        if (request := self._requests.get(request_id)) is not None:
+            self._finish(request)
+            self._failed.append(make_output(request, AddedTokens((), FinishReason.ERROR, reason)))
 
     # -- schedule ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step, or None when nothing can be computed before the oldest step in flight is committed, or a grammar
-        has been compiled."""
-        if self._grammars is not None:
-            for request_id, failure in self._grammars.take_compiled():
-                if failure:
-                    self._fail(request_id, failure)
-                else:
-                    self._waiting.release(self._requests[request_id])
+        """Plan the next step. None if nothing can be computed before a step in flight is committed or a grammar is compiled."""
+        self._release_compiled()
         rows: list[PlannedRow] = []
         budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
         self._schedule_waiting(rows, budget)
         if not rows:
-            is_compiling = self._grammars is not None and self._grammars.num_compiling > 0
-            only_waits = is_compiling and len(self._requests) == self._waiting.num_held
-            if self._requests and not only_waits and not self._in_flight:
-                raise EngineError(
-                    f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight"
-                )
+            self._check_progress()
             return None
         plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
         self._next_step_id += 1
-        step = plan, [row.request for row in rows]
-        self._in_flight.append(step)
+        self._in_flight.append((plan, [row.request for row in rows]))
         if len(plan.grammar_rows):
-            assert self._grammars is not None
-            self._grammars.expect(*step)
-        for request, count, _, _, num_drafts in rows:
+            self._grammars.expect(plan)
+        has_held = self._waiting.num_held > 0
+        for request, num_tokens, _, _, num_drafts in rows:
             request.num_in_flight += 1
             if request.has_untold_tokens:
                 request.has_untold_tokens = False
-                request.draft_token_ids = []  # proposed behind a token that is not the last any more
-            request.num_computed_tokens += count
-            self._followers.release(request)
+                request.draft_token_ids = []  # they were proposed after a token that is no longer the last one
+            request.num_computed_tokens += num_tokens
+            if has_held and request.has_planned_prompt:
+                self._waiting.release(request.request_id)  # its followers
             request.num_planned_tokens += max(num_drafts, 0)
-            if request.num_computed_tokens == request.num_planned_tokens:
+            if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
                 request.num_planned_tokens += 1
                 request.staggered_until = plan.step_id + self._config.stagger
         return plan
 
-    def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
-        """Give running requests their next tokens. Returns the budget left for others: 0 when blocks ran out, else those that
-        others take would be taken back at once.
+    def _release_compiled(self) -> None:
+        """Requests whose grammars have been compiled may be admitted; those whose compilation failed end."""
+        for request_id, failure in self._grammars.take_compiled():
+            if failure:
+                self._fail(request_id, failure)
+            else:
+                self._waiting.release(request_id)
 
-        With several stages a token takes as many steps to be drawn. So a request waits `stagger` steps for its token, or
-        until it is committed, and a step takes an equal share of those that decode. Both fall away with a stagger of 1.
+    def _check_progress(self) -> None:
+        """Nothing can be scheduled. Then a step must be in flight, or all requests wait for grammars and leaders."""
+        only_waits = self._grammars.num_compiling > 0 and len(self._requests) == self._waiting.num_held
+        if self._requests and not only_waits and not self._in_flight:
+            raise EngineError(f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight")
+
+    def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
+        """Give running requests their next tokens. Returns the budget that is left for waiting requests; 0 if blocks ran out,
+        because a request admitted now would be preempted at once.
+
+        With several pipeline stages it takes several steps until a token is drawn. So a request waits `stagger` steps for its
+        token, or until it is committed, and a step takes an equal share of the requests that decode. With a stagger of 1
+        neither rule has an effect.
         """
         running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._next_step_id
         num_decodes = -(-len(running) // self._config.stagger)
@@ -198,28 +204,28 @@ class Scheduler:
             if num_planned > request.num_tokens and (
                 num_planned == request.max_num_tokens or step_id < request.staggered_until
             ):
-                continue  # its last token, or the one that it waits for, is in flight
+                continue  # its last token is in flight, or the token that it waits for
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
-                continue  # where its steps in flight end depends on their drafts
+                continue  # the drafts in flight decide at which position its steps end
             count, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
             if count == 1:
                 if num_decodes == 0:
                     continue
                 num_decodes -= 1
-                num_drafts = self._num_drafts(request)
+                num_drafts = request.max_drafts(self._num_speculative_tokens)
                 count += max(num_drafts, 0)
-            # every running request after this one keeps a token of the budget: a long prompt delays nobody's next token
+            # every running request after this one keeps a token of the budget, so that a long prompt delays no other token
             count = min(count, budget - (len(running) - i))
             num_drafts = min(num_drafts, count - 1)
             end = request.num_computed_tokens + count
             while (grown := allocate(request.blocks, end)) is None:
-                if num_drafts > 0:  # nobody is preempted for drafts
+                if num_drafts > 0:  # no request is preempted for drafts
                     count, end, num_drafts = count - num_drafts, end - num_drafts, 0
                     continue
                 ran_out = True
                 victim = running[-1]
                 if victim is request and request.num_in_flight:
-                    return 0  # when they are committed, a window that moves on may give blocks back
+                    return 0  # when its steps are committed, its window may move on and give blocks back
                 self._preempt(victim)
                 if victim is request:
                     return 0
@@ -227,21 +233,13 @@ class Scheduler:
             budget -= count
         return 0 if ran_out else budget
 
-    def _num_drafts(self, request: Request) -> int:
-        """How many drafts may follow the last token; NO_DRAFTS if there are none, and it is known where that token stands."""
-        if not self._num_speculative_tokens or request.has_untold_tokens:
-            return NO_DRAFTS
-        most = request.max_num_tokens - 1 - request.num_planned_tokens  # a token is drawn behind the last of them
-        if request.num_planned_tokens > request.num_tokens:
-            return min(self._num_speculative_tokens, most)
-        return min(len(request.draft_token_ids), most) or NO_DRAFTS
-
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
+        """Admit waiting requests in queue order, up to the first that does not fit."""
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
             if request.num_in_flight:
-                break  # preempted, and soon back; those behind it would take its blocks
-            if self._followers.must_wait(request):
-                self._followers.hold_first()
+                break  # it was preempted and will be back soon; requests after it would take its blocks
+            if (leader := self._leader_to_wait_for(request)) is not None:
+                self._waiting.hold_first(leader.request_id)
                 continue
             row = self._admit(request, budget)
             if row is None:
@@ -249,8 +247,23 @@ class Scheduler:
             rows.append(row)
             budget -= row.num_tokens
 
+    def _leader(self, request: Request) -> Request | None:
+        """The first of the n completions of one prompt, if `request` is another one, its *follower*, and has never run.
+
+        The leader computes the prompt. A follower is admitted when plans compute all of the prompt except its last token, and
+        shares the leader's blocks. These steps may still be in flight: the follower's step runs after them, and if one of them
+        fails, it is void, too.
+        """
+        return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
+
+    def _leader_to_wait_for(self, request: Request) -> Request | None:
+        """The leader of a follower that cannot be admitted yet. A prompt of one block has nothing to share."""
+        leader = self._leader(request)
+        must_wait = leader is not None and not leader.has_planned_prompt
+        return leader if must_wait and request.num_prompt_tokens > self._kv_cache.block_size else None
+
     def _admit(self, request: Request, budget: int) -> PlannedRow | None:
-        """Move the head of the queue into a slot, or None when budget or blocks do not suffice."""
+        """Give the first request of the queue a slot. None if budget or blocks do not suffice."""
         computed = self._computed_blocks(request)
         start = len(computed[0]) * self._kv_cache.block_size if computed else 0
         count = request.num_tokens - start
@@ -276,11 +289,11 @@ class Scheduler:
         return PlannedRow(request, count, grown, True)
 
     def _computed_blocks(self, request: Request) -> tuple[list[int], ...]:
-        """Blocks the request need not compute: its leader's, or what the prefix cache has."""
-        last = request.num_tokens - 1  # this token at least is computed, its logits are wanted
+        """Blocks that the request need not compute: those of its leader, or those in the prefix cache."""
+        last = request.num_tokens - 1  # this token at least is computed, because its logits are needed
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
-        if (leader := self._followers.running_leader(request)) is not None:
+        if (leader := self._leader(request)) is not None and leader.status is RequestStatus.RUNNING:
             shared = self._kv_cache.share_prompt(request.blocks, leader.blocks, last // self._kv_cache.block_size)
             if shared != NO_BLOCKS:
                 return shared
@@ -291,6 +304,7 @@ class Scheduler:
         self.stats.num_preemptions += 1
 
     def _requeue(self, request: Request) -> None:
+        """A running request loses its blocks and slot, and waits with all its tokens."""
         self._release(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
@@ -299,9 +313,9 @@ class Scheduler:
     # -- commit --------------------------------------------------------------------------------------------------
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Take in the oldest step in flight. Returns what it adds to its requests, in the plan's row order.
+        """Commit the oldest step in flight. Returns what it adds to its requests, in the plan's row order.
 
-        Rows of requests that have ended since add nothing. A request preempted since has no blocks any more, but its tokens.
+        Rows of requests that have ended meanwhile add nothing. A request that was preempted meanwhile gets the tokens, too.
         """
         planned, requests = self._in_flight.popleft()
         assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
@@ -313,14 +327,11 @@ class Scheduler:
         results: list[EngineCoreOutput] = []
         for row, request in enumerate(requests):
             request.num_in_flight -= 1
-            drawn = sampled.get(row)
             num_computed = ends[row]
-            if drawn is not None and drafts and drafts[row] != NO_DRAFTS:
-                num_computed = drawn.position - 1 + len(drawn.token_ids)
-                self._give_back(request, scheduled[row] - len(drawn.token_ids))
-                self.stats.num_draft_tokens += min(drafts[row], len(request.draft_token_ids))
-                self.stats.num_accepted_tokens += len(drawn.token_ids) - 1
+            drawn = sampled.get(row)
             if drawn is not None:
+                if drafts and drafts[row] != NO_DRAFTS:
+                    num_computed = self._take_back_rejected(request, drawn, scheduled[row], drafts[row])
                 request.draft_token_ids = drawn.drafts
                 request.num_drawn_tokens = drawn.position + len(drawn.token_ids)
             if request.status is RequestStatus.FINISHED:
@@ -337,19 +348,22 @@ class Scheduler:
                 results.append(make_output(request, added, drawn, piece))
         return results
 
-    def _give_back(self, request: Request, num_rejected: int) -> None:
-        """Drafts that were planned and not computed, or not accepted."""
+    def _take_back_rejected(self, request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int) -> int:
+        """The plan assumed that all drafts are computed and accepted: subtract those that were not. Returns how many tokens of
+        the request are computed."""
+        num_rejected = num_scheduled - len(drawn.token_ids)
         request.num_planned_tokens -= num_rejected
         if request.status is RequestStatus.RUNNING:
             request.num_computed_tokens -= num_rejected
+        self.stats.num_draft_tokens += min(max_drafts, len(request.draft_token_ids))
+        self.stats.num_accepted_tokens += len(drawn.token_ids) - 1
+        return drawn.position - 1 + len(drawn.token_ids)
 
     def fill_masks(self) -> list[tuple[int, GrammarOutput]]:
-        """The masks of steps in flight that can be made now, each step's once: (step id, masks), in step order.
+        """The masks of steps in flight that can be made now, and were not made before: (step id, masks), in step order.
 
-        Requests that cannot go on, because their grammar fails or admits nothing, have ended then; `take_failures` tells.
+        A request ends if its grammar fails or admits nothing: `take_failures` returns it.
         """
-        if self._grammars is None or not self._grammars.has_masks_to_fill():
-            return []
         filled, errors = self._grammars.fill(self._in_flight)
         for request_id, reason in errors.items():
             self._fail(request_id, reason)
@@ -361,12 +375,12 @@ class Scheduler:
         return bool(requests) and all(request.status is RequestStatus.FINISHED for request in requests)
 
     def void(self) -> list[tuple[int, GrammarOutput]]:
-        """Drop all steps in flight: one has failed, and the inputs of the younger ones are not what was planned.
+        """Drop all steps in flight: one has failed, and later ones have inputs that were not planned.
 
-        Their requests wait again with all their tokens: what the workers have of them is not known, so they travel in full.
+        Their requests wait again with all their tokens. They are sent in full later, as nobody knows what the workers have.
 
         Returns:
-            what to send for steps that wait for masks in the workers.
+            (step id, empty masks) to send for each step that waits for masks in the workers.
         """
         for _, requests in self._in_flight:
             for request in requests:
@@ -375,7 +389,7 @@ class Scheduler:
                 request.num_in_flight = 0
                 request.num_planned_tokens = request.num_tokens
         self._in_flight.clear()
-        return self._grammars.give_up_masks() if self._grammars is not None else []
+        return self._grammars.give_up_masks()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents. Running requests keep their blocks, but no other request can reuse these."""
@@ -388,13 +402,9 @@ class Scheduler:
             f"{len(self._running)} requests run, {len(self._waiting)} wait; {pool.num_free_blocks} of {pool.num_blocks - 1} KV "
             f"blocks are free; {len(self._in_flight)} steps in flight"
         ]
-        lines += [
-            f"  {request.request_id}: {request.status.name}, slot {request.slot}, {request.num_prompt_tokens} prompt tokens, "
-            f"{request.num_output_tokens} emitted, {request.num_computed_tokens} of {request.num_planned_tokens} planned, "
-            f"{len(request.blocks.tables[0])} blocks, in {request.num_in_flight} steps in flight"
-            for request in self._requests.values()
-            if request.status is RequestStatus.RUNNING or request.num_in_flight
-        ]
+        for request in self._requests.values():
+            if request.status is RequestStatus.RUNNING or request.num_in_flight:
+                lines.append(f"  {request.describe()}")
         return "\n".join(lines)
 
     def check_integrity(self) -> None:
@@ -412,13 +422,11 @@ class Scheduler:
             assert request.num_in_flight == rows[request.order]
             assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
             assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
+            is_held, is_compiling = self._waiting.is_held(request), self._grammars.is_compiling(request)
+            assert is_held or not is_compiling
+            assert is_compiling or not is_held or self._leader_to_wait_for(request) is not None
         self._kv_cache.check_integrity([request.blocks for request in live])
-        self._followers.check_integrity()
-        for request in live:
-            is_compiling = self._grammars is not None and self._grammars.is_compiling(request)
-            assert self._waiting.is_held(request) == (is_compiling or self._followers.is_held(request))
-        if self._grammars is not None:
-            self._grammars.check_integrity(live)
+        self._grammars.check_integrity(live)
 
     def _finish(self, request: Request) -> None:
         was_running = request.status is RequestStatus.RUNNING
@@ -428,12 +436,12 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         del self._requests[request.request_id]
-        self._followers.release(request)
-        if request.has_grammar and self._grammars is not None:
+        self._waiting.release(request.request_id)  # its followers
+        if request.has_grammar:
             self._grammars.drop(request)
 
     def _release(self, request: Request) -> None:
-        """Give back blocks and slot of a running request."""
+        """Give back the blocks and the slot of a running request."""
         self._kv_cache.free(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = NO_SLOT

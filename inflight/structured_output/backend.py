@@ -1,12 +1,12 @@
-"""The seam to a grammar library: `GrammarBackend` compiles, `CompiledGrammar` is shared, `GrammarMatcher` follows one request.
+"""What a grammar library must do: `GrammarBackend` compiles grammars, and a `GrammarMatcher` follows one request's tokens.
 
 A mask is a row of int32 words, `ceil(vocab_size / 32)` of them: bit i % 32 of word i // 32 says whether token i may come next.
 A grammar ends by an EOS token: all EOS ids are allowed exactly where the text so far is complete.
 
 What holds for every backend (the conformance suite in `tests/unit/structured_output/` checks it):
 
-- A token whose bit is set is accepted. The reverse need not hold: where the grammar admits one text only, a backend may allow
-  only the tokens that the tokenizer itself would choose for it.
+- A token whose bit is set is accepted. The reverse need not hold: if the grammar admits one text only, a backend may allow
+  only the tokens that the tokenizer itself would choose for this text.
 - Masks, acceptance and forced tokens depend on the grammar and the accepted tokens alone; after `rollback` everything is as
   if the tokens had never been accepted.
 - A grammar that outgrows its limits fails: `compile` raises, or the matcher's `error()` says so from then on.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ MaskRows = npt.NDArray[np.int32]  # [num_rows, ceil(vocab_size / 32)], contiguou
 TOO_COMPLEX = "it is too complex: give it fewer alternatives and properties, or shorter repetitions and lengths"
 
 ALL_ALLOWED = -1  # every word of a mask that forbids nothing
+MAX_ERROR_LENGTH = 500  # characters
 
 
 def num_mask_words(vocab_size: int) -> int:
@@ -40,9 +41,9 @@ def num_mask_words(vocab_size: int) -> int:
 
 
 class GrammarMatcher(ABC):
-    """Where one request stands in its grammar. Used by one thread at a time.
+    """One request's position in its grammar. Used by one thread at a time.
 
-    EOS is handled here, the same for every backend: it is accepted where the text is complete, and after it nothing is.
+    This class handles EOS for every backend: EOS is accepted when the text is complete, and nothing is accepted after it.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -61,7 +62,7 @@ class GrammarMatcher(ABC):
         return self._is_terminated
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False, and nothing changes, where it is not admitted."""
+        """Go on by one token. If the grammar does not admit it, return False and change nothing."""
         if self._is_terminated or not 0 <= token_id < self._vocab_size or self.error():
             return False
         if token_id in self._eos_token_ids and self.is_accepting():
@@ -72,7 +73,7 @@ class GrammarMatcher(ABC):
         return accepted
 
     def accept_tokens(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first that is not admitted; how many."""
+        """Accept tokens up to the first that is not admitted. Returns how many."""
         for i, token_id in enumerate(token_ids):
             if not self.accept(token_id):
                 return i
@@ -95,7 +96,7 @@ class GrammarMatcher(ABC):
         self._num_inner -= num_tokens
 
     def fill_mask(self, row: MaskRow) -> None:
-        """What may come next. After EOS, and after an error, nothing is forbidden: nobody draws there."""
+        """Write the mask of the next token. After EOS and after an error nothing is forbidden, because nobody draws there."""
         if not self._is_terminated and not self.error():
             self._fill_mask(row)
             if not self.error():
@@ -103,9 +104,9 @@ class GrammarMatcher(ABC):
         row.fill(ALL_ALLOWED)
 
     def fill_masks_along(self, draft_token_ids: Sequence[int], rows: MaskRows) -> None:
-        """Row i is the mask after the first i drafts; `len(draft_token_ids) + 1` rows. The state is as before.
+        """Row i becomes the mask after the first i drafts; `len(draft_token_ids) + 1` rows. The state is as before.
 
-        Rows behind a draft that is not admitted, or is an EOS that ends the text, forbid nothing: nobody draws there.
+        Rows after a draft that is not admitted, or that is an EOS, forbid nothing, because nobody draws there.
         """
         num_accepted = 0
         for i in range(len(draft_token_ids) + 1):
@@ -117,12 +118,12 @@ class GrammarMatcher(ABC):
         self.rollback(num_accepted)
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """The next tokens as long as exactly one is allowed at each position; at most `limit`. The state is as before."""
+        """The next tokens, up to the first position that allows several; at most `limit`. The state is as before."""
         forced: list[int] = []
         row = np.empty(num_mask_words(self._vocab_size), dtype=np.int32)
         while len(forced) < limit and not self._is_terminated:
             self.fill_mask(row)
-            token_id = int(single_token_ids(row[None])[0])
+            token_id = single_token_id(row)
             if token_id < 0 or not self.accept(token_id):
                 break
             forced.append(token_id)
@@ -135,40 +136,44 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def error(self) -> str:
-        """Why this matcher cannot go on; "" while it can. It never recovers."""
+        """Why this matcher cannot go on; "" while it can. An error is final."""
 
     @abstractmethod
     def _accept(self, token_id: int) -> bool:
-        """`accept`, of a token in the vocabulary that does not end the text."""
+        """`accept` a token of the vocabulary that does not end the text."""
 
     @abstractmethod
     def _rollback(self, num_tokens: int) -> None: ...
 
     @abstractmethod
     def _fill_mask(self, row: MaskRow) -> None:
-        """`fill_mask`, before the end. It may set `error()`, and must not raise."""
+        """`fill_mask` before EOS. It may set `error()`, and must not raise."""
 
 
-class CompiledGrammar(ABC):
-    """A grammar ready for use, shared by requests and threads; it does not change."""
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """A grammar ready for use, shared by requests and threads.
 
-    @abstractmethod
-    def matcher(self) -> GrammarMatcher:
-        """A new matcher, at the start of the text."""
+    Attributes:
+        matcher: makes a new matcher, at the start of the text.
+        size_bytes: memory held, for the cache's budget; an estimate if the library does not say.
+    """
 
-    @property
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """Memory held, for the cache's budget; an estimate where the library does not say."""
+    matcher: Callable[[], GrammarMatcher]
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """One request's part of a step: masks into rows `[first_row, first_row + len(draft_token_ids) + 1)`."""
+    """One request's part of a step: the masks after its emitted tokens, and after each of its drafts."""
 
     matcher: GrammarMatcher
     first_row: int
     draft_token_ids: Sequence[int] = ()
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first_row, self.first_row + len(self.draft_token_ids) + 1)
 
 
 class GrammarBackend(ABC):
@@ -189,7 +194,7 @@ class GrammarBackend(ABC):
         self.eos_token_ids = frozenset(eos_token_ids)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile, and compute the first mask: most of what blows up does so here. Any thread; slow.
+        """Compile, and compute the first mask: most grammars that are too large fail here. Slow. Any thread may call it.
 
         Raises:
             InvalidRequestError: the constraint is malformed, not supported, too complex, or admits nothing.
@@ -207,7 +212,7 @@ class GrammarBackend(ABC):
 
     @classmethod
     def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
-        """The part of `compile` that needs no library: checks of shapes, and the walk over JSON schemas. Raises as `compile`.
+        """The part of `compile` that needs no library: it checks shapes and walks over JSON schemas. Raises as `compile`.
 
         Returns:
             the spec to compile, and the places in its schemas that were left out because this backend cannot enforce them.
@@ -223,30 +228,29 @@ class GrammarBackend(ABC):
             structures = [*document["structures"], *([document["otherwise"]] if "otherwise" in document else [])]
             left_out = []
             for i, (tag, structure) in enumerate(zip(tags, structures, strict=True)):
-                where = f"structural_tag: structures[{i}].schema, behind {tag.begin!r}"
+                where = f"structural_tag: structures[{i}].schema, after {tag.begin!r}"
                 left_out += relax_schema(structure["schema"], cls.schema_support, tag.parts, where)
             return replace(spec, text=json.dumps(document, ensure_ascii=False)), left_out
         return spec, []
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
-        """All masks of a step. A matcher that fails says so in its `error()`, and harms no other."""
+        """Write all masks of a step. If a matcher fails, its `error()` says so, and no other matcher is affected."""
         for job in jobs:
-            job.matcher.fill_masks_along(
-                job.draft_token_ids, rows[job.first_row : job.first_row + len(job.draft_token_ids) + 1]
-            )
+            job.matcher.fill_masks_along(job.draft_token_ids, rows[job.rows])
 
     @abstractmethod
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """`compile`, of a spec that `check` has passed."""
+        """`compile` a spec that `relax` returned."""
 
 
-def single_token_ids(rows: MaskRows) -> npt.NDArray[np.int32]:
-    """For each row the one token that it allows; -1 where it allows none or several."""
-    num_allowed = np.bitwise_count(rows).sum(axis=1, dtype=np.int32)
-    token_ids = np.full(len(rows), -1, dtype=np.int32)
-    single = np.flatnonzero(num_allowed == 1)
-    if len(single):
-        words = (rows[single] != 0).argmax(axis=1)
-        bits = rows[single, words].view(np.uint32)
-        token_ids[single] = words * 32 + np.bitwise_count(bits - np.uint32(1))
-    return token_ids
+def single_token_id(row: MaskRow) -> int:
+    """The one token that the row allows; -1 if it allows none or several."""
+    words = row.nonzero()[0]
+    bits = int(row[words[0]]) & 0xFFFFFFFF if len(words) == 1 else 0
+    return int(words[0]) * 32 + bits.bit_length() - 1 if bits.bit_count() == 1 else -1
+
+
+def one_line(error: str) -> str:
+    """A library's message in one line, not too long: it may quote the grammar."""
+    text = " ".join(error.split())
+    return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}..."

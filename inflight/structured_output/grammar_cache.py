@@ -1,14 +1,14 @@
-"""`GrammarCache`: compiles grammars off the engine's loop, each once, and keeps the ones used last.
+"""`GrammarCache`: compiles each grammar once, on a thread of its own, and keeps those that were used last.
 
 A compilation takes from a millisecond to seconds: its time grows about with the square of the length of its text. So long texts
-have a lane of their own, and short ones never wait for them. See `CompileLane` for the bounds of each lane.
+have a lane of their own, and short ones never wait for them. `CompileLane` has the bounds of a lane.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from functools import partial
 
 from inflight.errors import InflightError, InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
-from inflight.structured_output.compile_lane import CompileJob, CompileLane
+from inflight.structured_output.compile_lane import CompileLane
 from inflight.structured_output.spec import GrammarSpec
 
 logger = logging.getLogger(__name__)
@@ -28,17 +28,23 @@ MAX_COMPILE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class _Entry:
-    """`num_users`: requests that have called `get` for it and not yet `release`."""
+    """One grammar.
+
+    Attributes:
+        num_users: requests that have called `get` for it and not yet `release`.
+        num_bytes: None while it is being compiled.
+    """
 
     lane: CompileLane
-    job: CompileJob
+    future: Future[CompiledGrammar]
     num_users: int = 0
+    num_bytes: int | None = None
 
 
 class GrammarCache:
-    """Compilations by spec, least recently used first. A failed compilation is kept as well, because it would fail again.
+    """Compiled grammars by spec. A failed compilation is kept as well, because it would fail again.
 
-    One that is being compiled is never evicted, and what is evicted lives on in the matchers made from it. Any thread may call.
+    A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call.
 
     Args:
         num_threads: compilations that run at a time, in each of the two lanes.
@@ -53,14 +59,8 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._backend_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
-        self._entries: dict[GrammarSpec, _Entry] = {}
-        self._ended: deque[tuple[GrammarSpec, _Entry]] = (
-            deque()
-        )  # compilations, from any thread; `_take_ended` empties it
-        self._sizes: OrderedDict[GrammarSpec, int] = (
-            OrderedDict()
-        )  # of entries that have ended, least recently used first
-        self._num_bytes = 0  # the sum of `_sizes`
+        self._entries: OrderedDict[GrammarSpec, _Entry] = OrderedDict()  # the least recently used first
+        self._num_bytes = 0
         self._short, self._long = (
             CompileLane(
                 f"inflight-grammar-{name}",
@@ -81,7 +81,6 @@ class GrammarCache:
         an `InvalidRequestError` if this one takes too long.
         """
         with self._lock:
-            self._take_ended()
             entry = self._entries.get(spec)
             if entry is None:
                 lane = self._short if len(spec.text) <= LONG_TEXT else self._long
@@ -91,30 +90,27 @@ class GrammarCache:
                     refused: Future[CompiledGrammar] = Future()
                     refused.set_exception(error)
                     return refused
-                # the callback takes no lock: a lane ends futures under its own one, and `submit` takes that under ours
-                entry.job.future.add_done_callback(partial(self._note_end, spec, entry))
             entry.num_users += 1
-            if spec in self._sizes:
-                self._sizes.move_to_end(spec)
+            self._entries.move_to_end(spec)
             self._evict(spec)
-            return entry.job.future
+            return entry.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
         """To be called when a request no longer needs what `get` returned. A compilation that no request waits for is
         cancelled; if it runs already, it is written off (`CompileLane`)."""
         with self._lock:
             entry = self._entries.get(spec)
-            if entry is None or entry.job.future is not future:  # it was refused, or evicted meanwhile
+            if entry is None or entry.future is not future:  # it was refused, or evicted meanwhile
                 return
             entry.num_users -= 1
-            if entry.num_users > 0 or entry.job.future.done():
+            if entry.num_users > 0 or entry.future.done():
                 return
-            entry.lane.leave(entry.job)
-            if entry.job.future.cancelled():
+            entry.lane.leave(entry.future)
+            if entry.future.cancelled():
                 del self._entries[spec]
 
     def backend(self) -> GrammarBackend:
-        """The backend, made by the first who asks; slow then."""
+        """The backend. The first call makes it, which is slow."""
         with self._backend_lock:
             if self._backend is None:
                 self._backend = self._create_backend()
@@ -126,36 +122,32 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        backend = self.backend()
+        """Runs on a thread of a lane, without the lane's lock."""
+        num_bytes = len(spec.text)
         try:
-            return backend.compile(spec)
-        except InflightError:
-            raise
-        except BaseException as error:  # a library's panic, which is no `Exception`: its text is for the log
-            logger.error("the grammar library failed", exc_info=error)
-            raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}") from error
-
-    def _note_end(self, spec: GrammarSpec, entry: _Entry, _: Future[CompiledGrammar]) -> None:
-        self._ended.append((spec, entry))
-
-    def _take_ended(self) -> None:
-        """Count the sizes of what has been compiled since the last call. The lock is held."""
-        while self._ended:
-            spec, entry = self._ended.popleft()
-            if self._entries.get(spec) is entry:  # else it was cancelled and forgotten
-                self._sizes[spec] = _size_bytes(spec, entry.job.future)
-                self._num_bytes += self._sizes[spec]
+            backend = self.backend()
+            try:
+                grammar = backend.compile(spec)
+            except InflightError:
+                raise
+            except BaseException as error:  # a library's panic, which is no `Exception`: its text is for the log
+                logger.error("the grammar library failed", exc_info=error)
+                raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}") from error
+            num_bytes += grammar.size_bytes
+            return grammar
+        finally:
+            with self._lock:
+                self._entries[spec].num_bytes = num_bytes
+                self._num_bytes += num_bytes
 
     def _evict(self, wanted: GrammarSpec) -> None:
-        """Forget what was used least recently, but `wanted`, until both bounds are kept. The lock is held."""
-        while self._sizes and (len(self._entries) > self._max_count or self._num_bytes > self._max_bytes):
-            spec = next(iter(self._sizes))
-            if spec == wanted:  # the last one, because it was moved to the end
-                break
-            self._num_bytes -= self._sizes.pop(spec)
-            del self._entries[spec]
+        """Forget what was used least recently until both bounds are kept; but never `wanted`. The lock is held."""
+        for spec, entry in list(self._entries.items()) if self._is_full() else ():
+            if entry.num_bytes is not None and spec != wanted:
+                self._num_bytes -= entry.num_bytes
+                del self._entries[spec]
+            if not self._is_full():
+                return
 
-
-def _size_bytes(spec: GrammarSpec, future: Future[CompiledGrammar]) -> int:
-    failed = future.cancelled() or future.exception() is not None
-    return len(spec.text) + (0 if failed else future.result().size_bytes)
+    def _is_full(self) -> bool:
+        return len(self._entries) > self._max_count or self._num_bytes > self._max_bytes

@@ -1,16 +1,16 @@
-"""A walk over a JSON schema before it is compiled: what a backend cannot enforce is left out and named, or refused.
+"""Prepares a JSON schema for a grammar backend: keywords that it cannot enforce are refused, or left out and reported.
 
 The standard is JSON Schema (draft 2020-12, with the older spellings `definitions`, `items` as a list, `additionalItems`).
-Keywords that it does not define are ignored, as it demands. Keywords that it defines and a backend does not enforce:
+Keywords that the standard does not define are ignored, as it demands. Keywords that it defines and a backend does not enforce:
 
 | | strict | lenient |
 |---|---|---|
 | `propertyNames` that every string satisfies, `uniqueItems: false` | left out: every value satisfies them | as strict |
-| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out, and named | as strict |
-| all others | refused, with the path in the schema | left out, and named |
+| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | as strict |
+| all others | refused, with the path in the schema | left out and reported |
 
-If a keyword is left out, the schema admits more texts, never fewer, and all other keywords still hold. A definition that no
-reference reaches is not read.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. A definition to
+which no reference leads is not read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # the compilers recurse
 MAX_NODES = 50_000
-MAX_PROPERTIES = (
-    2000  # of one object: the time grows with the square; so many take 1 s with llguidance, 2 s with xgrammar
-)
-MAX_PATTERN_PROPERTIES = 100  # of one object: 0.1 s with llguidance; 200 take 3.5 s
+# Of one object. The time grows with the square of the number: these take 1 s with llguidance, 2 s with xgrammar.
+MAX_PROPERTIES = 2000
+MAX_PATTERN_PROPERTIES = 100  # of one object: these take 0.1 s with llguidance; 200 take 3.5 s
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -42,7 +41,7 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 _OTHERS = frozenset({"type", "enum", "const", "pattern", "format", "required", "items", "uniqueItems", "$ref"})
 _OTHERS |= {"dependentRequired", "dependencies", "$dynamicRef", "$recursiveRef"}
 
-# All that can make a value invalid.
+# All keywords that can make a value invalid.
 ASSERTIONS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | _COUNTS | _NUMBERS | _OTHERS
 
 
@@ -53,7 +52,7 @@ class SchemaSupport:
     Attributes:
         keywords: those of `ASSERTIONS` that it enforces.
         formats: values of `format` that it enforces.
-        exclusive: keyword -> the assertions that it may not stand beside.
+        exclusive: keyword -> the assertions that may not be in the same schema.
     """
 
     keywords: frozenset[str]
@@ -68,8 +67,8 @@ def relax_schema(
 
     Args:
         schema: JSON data; it is changed.
-        parts: places of `schema` with a name of their own, each strict or not. Everything outside of them is strict.
-        where: the name of everything outside of `parts`, for messages.
+        parts: places of `schema` with a name of their own, each strict or not. The rest of the schema is strict.
+        where: the name of the rest of the schema, for messages.
 
     Returns:
         the places of keywords that were left out and could reject a value: "tools[0] ('f'): #/properties/a/uniqueItems".
@@ -85,22 +84,8 @@ def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: 
     return _Walk(schema, SchemaSupport(frozenset()), (), "").nodes()
 
 
-def keyword_paths(schema: object, keyword: str) -> list[str]:
-    """JSON pointers of every use of `keyword`; an approximation that also sees data under const and enum."""
-    found: list[str] = []
-    stack: list[tuple[object, str]] = [(schema, "#")]
-    while stack:
-        node, path = stack.pop()
-        if isinstance(node, Mapping):
-            found += [f"{path}/{keyword}"] if keyword in node else []
-            stack += [(child, f"{path}/{_escape(key)}") for key, child in node.items()]
-        elif isinstance(node, list):
-            stack += [(child, f"{path}/{i}") for i, child in enumerate(node)]
-    return sorted(found)
-
-
 def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
-    """A place in a schema in its author's words: the schema's name, and the path in that schema."""
+    """A place in a schema as its author knows it: the name of the part, and the path in the part."""
     part = _find_part(path, parts)
     return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
 
@@ -112,7 +97,7 @@ def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
 
 @dataclass(slots=True)
 class _Properties:
-    """How many one object has: those of a schema, of the schemas in its `allOf`, and of what it refers to."""
+    """How many properties one object has: those of its schema, of the schemas in `allOf`, and of the target of `$ref`."""
 
     num_named: int = 0
     num_patterns: int = 0
@@ -129,7 +114,7 @@ class _Walk:
 
     def run(self) -> list[str]:
         for path, node in self.nodes():  # `nodes` finds the children of a node after the node was relaxed
-            part = self._part(path)
+            part = _find_part(path, self._parts)
             self._relax(node, path, is_strict=part is None or part.is_strict)
             self._check_keywords(node, path)
         return self._left_out
@@ -168,9 +153,8 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", problem)
 
     def _relax(self, node: dict[str, Any], path: str, *, is_strict: bool) -> None:  # Any: JSON
-        if (
-            not is_strict and "oneOf" in node and "anyOf" not in node
-        ):  # a backend may be unable to prove that branches do not overlap
+        # a backend may be unable to prove that the branches of a oneOf do not overlap
+        if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
         for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
             if keyword not in node:
@@ -181,7 +165,9 @@ class _Walk:
                 keyword not in self._support.keywords and (keyword == "uniqueItems" or not is_strict)
             ):
                 self._leave_out(node, keyword, path)
-                if keyword == "patternProperties" and "additionalProperties" in node:  # it would forbid what they admit
+                if (
+                    keyword == "patternProperties" and "additionalProperties" in node
+                ):  # it would forbid their properties
                     self._leave_out(node, "additionalProperties", path)
         if is_strict:
             return
@@ -194,7 +180,7 @@ class _Walk:
     def _leave_out(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
         if keyword in node:
             del node[keyword]
-            self._left_out.append(self._name_place(f"{path}/{keyword}"))
+            self._left_out.append(name_place(f"{path}/{keyword}", self._parts, self._where))
 
     def _is_unknown_format(self, keyword: str, value: object) -> bool:
         return keyword == "format" and isinstance(value, str) and value not in self._support.formats
@@ -206,43 +192,22 @@ class _Walk:
                 raise self._refusal(f"{path}/{keyword}", "is not supported: use whitespace_pattern or leave it out")
             if keyword in asserted:
                 if keyword not in self._support.keywords:
-                    part = self._part(path)
+                    part = _find_part(path, self._parts)
                     hint = "" if part is None else "; leave it out, or set strict to false: then it is not enforced"
                     raise self._refusal(f"{path}/{keyword}", f"is not supported{hint}")
-                self._check_value(keyword, node[keyword], f"{path}/{keyword}")
+                if problem := _problem(keyword, node[keyword]):
+                    raise self._refusal(f"{path}/{keyword}", problem)
                 if clash := self._support.exclusive.get(keyword, frozenset()) & asserted:
                     raise self._refusal(f"{path}/{keyword}", f"is not supported beside {', '.join(sorted(clash))}")
-
-    def _check_value(self, keyword: str, value: object, path: str) -> None:
-        if keyword in _COUNTS:
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-                raise self._refusal(path, f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]")
-        elif keyword in _NUMBERS:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise self._refusal(path, f"is {_name(value)}, not a number")
-        elif keyword in ("pattern", "$ref"):
-            if not isinstance(value, str):
-                raise self._refusal(path, f"is {_name(value)}, not a string")
-        elif keyword == "type":
-            for name in value if isinstance(value, list) and value else [value]:
-                if not isinstance(name, str) or name not in TYPES:
-                    raise self._refusal(path, f"{name!r} is none of {', '.join(sorted(TYPES))}")
-        elif keyword == "enum":
-            if not isinstance(value, list) or not value:
-                raise self._refusal(path, "is not a list with at least one value: nothing could be emitted")
-        elif keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-            raise self._refusal(path, "is not a list of property names")
 
     def _children(self, node: Mapping[str, Any], path: str) -> Iterator[tuple[object, str]]:  # Any: JSON
         for keyword, value in node.items():
             here = f"{path}/{keyword}"
-            if keyword in _SCHEMA:
-                yield value, here
-            elif keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
+            if keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
                 if not isinstance(value, list):
                     raise self._refusal(here, f"is {_name(value)}, not a list of schemas")
                 yield from ((child, f"{here}/{i}") for i, child in enumerate(value))
-            elif keyword == "items":
+            elif keyword in _SCHEMA or keyword == "items":
                 yield value, here
             elif keyword in _SCHEMA_MAPS:
                 if not isinstance(value, Mapping):
@@ -265,25 +230,14 @@ class _Walk:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(target, Mapping) and key in target:
                 target = target[key]
-            elif (
-                isinstance(target, Sequence)
-                and not isinstance(target, str)
-                and key.isdecimal()
-                and int(key) < len(target)
-            ):
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
                 target = target[int(key)]
             else:
                 raise self._refusal(path, f"{reference!r} does not exist")
         return target
 
-    def _part(self, path: str) -> SchemaPart | None:
-        return _find_part(path, self._parts)
-
-    def _name_place(self, path: str) -> str:
-        return name_place(path, self._parts, self._where)
-
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
-        return InvalidRequestError(f"{self._name_place(path)} {problem}")
+        return InvalidRequestError(f"{name_place(path, self._parts, self._where)} {problem}")
 
 
 def _asserts_nothing(keyword: str, value: object) -> bool:
@@ -291,6 +245,26 @@ def _asserts_nothing(keyword: str, value: object) -> bool:
     if keyword == "propertyNames":
         return value is True or value in ({}, {"type": "string"})
     return keyword == "uniqueItems" and value is False
+
+
+def _problem(keyword: str, value: object) -> str:
+    """What is wrong with the value of a keyword; "" if nothing is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if keyword in _COUNTS and not (is_number and isinstance(value, int) and 0 <= value <= MAX_COUNT):
+        return f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]"
+    if keyword in _NUMBERS and not is_number:
+        return f"is {_name(value)}, not a number"
+    if keyword in ("pattern", "$ref") and not isinstance(value, str):
+        return f"is {_name(value)}, not a string"
+    if keyword == "type":
+        for name in value if isinstance(value, list) and value else [value]:
+            if not isinstance(name, str) or name not in TYPES:
+                return f"{name!r} is none of {', '.join(sorted(TYPES))}"
+    if keyword == "enum" and not (isinstance(value, list) and value):
+        return "is not a list with at least one value: nothing could be emitted"
+    if keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        return "is not a list of property names"
+    return ""
 
 
 def _is_foreign(reference: object) -> bool:

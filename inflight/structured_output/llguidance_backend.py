@@ -1,10 +1,10 @@
 """Grammars by llguidance (github.com/guidance-ai/llguidance): an Earley parser over a lexer of derivatives, in Rust.
 
-It is made from tokenizer.json itself, so that it knows how the tokenizer spells a text: where the grammar admits one text only,
-exactly one token is allowed, the one that the tokenizer would choose.
+It reads tokenizer.json itself, so it knows how the tokenizer spells a text. If the grammar admits one text only, exactly one
+token is allowed: the one that the tokenizer would choose.
 
-Limits: the regexes of a grammar can grow without bound, and do so while masks are computed. "Fuel" counts the work of building
-them; past it, or past the number of lexer states or parser items, a matcher fails. See `_limits` for the sizes.
+Limits: the states of a grammar's regexes are built while masks are computed, and their number has no bound. The library counts
+this work as "fuel". A matcher fails if it runs out of fuel, of lexer states or of parser items; `_limits` has the numbers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from inflight.structured_output.backend import (
     MaskJob,
     MaskRow,
     MaskRows,
+    one_line,
 )
-from inflight.structured_output.json_schema import SchemaSupport, keyword_paths, name_place
-from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag, parse_structural_tag
+from inflight.structured_output.json_schema import SchemaSupport, name_place, subschemas
+from inflight.structured_output.spec import GrammarSpec, Tag, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,15 +47,15 @@ _KEYWORDS = """
 """
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
 _FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
-_ASCII_CLASSES = "dws"  # as in JSON Schema's patterns; Unicode's digits would surprise, and differ between its versions
-_MAX_ERROR_LENGTH = 500  # characters; an error may quote the grammar
+_ASCII_CLASSES = "dws"  # as in JSON Schema's patterns; what Unicode calls a digit differs between its versions
 _LIMITS = re.compile(r"current row has|too many (items|expressions|states|rows)|fuel|too (large|big)", re.IGNORECASE)
 
 
 def _limits() -> LLParserLimits:
-    """At the worst a tenth of a second for the first mask of a grammar, 10 ms for a later one, and 100 MB a matcher.
+    """At worst 0.1 s for the first mask of a grammar, 10 ms for a later one, and 100 MB for a matcher.
 
-    Verbose errors would quote what other requests emitted. Large lexemes are computed at once, so that they fail at once.
+    Errors are not verbose, because they would quote what other requests emitted. Large lexemes are computed at the start, so
+    that they fail at the start.
     """
     return LLParserLimits(
         initial_lexer_fuel=300_000,
@@ -69,7 +70,7 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class _SpecialToken:
-    """A token that the library never takes for its spelling. One that is shown in texts (<tool_call>) may also be spelled."""
+    """A token whose spelling does not count as the token. If `is_shown` (<tool_call>), a text may also spell it."""
 
     token_id: int
     is_shown: bool
@@ -79,7 +80,7 @@ class _SpecialToken:
 
 
 class LLGuidanceBackend(GrammarBackend):
-    """The default backend. It fills the masks of a step without the interpreter lock.
+    """The default backend. It releases the interpreter lock while it fills the masks of a step.
 
     Raises:
         ConfigError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
@@ -107,14 +108,12 @@ class LLGuidanceBackend(GrammarBackend):
         for job in jobs:
             matcher = job.matcher
             assert isinstance(matcher, LLGuidanceMatcher)
-            drafts = list(job.draft_token_ids)
-            num_valid = matcher.count_drafts_before_end(drafts)
-            rows[job.first_row + num_valid + 1 : job.first_row + len(drafts) + 1].fill(ALL_ALLOWED)
+            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites the rows in which somebody draws
             if matcher.is_terminated() or matcher.error():
-                rows[job.first_row : job.first_row + num_valid + 1].fill(ALL_ALLOWED)
                 continue
             live.append(job)
-            if num_valid:
+            drafts = list(job.draft_token_ids)
+            if num_valid := matcher.count_drafts_before_end(drafts):
                 along.append((matcher.inner, job.first_row, drafts[:num_valid]))
             else:
                 single.append((matcher.inner, job.first_row))
@@ -124,17 +123,21 @@ class LLGuidanceBackend(GrammarBackend):
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, along, rows)
         for job in live:
             if job.matcher.error():
-                rows[job.first_row : job.first_row + len(job.draft_token_ids) + 1].fill(ALL_ALLOWED)
+                rows[job.rows].fill(ALL_ALLOWED)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         grammar = self._grammar(spec)
         inner = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
         if not inner.is_error():
-            inner.compute_bitmask()  # what the lexer learns here is copied to every request's matcher
+            inner.compute_bitmask()  # the lexer states built here are copied to every request's matcher
         if inner.is_error():
             raise InvalidRequestError(f"{spec.subject}: {self._explain(spec, inner.get_error())}")
-        # Per lexer state about 2 kB; the library does not tell how many there are. A multiple of the text is the best we have.
-        return LLGuidanceGrammar(inner, self.vocab_size, self.eos_token_ids, 64 * len(grammar))
+
+        def matcher() -> LLGuidanceMatcher:  # a copy takes microseconds; `inner` itself stays at the start of the text
+            return LLGuidanceMatcher(inner.deep_copy(), self.vocab_size, self.eos_token_ids)
+
+        # A lexer state takes about 2 kB, but the library does not tell how many there are. So the size is a guess.
+        return CompiledGrammar(matcher, size_bytes=64 * len(grammar))
 
     def _grammar(self, spec: GrammarSpec) -> str:
         """The grammar in llguidance's own notation."""
@@ -150,9 +153,7 @@ class LLGuidanceBackend(GrammarBackend):
                     choices = " | ".join(json.dumps(choice) for choice in spec.choices())
                     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
                 case "structural_tag":
-                    structural_tag = parse_structural_tag(spec.text)
-                    to_lark = _free_text_lark if structural_tag.separator is None else _tags_only_lark
-                    return LLMatcher.grammar_from_lark(to_lark(structural_tag, spec, self._special_tokens))
+                    return LLMatcher.grammar_from_lark(_LarkWriter(spec, self._special_tokens).write())
                 case _:
                     return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
         except InvalidRequestError:
@@ -167,25 +168,8 @@ class LLGuidanceBackend(GrammarBackend):
         return _shorten(error)
 
 
-class LLGuidanceGrammar(CompiledGrammar):
-    """A matcher at the start of the text, that is only ever copied (microseconds)."""
-
-    def __init__(self, inner: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int], size_bytes: int) -> None:
-        self._inner = inner
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._size_bytes = size_bytes
-
-    def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._inner.deep_copy(), self._vocab_size, self._eos_token_ids)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-
 class LLGuidanceMatcher(GrammarMatcher):
-    """`inner` is never shown an EOS that ends the text: it would not always take it back."""
+    """`inner` never sees the EOS that ends the text, because it could not always roll it back."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
@@ -198,12 +182,12 @@ class LLGuidanceMatcher(GrammarMatcher):
         return _shorten(self.inner.get_error()) if self.inner.is_error() else ""
 
     def count_drafts_before_end(self, draft_token_ids: Sequence[int]) -> int:
-        """How many drafts are admitted before the first that is not, or that is an EOS."""
+        """How many drafts come before the first that is an EOS or not admitted."""
         end = next((i for i, token_id in enumerate(draft_token_ids) if token_id in self._eos_token_ids), None)
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Mostly there are none, and the library says so sooner than it makes a mask. It does not count the end as forced."""
+        """Usually there are none, and the library tells this faster than it makes a mask. It does not count EOS as forced."""
         if (
             not self.error()
             and not self.is_terminated()
@@ -230,83 +214,78 @@ def _whitespace_options(spec: GrammarSpec) -> JsonCompileOptions:
     return {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
 
 
-def _free_text_lark(
-    structural_tag: StructuralTag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]
-) -> str:
-    """Free text, with one rule a trigger. A lazy terminal ends as soon as its trigger is complete: no text goes on past one."""
-    lines = []
-    for i, trigger in enumerate(structural_tag.triggers):
-        bodies = [
-            _tag_lark(tag, len(trigger), spec, special_tokens) for tag in structural_tag.tags if tag.trigger == trigger
-        ]
-        special = special_tokens.get(trigger)
-        if special is None and any(token in trigger for token in special_tokens):
-            raise InvalidRequestError(
-                f"structural_tag: the trigger {trigger!r} must be a special token, or text without any; "
-                "move the rest of it to the structures' begin"
-            )
-        heads = [] if special is None else [f"FREE_TEXT <[{special.token_id}]>"]
-        if special is None or special.is_shown:
-            heads.append(f"head_{i}")
-            lines.append(f"head_{i}[lazy]: FREE_TEXT {json.dumps(trigger)}")
-        lines.append(f"tag_{i}: ({' | '.join(heads)}) ({' | '.join(bodies)})")
-    rules = " | ".join(f"tag_{i}" for i in range(len(structural_tag.triggers)))
-    start = f"({rules}) | FREE_TEXT" if structural_tag.stop_after_first else f"({rules})* FREE_TEXT"
-    return "\n".join([f"start: {start}", _FREE_TEXT, *lines])
+class _LarkWriter:
+    """Writes a structural tag in llguidance's own notation."""
 
+    def __init__(self, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]) -> None:
+        self._tag = parse_structural_tag(spec.text)
+        self._json_options = _whitespace_options(spec)
+        self._special_tokens = special_tokens
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if special_tokens else None
 
-def _tags_only_lark(
-    structural_tag: StructuralTag, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]
-) -> str:
-    """Tags only; or `otherwise`, one JSON text; or, without `otherwise`, free text that does not begin with a trigger."""
-    tags = " | ".join(_tag_lark(tag, 0, spec, special_tokens) for tag in structural_tag.tags)
-    separator = _lark_text(structural_tag.separator or "", special_tokens)
-    start = "tag" if structural_tag.stop_after_first else f"tag ({separator} tag)*"
-    lines = [f"tag: {tags}"]
-    if structural_tag.otherwise is not None:
-        lines.append(f"otherwise: {_tag_lark(structural_tag.otherwise, 0, spec, special_tokens)}")
-        start = f"({start}) | otherwise"
-    elif not structural_tag.at_least_one:
-        start += " | OTHER_TEXT"
-        triggers = " | ".join(map(json.dumps, structural_tag.triggers))
-        lines += [_FREE_TEXT, "OTHER_TEXT: FREE_TEXT & ~TAGGED", rf"TAGGED: /[ \t\r\n]*/ ({triggers}) FREE_TEXT"]
-    return "\n".join([f"start: {start}", *lines])
+    def write(self) -> str:
+        return "\n".join(self._free_text() if self._tag.separator is None else self._tags_only(self._tag.separator))
 
+    def _free_text(self) -> list[str]:
+        """Free text, with one rule for each trigger. A lazy terminal ends as soon as its trigger is complete: so no text
+        goes on after a trigger."""
+        lines = []
+        for i, trigger in enumerate(self._tag.triggers):
+            bodies = [self._structure(tag, len(trigger)) for tag in self._tag.tags if tag.trigger == trigger]
+            special = self._special_tokens.get(trigger)
+            if special is None and any(token in trigger for token in self._special_tokens):
+                raise InvalidRequestError(
+                    f"structural_tag: the trigger {trigger!r} must be a special token, or text without any; "
+                    "move the rest of it to the structures' begin"
+                )
+            heads = [] if special is None else [f"FREE_TEXT <[{special.token_id}]>"]
+            if special is None or special.is_shown:
+                heads.append(f"head_{i}")
+                lines.append(f"head_{i}[lazy]: FREE_TEXT {json.dumps(trigger)}")
+            lines.append(f"tag_{i}: ({' | '.join(heads)}) ({' | '.join(bodies)})")
+        rules = " | ".join(f"tag_{i}" for i in range(len(self._tag.triggers)))
+        start = f"({rules}) | FREE_TEXT" if self._tag.stop_after_first else f"({rules})* FREE_TEXT"
+        return [f"start: {start}", _FREE_TEXT, *lines]
 
-def _tag_lark(tag: Tag, num_written: int, spec: GrammarSpec, special_tokens: Mapping[str, _SpecialToken]) -> str:
-    """A tag behind the first `num_written` characters of its `begin`."""
-    schema = dict(tag.schema) if isinstance(tag.schema, Mapping) else {} if tag.schema else {"not": {}}
-    schema["x-guidance"] = _whitespace_options(spec)
-    begin = _lark_text(tag.begin[num_written:], special_tokens)
-    return f"{begin} %json {json.dumps(schema)} {_lark_text(tag.end, special_tokens)}"
+    def _tags_only(self, separator: str) -> list[str]:
+        """Tags only; or `otherwise`, one JSON text; or, without `otherwise`, free text that does not begin with a trigger."""
+        start = "tag" if self._tag.stop_after_first else f"tag ({self._text(separator)} tag)*"
+        lines = [f"tag: {' | '.join(self._structure(tag, 0) for tag in self._tag.tags)}"]
+        if self._tag.otherwise is not None:
+            lines.append(f"otherwise: {self._structure(self._tag.otherwise, 0)}")
+            start = f"({start}) | otherwise"
+        elif not self._tag.at_least_one:
+            start += " | OTHER_TEXT"
+            triggers = " | ".join(map(json.dumps, self._tag.triggers))
+            lines += [_FREE_TEXT, "OTHER_TEXT: FREE_TEXT & ~TAGGED", rf"TAGGED: /[ \t\r\n]*/ ({triggers}) FREE_TEXT"]
+        return [f"start: {start}", *lines]
 
+    def _structure(self, tag: Tag, num_written: int) -> str:
+        """A structure without the first `num_written` characters of its `begin`."""
+        schema = dict(tag.schema) if isinstance(tag.schema, Mapping) else {} if tag.schema else {"not": {}}
+        schema["x-guidance"] = self._json_options
+        return f"{self._text(tag.begin[num_written:])} %json {json.dumps(schema)} {self._text(tag.end)}"
 
-def _lark_text(text: str, special_tokens: Mapping[str, _SpecialToken]) -> str:
-    """A text as a Lark sequence: a special token in it is that token, and not its spelling."""
-    parts = []
-    start = position = 0
-    while position < len(text):
-        special = max((token for token in special_tokens if text.startswith(token, position)), key=len, default="")
-        if special:
-            parts += [json.dumps(text[start:position])] if start < position else []
-            parts.append(special_tokens[special].lark(special))
-            start = position = position + len(special)
-        else:
-            position += 1
-    parts += [json.dumps(text[start:])] if start < len(text) else []
-    return " ".join(parts)
+    def _text(self, text: str) -> str:
+        """A text as a Lark sequence. If it contains a special token, that token is meant, and not its spelling."""
+        pieces = [text] if self._special is None else filter(None, self._special.split(text))
+        tokens = self._special_tokens
+        return " ".join(
+            tokens[piece].lark(piece) if piece in tokens else json.dumps(piece) for piece in pieces if piece
+        )
 
 
 def _one_ofs(spec: GrammarSpec) -> list[str]:
     """The places of `oneOf` in the schemas of the constraint."""
+
+    def paths(schema: object) -> list[str]:
+        return sorted(f"{path}/oneOf" for path, node in subschemas(schema) if "oneOf" in node)
+
     if spec.kind == "json":
-        return keyword_paths(json.loads(spec.text), "oneOf")
-    places = (
-        (tag.parts, path)
-        for tag in parse_structural_tag(spec.text).all_tags
-        for path in keyword_paths(tag.schema, "oneOf")
-    )
-    return [name_place(path, parts, "structural_tag") for parts, path in places]
+        return paths(json.loads(spec.text))
+    tags = parse_structural_tag(spec.text).all_tags
+    return [name_place(path, tag.parts, "structural_tag") for tag in tags for path in paths(tag.schema)]
 
 
 def _shorten(error: str) -> str:
@@ -316,5 +295,4 @@ def _shorten(error: str) -> str:
         return TOO_COMPLEX
     if "NoExtensionBias" in error:  # of a grammar whose rules refer to each other and never reach a text
         return "no text matches it: a rule or a $ref refers to itself without an end"
-    text = " ".join(error.replace("<non-verbose/>", "").split())
-    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."
+    return one_line(error.replace("<non-verbose/>", ""))

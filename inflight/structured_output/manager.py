@@ -1,24 +1,24 @@
-"""`StructuredOutputManager`: what the engine loop asks about grammars. Owns the compiled grammars, matchers and mask buffers.
+"""`StructuredOutputManager`: the grammars of the engine's requests. Owns the matchers, the mask buffers and the grammar cache.
 
-A request's life, all on the engine's thread but for the compiling:
+A request's life. All calls are made by the engine's thread; only the compilation runs on another one:
 
-1. `submit` at arrival: its grammar is compiled on another thread, or found. It may be scheduled once `status` is READY.
+1. `submit` when it arrives: its grammar is compiled, or found in the cache. It may be scheduled when the future has ended and
+   `failure` is "".
 2. `fill` for each step, when the tokens before it are committed and its forward runs: the masks of all its rows at once.
-3. `advance` at commit, with the tokens that the step emitted. This alone changes where a request stands.
-4. `drop` when it ends, however it ends.
+3. `advance` at commit, for each token that the step emitted. Only this call changes the request's position in its grammar.
+4. `drop` when it ends, for whatever reason.
 
-Matchers follow the committed tokens, and drafts are tried and taken back within one call. So a step that is voided, and a
-request that is preempted and resumed with all its tokens, need no call at all.
+Matchers follow the committed tokens; drafts are tried and taken back within one call. So a step that is voided, and a request
+that is preempted and resumed with all its tokens, need no call at all.
 
-An error is one request's: `fill` and `advance` name it, its rows forbid nothing, and the caller ends it. No other is touched.
+An error belongs to one request: `fill` and `advance` name it, its rows forbid nothing, and the caller ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -29,47 +29,29 @@ from inflight.structured_output.backend import (
     ALL_ALLOWED,
     CompiledGrammar,
     GrammarBackend,
+    GrammarMatcher,
     MaskJob,
     MaskRows,
     num_mask_words,
 )
 from inflight.structured_output.grammar_cache import GrammarCache
-from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
 
 
-class GrammarStatus(StrEnum):
-    COMPILING = "compiling"
-    READY = "ready"
-    FAILED = "failed"  # `failure` says why
-
-
-@dataclass(frozen=True, slots=True)
-class FilledMasks:
+class FilledMasks(NamedTuple):
     """The masks of one step.
 
-    `masks` lies in one of the manager's buffers: it is overwritten by the `num_buffers`-th `fill` after this one.
+    `masks` is one of the manager's buffers: it is overwritten by the `num_buffers`-th `fill` after this one.
     """
 
-    masks: MaskRows  # [num_rows_total, num_words] of int32; the rows of each request in turn, as the call named them
+    masks: MaskRows  # [num_rows_total, num_words] of int32; the requests' rows in the order of the call
     errors: Mapping[str, str]  # request id -> why it has to end; its rows forbid nothing
 
 
-@dataclass(slots=True)
-class _Entry:
-    """One request between `submit` and `drop`."""
-
-    spec: GrammarSpec
-    future: Future[CompiledGrammar]
-    reasoning_end_ids: tuple[int, ...]
-    grammar: RequestGrammar | None = None  # made when it is first needed
-    error: str = ""  # of its grammar, since it was compiled
-
-
 class MaskRequest(NamedTuple):
-    """A row of a step: draws behind a request's emitted tokens, and behind each of its drafts.
+    """A row of a step. It draws after a request's emitted tokens, and after each of its drafts.
 
-    `known` are the last of the emitted tokens, where a grammar forced them after the step was planned: it draws them again.
+    `known`: the last emitted tokens, if a grammar forced them after the step was planned. The row draws these again.
     """
 
     request_id: str
@@ -77,24 +59,80 @@ class MaskRequest(NamedTuple):
     known: Sequence[int] = ()
 
 
-def _allow_only(masks: MaskRows, token_ids: Sequence[int]) -> None:
-    """Row i admits `token_ids[i]` only."""
-    masks.fill(0)
-    bits = masks.view(np.uint32)
-    for row, token_id in zip(bits, token_ids, strict=False):
-        row[token_id // 32] = 1 << (token_id % 32)
+class _RequestGrammar:
+    """One request between `submit` and `drop`: its compilation, its emitted tokens, and its matcher.
+
+    The grammar starts at once, or after the first `marker` among the emitted tokens: tokens up to the end of the marker are
+    free.
+    """
+
+    def __init__(self, spec: GrammarSpec, future: Future[CompiledGrammar], marker: tuple[int, ...]) -> None:
+        self.spec = spec
+        self.future = future
+        self.has_started = not marker
+        self._marker = marker
+        self._token_ids: list[int] = []  # emitted
+        self._error = ""
+
+    @property
+    def failure(self) -> str:
+        """Why the grammar cannot be used; "" if it can be used, or is being compiled."""
+        if self._error or not self.future.done():
+            return self._error
+        if self.future.cancelled():
+            return "the engine was closed"
+        error = self.future.exception()
+        if isinstance(error, InvalidRequestError | ConfigError | OverloadedError):
+            return str(error)
+        return "" if error is None else f"the grammar could not be compiled: {type(error).__name__}: {error}"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.future.done() and not self.failure
+
+    @cached_property
+    def matcher(self) -> GrammarMatcher:
+        """Made when it is first needed."""
+        assert self.future.done(), "the grammar is still being compiled"
+        return self.future.result().matcher()
+
+    def fail(self, reason: str) -> str:
+        self._error = f"the grammar failed after {len(self._token_ids)} tokens: {reason}"
+        return self._error
+
+    def advance(self, token_id: int) -> str:
+        """Take an emitted token. Returns "", or why the grammar does not admit it."""
+        if self.has_started and not self.matcher.accept(token_id):
+            return self.fail(self.matcher.error() or f"it does not admit token {token_id}")
+        self._token_ids.append(token_id)
+        self.has_started = self.has_started or self._ends_with_marker(self._token_ids)
+        return ""
+
+    def num_free_drafts(self, draft_token_ids: Sequence[int]) -> int | None:
+        """How many of the drafts come before the grammar starts. None if it does not start within them."""
+        if self.has_started:
+            return 0
+        tail = self._token_ids[-len(self._marker) :]
+        for i, token_id in enumerate(draft_token_ids):
+            tail = [*tail, token_id]
+            if self._ends_with_marker(tail):
+                return i + 1
+        return None
+
+    def _ends_with_marker(self, token_ids: list[int]) -> bool:
+        return tuple(token_ids[-len(self._marker) :]) == self._marker
 
 
 class StructuredOutputManager:
     """Used by the engine's thread. See the module for the order of calls.
 
     Args:
-        create_backend: called on a compile thread when the first grammar comes; a `ConfigError` of its fails the request.
+        create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
         vocab_size: of the model, as the backend's.
-        num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight older and younger ones may be filled
-            after it, before it draws: twice d are enough.
+        num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight, masks of older and younger steps may
+            be filled before the step draws: 2 * d are enough.
         num_threads: grammars that are compiled at a time, in each of the two lanes of `GrammarCache`.
-        max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold; the least recently used go.
+        max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold. It evicts the least recently used.
     """
 
     def __init__(
@@ -110,7 +148,7 @@ class StructuredOutputManager:
         self._cache = GrammarCache(
             create_backend, num_threads=num_threads, max_count=max_cached_grammars, max_bytes=max_cached_bytes
         )
-        self._entries: dict[str, _Entry] = {}
+        self._grammars: dict[str, _RequestGrammar] = {}
         self._num_words = num_mask_words(vocab_size)
         self._buffers = [np.empty((0, self._num_words), dtype=np.int32) for _ in range(num_buffers)]
         self._num_fills = 0
@@ -121,79 +159,50 @@ class StructuredOutputManager:
         """Begin to compile a request's grammar; returns at once.
 
         Args:
-            reasoning_end_ids: the tokens of the end-of-thinking marker, after which the grammar starts; none, and it starts
-                at once (a prompt that holds the marker already has none to wait for).
+            reasoning_end_ids: the tokens of the end-of-thinking marker, after which the grammar starts. If empty, the grammar
+                starts at once.
 
         Returns:
-            a future that ends when `status` changes, to wake a loop that sleeps. It is shared: do not cancel it.
+            a future that ends when the grammar is compiled or has failed. Requests may share it: do not cancel it.
         """
-        assert request_id not in self._entries, f"{request_id} was submitted before"
+        assert request_id not in self._grammars, f"{request_id} was submitted before"
         spec = GrammarSpec.from_params(params)
         future = self._cache.get(spec)
-        self._entries[request_id] = _Entry(spec, future, tuple(reasoning_end_ids))
+        self._grammars[request_id] = _RequestGrammar(spec, future, tuple(reasoning_end_ids))
         return future
 
-    def status(self, request_id: str) -> GrammarStatus:
-        entry = self._entries[request_id]
-        if not entry.future.done():
-            return GrammarStatus.COMPILING
-        return GrammarStatus.FAILED if self.failure(request_id) else GrammarStatus.READY
-
     def failure(self, request_id: str) -> str:
-        """Why the grammar cannot be used, at compilation or since; "" if it can, or is being compiled."""
-        entry = self._entries[request_id]
-        if not entry.future.done():
-            return ""
-        if entry.future.cancelled():
-            return "the engine was closed"
-        error = entry.future.exception()
-        if error is None:
-            return entry.error
-        if isinstance(error, InvalidRequestError | ConfigError | OverloadedError):
-            return str(error)
-        return f"the grammar could not be compiled: {type(error).__name__}: {error}"
+        """Why the grammar cannot be used; "" if it can be used, or is being compiled."""
+        return self._grammars[request_id].failure
 
-    def advance(self, request_id: str, token_ids: Sequence[int]) -> tuple[int, str]:
-        """Commit emitted tokens, drafts that were accepted too.
-
-        Returns:
-            how many of them the grammar admits, and why not all: ("" if all). After an error the request cannot go on.
-        """
-        entry = self._entries[request_id]
-        grammar = self._grammar(entry)
-        num_accepted = grammar.advance(token_ids)
-        if num_accepted < len(token_ids):
-            reason = grammar.matcher.error() or f"it does not admit token {token_ids[num_accepted]}"
-            entry.error = f"the grammar failed after {len(grammar.token_ids)} tokens: {reason}"
-            return num_accepted, entry.error
-        return num_accepted, ""
+    def advance(self, request_id: str, token_id: int) -> str:
+        """Commit an emitted token. Returns "", or why the grammar does not admit it: then the request cannot go on."""
+        return self._grammars[request_id].advance(token_id)
 
     def has_ended(self, request_id: str) -> bool:
-        """Whether the last token that a READY request emitted was an EOS that its grammar admits: its text is complete."""
-        return self._grammar(self._entries[request_id]).matcher.is_terminated()
+        """Whether the last token that the request emitted was an EOS that its grammar admits: its text is complete."""
+        return self._grammars[request_id].matcher.is_terminated()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
-        """The next tokens of a READY request, as long as its grammar admits exactly one at each position; at most `limit`.
+        """The next tokens of the request, up to the first position at which its mask has several bits; at most `limit`.
 
-        Exactly: the mask at each of the positions has one bit. Empty before the grammar starts, and after an error.
+        Empty before the grammar starts, and after an error.
         """
-        entry = self._entries[request_id]
-        grammar = self._grammar(entry)
-        return grammar.matcher.forced_tokens(limit) if grammar.has_started and not entry.error else []
+        grammar = self._grammars[request_id]
+        return grammar.matcher.forced_tokens(limit) if grammar.has_started and not grammar.failure else []
 
     def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
-        """The masks of a step: for each request, with its drafts, `len(drafts) + 1` rows in a row.
+        """The masks of a step: `len(draft_token_ids) + 1` rows for each request.
 
-        Row i is the mask behind the request's emitted tokens (without those that are `known`) and its first i drafts. A request
-        that was dropped or has failed, and one whose grammar has not started, has rows that forbid nothing. The interpreter
-        lock is released for most of it.
+        Row i is the mask after the request's emitted tokens (without those that are `known`) and its first i drafts. Rows
+        forbid nothing if the request was dropped, has failed, or its grammar has not started. The interpreter lock is released
+        for most of it.
         """
         row_starts = [0]
         for wanted in rows:
             row_starts.append(row_starts[-1] + len(wanted.draft_token_ids) + 1)
         masks = self._next_buffer(row_starts[-1])
-        jobs: list[MaskJob] = []
-        job_requests: list[str] = []
+        jobs: dict[str, MaskJob] = {}
         for (request_id, drafts, known), first_row in zip(rows, row_starts, strict=False):
             if known:
                 num_known = min(len(known), len(drafts) + 1)
@@ -201,41 +210,32 @@ class StructuredOutputManager:
                 first_row += num_known
                 if num_known > len(drafts):
                     continue
-                drafts = drafts[num_known:]  # should one of them be wrong, the rows behind it are for nobody
-            entry = self._entries.get(request_id)
-            num_free = None
-            if entry is not None and not entry.error and entry.future.done() and not self.failure(request_id):
-                num_free = self._grammar(entry).num_free_drafts(drafts)
+                drafts = drafts[
+                    num_known:
+                ]  # if the drafts differ from the known tokens, nobody draws in the rows after
+            grammar = self._grammars.get(request_id)
+            num_free = grammar.num_free_drafts(drafts) if grammar is not None and grammar.is_ready else None
             num_rows = len(drafts) + 1 if num_free is None else num_free
             masks[first_row : first_row + num_rows].fill(ALL_ALLOWED)
-            if num_free is not None:
-                assert entry is not None
-                jobs.append(MaskJob(self._grammar(entry).matcher, first_row + num_free, drafts[num_free:]))
-                job_requests.append(request_id)
+            if grammar is not None and num_free is not None:
+                jobs[request_id] = MaskJob(grammar.matcher, first_row + num_free, drafts[num_free:])
         if jobs:
-            self._cache.backend().fill_masks(jobs, masks)
-        return FilledMasks(masks, self._find_errors(jobs, job_requests, masks))
+            self._cache.backend().fill_masks(list(jobs.values()), masks)
+        return FilledMasks(masks, self._find_errors(jobs, masks))
 
     def drop(self, request_id: str) -> None:
-        """Forget a request, whatever its status. Does nothing for an unknown request. Gives up a compilation that only this
-        request waits for."""
-        if (entry := self._entries.pop(request_id, None)) is not None:
-            self._cache.release(entry.spec, entry.future)
+        """Forget a request, or do nothing for an unknown one. Gives up a compilation that only this request waits for."""
+        if (grammar := self._grammars.pop(request_id, None)) is not None:
+            self._cache.release(grammar.spec, grammar.future)
 
     def check_integrity(self, request_ids: Sequence[str]) -> None:
         """Assert that these are the requests between `submit` and `drop`. For tests."""
-        assert self._entries.keys() == set(request_ids), (list(self._entries), request_ids)
+        assert self._grammars.keys() == set(request_ids), (list(self._grammars), request_ids)
 
     def close(self) -> None:
         """Ends the compile threads. Idempotent."""
-        self._entries.clear()
+        self._grammars.clear()
         self._cache.close()
-
-    def _grammar(self, entry: _Entry) -> RequestGrammar:
-        if entry.grammar is None:
-            assert entry.future.done(), "the grammar is still being compiled"
-            entry.grammar = RequestGrammar(entry.future.result().matcher(), entry.reasoning_end_ids)
-        return entry.grammar
 
     def _next_buffer(self, num_rows: int) -> MaskRows:
         index = self._num_fills % len(self._buffers)
@@ -244,22 +244,28 @@ class StructuredOutputManager:
             self._buffers[index] = np.empty((num_rows, self._num_words), dtype=np.int32)
         return self._buffers[index][:num_rows]
 
-    def _find_errors(self, jobs: Sequence[MaskJob], request_ids: Sequence[str], masks: MaskRows) -> dict[str, str]:
+    def _find_errors(self, jobs: Mapping[str, MaskJob], masks: MaskRows) -> dict[str, str]:
         """Matchers that failed, and requests that can emit nothing. Their rows are opened: a draw needs one token at least.
 
-        An empty row behind drafts is no error yet: whether the request comes to stand there is known at commit only. What is
-        drawn from it is refused by `advance` then.
+        An empty row after a draft is no error yet, because the draft may be rejected. If it is accepted, `advance` refuses
+        what is drawn there.
         """
         errors: dict[str, str] = {}
         is_empty = np.logical_not(masks.any(axis=1))
-        for job, request_id in zip(jobs, request_ids, strict=True):
+        for request_id, job in jobs.items():
             reason = job.matcher.error()
             if not reason and is_empty[job.first_row]:
                 reason = "it admits no token here"
             if reason:
-                entry = self._entries[request_id]
-                num_tokens = len(self._grammar(entry).token_ids)
-                errors[request_id] = entry.error = f"the grammar failed after {num_tokens} tokens: {reason}"
-                is_empty[job.first_row : job.first_row + len(job.draft_token_ids) + 1] = True
+                errors[request_id] = self._grammars[request_id].fail(reason)
+                is_empty[job.rows] = True
         masks[is_empty] = ALL_ALLOWED
         return errors
+
+
+def _allow_only(masks: MaskRows, token_ids: Sequence[int]) -> None:
+    """Row i admits `token_ids[i]` only."""
+    masks.fill(0)
+    bits = masks.view(np.uint32)
+    for row, token_id in zip(bits, token_ids, strict=False):
+        row[token_id // 32] = 1 << (token_id % 32)

@@ -1,4 +1,4 @@
-"""Which grammar backend, by name. The libraries are extras: they are imported when one is made."""
+"""Chooses a grammar backend by its name. Its library is imported only when the backend is needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def create_backend(name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_i
     """One of `BACKENDS`; takes up to a second for a large vocabulary.
 
     Raises:
-        ConfigError: as `backend_class`; there is no EOS token, or the tokenizer is of another kind.
+        ConfigError: as `backend_class`; or there is no EOS token, or the library cannot use this tokenizer.
     """
     cls = backend_class(name)
     if not eos_token_ids:

@@ -1,11 +1,13 @@
-"""`GrammarSpec`: what a backend compiles, equal for equal constraints; and structural tags taken apart."""
+"""`GrammarSpec`: a constraint as a cache key. `parse_structural_tag`: checks a structural tag and takes it apart."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
@@ -14,10 +16,6 @@ MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bo
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
 
 _COMPACT = (",", ":")
-_OPTIONS = ("separator", "at_least_one", "stop_after_first", "otherwise")
-_DOCUMENT_FIELDS = frozenset({"type", "structures", "triggers", *_OPTIONS})
-_KNOWN_FIELDS = ", ".join(sorted(_DOCUMENT_FIELDS))
-_TAG_FIELDS = ("begin", "schema", "end")
 RESPONSE_FORMAT = "response_format"  # name of the schema of a `lenient` constraint in messages
 
 
@@ -28,8 +26,8 @@ class GrammarSpec:
     Attributes:
         kind: one of `sampling_params.CONSTRAINTS`.
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
-        whitespace: a regex of what may stand between JSON tokens; "" is nothing. Of no meaning for other kinds.
-        separators: what stands between the items of JSON, and behind a key. More than "," and ":" without `whitespace` only.
+        whitespace: a regex of what may be between JSON tokens; "" is nothing. Other kinds ignore it.
+        separators: what is between the items of JSON, and between key and value. If `whitespace` is set, it is "," and ":".
         is_lenient: leave out of a JSON schema what cannot be enforced. A structural tag has `SchemaPart`s instead.
     """
 
@@ -54,7 +52,7 @@ class GrammarSpec:
 
     @property
     def subject(self) -> str:
-        """The constraint in its author's words: a structural tag that was made of a request's tools is called "tools"."""
+        """What its author calls the constraint: "tools" for a structural tag that was made of a request's tools."""
         if self.kind == "structural_tag" and any(tag.parts for tag in parse_structural_tag(self.text).all_tags):
             return "tools"
         return self.kind
@@ -65,8 +63,7 @@ class GrammarSpec:
         return choices
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaPart:
+class SchemaPart(NamedTuple):
     """A place in a schema that has another author than the rest of the schema.
 
     Attributes:
@@ -78,9 +75,6 @@ class SchemaPart:
     pointer: str
     name: str
     is_strict: bool
-
-    def as_json(self) -> list[object]:
-        return [self.pointer, self.name, self.is_strict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +95,10 @@ class Tag:
 class StructuralTag:
     """
     Attributes:
-        separator: None for tags anywhere in free text. Else the text is tags and nothing else, with this between two of them,
-            or it is free text that does not begin with a trigger, white space before it left aside.
-        at_least_one: it is tags.
-        stop_after_first: the text ends behind the first tag.
+        separator: None for tags anywhere in free text. Otherwise the text is either tags with the separator between them and
+            nothing else, or free text that does not begin with a trigger (after leading white space).
+        at_least_one: the text is tags, not free text.
+        stop_after_first: the text ends after the first tag.
         otherwise: a structure that the text may be instead of tags; free text is then not allowed. Its trigger is "".
     """
 
@@ -123,6 +117,34 @@ class StructuralTag:
         return list(dict.fromkeys(tag.trigger for tag in self.tags))
 
 
+class _Structure(msgspec.Struct, forbid_unknown_fields=True):
+    begin: str
+    schema: dict[str, Any] | bool  # Any: JSON
+    end: str
+    parts: tuple[SchemaPart, ...] = ()
+
+    def tag(self, triggers: list[str], where: str) -> Tag:
+        matching = [trigger for trigger in triggers if self.begin.startswith(trigger)]
+        if len(matching) != 1:
+            found = " and ".join(map(repr, matching)) or "none of them"
+            raise InvalidRequestError(
+                f"structural_tag: {where}: begin={self.begin!r} must start with exactly one trigger, and starts with {found}"
+            )
+        return Tag(matching[0], self.begin, self.schema, self.end, self.parts)
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON of a structural tag."""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[_Structure], msgspec.Meta(min_length=1)]
+    triggers: list[str]
+    separator: str | msgspec.UnsetType = msgspec.UNSET
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    otherwise: _Structure | msgspec.UnsetType = msgspec.UNSET
+
+
 def parse_structural_tag(text: str) -> StructuralTag:
     """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
 
@@ -132,68 +154,22 @@ def parse_structural_tag(text: str) -> StructuralTag:
     Raises:
         InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
     """
-    document = json.loads(text)
-    if unknown := sorted(set(document) - _DOCUMENT_FIELDS):
-        raise InvalidRequestError(f"structural_tag has the unknown key {unknown[0]!r}; known are {_KNOWN_FIELDS}")
-    if document.get("type") != "structural_tag" or not {"structures", "triggers"} <= set(document):
-        raise InvalidRequestError(
-            'structural_tag must have the shape {"type": "structural_tag", "structures": '
-            f'[{{"begin", "schema", "end"}}], "triggers": [...]}}; it has the keys {sorted(document)}'
-        )
-    structures, triggers = document["structures"], document["triggers"]
-    if not isinstance(structures, list) or not structures:
-        raise InvalidRequestError("structural_tag: structures must be a list with at least one entry")
-    has_free_text = "otherwise" not in document  # only free text must be kept from beginning with a trigger
-    if not isinstance(triggers, list) or not all(
-        isinstance(trigger, str) and (trigger or not has_free_text) for trigger in triggers
-    ):
-        raise InvalidRequestError(f"structural_tag: triggers={triggers!r} is not a list of non-empty strings")
-    tags = [_parse_structure(f"structures[{i}]", structure, triggers) for i, structure in enumerate(structures)]
-    for trigger in triggers:
+    try:
+        document = msgspec.convert(json.loads(text), _Document)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"structural_tag: {error}; docs/structured-output.md has its fields") from error
+    separator = None if document.separator is msgspec.UNSET else document.separator
+    if document.at_least_one and separator is None:
+        raise InvalidRequestError("structural_tag: at_least_one needs a separator between two tags")
+    otherwise = None
+    if document.otherwise is not msgspec.UNSET:
+        if separator is None or document.at_least_one:
+            raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
+        otherwise = document.otherwise.tag([""], "otherwise")
+    elif "" in document.triggers:  # only free text must be kept from beginning with a trigger
+        raise InvalidRequestError(f"structural_tag: triggers={document.triggers!r} has an empty string")
+    tags = [each.tag(document.triggers, f"structures[{i}]") for i, each in enumerate(document.structures)]
+    for trigger in document.triggers:
         if not any(tag.trigger == trigger for tag in tags):
             raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
-    return StructuralTag(tuple(tags), **_parse_options(document))
-
-
-def _parse_options(document: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    options = {name: document[name] for name in _OPTIONS if name in document}
-    for name, value in options.items():
-        if name == "otherwise":
-            if "separator" not in options or options.get("at_least_one"):
-                raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
-            options[name] = _parse_structure("otherwise", value, [""])
-        elif not isinstance(value, str if name == "separator" else bool):
-            kind = "a string" if name == "separator" else "true or false"
-            raise InvalidRequestError(f"structural_tag: {name}={value!r} is not {kind}")
-    if options.get("at_least_one") and "separator" not in options:
-        raise InvalidRequestError("structural_tag: at_least_one needs a separator, that stands between two tags")
-    return options
-
-
-def _parse_structure(where: str, structure: object, triggers: list[str]) -> Tag:
-    where = f"structural_tag: {where}"
-    if not isinstance(structure, Mapping) or set(structure) - {"parts"} != set(_TAG_FIELDS):
-        raise InvalidRequestError(f"{where} must be an object with the keys {', '.join(_TAG_FIELDS)}")
-    begin, schema, end = (structure[field] for field in _TAG_FIELDS)
-    if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, Mapping | bool):
-        raise InvalidRequestError(f"{where}: begin and end must be strings, and schema a JSON schema")
-    matching = [trigger for trigger in triggers if begin.startswith(trigger)]
-    if len(matching) != 1:
-        found = " and ".join(map(repr, matching)) or "none of them"
-        raise InvalidRequestError(
-            f"{where}: begin={begin!r} must start with exactly one trigger, and starts with {found}"
-        )
-    return Tag(matching[0], begin, schema, end, _parse_parts(where, structure.get("parts", ())))
-
-
-def _parse_parts(where: str, parts: object) -> tuple[SchemaPart, ...]:
-    try:
-        found = [SchemaPart(pointer, name, is_strict) for pointer, name, is_strict in parts]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        found = None
-    if found is None or not all(
-        isinstance(part.pointer, str) and isinstance(part.name, str) and isinstance(part.is_strict, bool)
-        for part in found
-    ):
-        raise InvalidRequestError(f"{where}: parts must be a list of [pointer, name, whether it is strict]")
-    return tuple(found)
+    return StructuralTag(tuple(tags), separator, document.at_least_one, document.stop_after_first, otherwise)

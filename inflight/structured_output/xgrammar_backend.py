@@ -1,7 +1,7 @@
 """Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++, its masks computed mostly at compile time.
 
-The package imports torch and transformers. So it is an extra, imported when the backend is made and nowhere else, and only
-numpy arrays pass between it and us. It forces no tokenization: of one admitted text, all spellings are allowed.
+The package imports torch and transformers. So it is an extra, it is imported only when the backend is made, and only numpy
+arrays pass between it and us. It allows every tokenization of an admitted text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRow
+from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRow, one_line
 from inflight.structured_output.json_schema import SchemaSupport, subschemas
 from inflight.structured_output.spec import DEFAULT_WHITESPACE, MAX_WHITESPACE, GrammarSpec, parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -22,19 +22,18 @@ from inflight.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import xgrammar
 
-# Keywords that it ignores or approximates are left out. So are lengths and patterns of strings: with them it lets control
-# characters stand in JSON strings, unescaped.
+# Keywords that the library ignores or approximates are not listed. Lengths and patterns of strings are not listed either: with
+# them the library admits unescaped control characters in JSON strings.
 _KEYWORDS = """
     type enum const anyOf $ref properties additionalProperties required items prefixItems minItems maxItems
     minimum maximum exclusiveMinimum exclusiveMaximum
 """
-# Stands in the text of a compiled grammar that admits values of any type: their items. In a user's text quotes are escaped.
+# The text of a compiled grammar contains this if it admits values of any type. In a user's own text quotes are escaped.
 _ANY_ITEMS = '(", " basic_'
-_MAX_ERROR_LENGTH = 500  # characters
 
 
 class XGrammarBackend(GrammarBackend):
-    """The second backend. It compiles longer and fills masks faster; see `_KEYWORDS` for what it refuses.
+    """It compiles more slowly than llguidance and fills masks faster. It refuses JSON schema keywords outside of `_KEYWORDS`.
 
     Raises:
         TokenizerError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
@@ -57,14 +56,18 @@ class XGrammarBackend(GrammarBackend):
             list(vocabulary), xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids)
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._make_matcher = xgrammar.GrammarMatcher
+        self._new_inner = xgrammar.GrammarMatcher
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         try:
-            compiled = self._compile_inner(spec)
-        except RuntimeError as error:  # of which its own errors are, and those of its C++ checks
+            inner = self._compile_inner(spec)
+        except RuntimeError as error:  # the base class of the library's own errors, and of those of its C++ checks
             raise InvalidRequestError(f"{spec.kind}: {_shorten(error)}") from error
-        return XGrammarGrammar(self, compiled)
+
+        def matcher() -> XGrammarMatcher:
+            return XGrammarMatcher(self._new_inner(inner), self.vocab_size, self.eos_token_ids)
+
+        return CompiledGrammar(matcher, int(inner.memory_size_bytes))
 
     def _compile_inner(self, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         if spec.whitespace not in ("", DEFAULT_WHITESPACE):
@@ -90,8 +93,8 @@ class XGrammarBackend(GrammarBackend):
     def _compile_schema(self, schema: str, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         if max(map(len, spec.separators)) > 1 and (path := _find_composite_literal(json.loads(schema))):
             raise InvalidRequestError(
-                f"{spec.kind}: the const or enum at {path} holds an array or object, that xgrammar writes without white space: "
-                "leave out separators, or use the llguidance backend"
+                f"{spec.kind}: the const or enum at {path} holds an array or object, and xgrammar writes these without "
+                "white space: leave out separators, or use the llguidance backend"
             )
         compiled = self._compiler.compile_json_schema(
             schema,
@@ -137,25 +140,9 @@ class XGrammarBackend(GrammarBackend):
         either = inner if otherwise is None else {"type": "or", "elements": [inner, otherwise]}
         return json.dumps({"type": "structural_tag", "format": either})
 
-    def new_matcher(self, compiled: xgrammar.CompiledGrammar) -> XGrammarMatcher:
-        return XGrammarMatcher(self._make_matcher(compiled), self.vocab_size, self.eos_token_ids)
-
-
-class XGrammarGrammar(CompiledGrammar):
-    def __init__(self, backend: XGrammarBackend, inner: xgrammar.CompiledGrammar) -> None:
-        self._backend = backend
-        self._inner = inner
-
-    def matcher(self) -> XGrammarMatcher:
-        return self._backend.new_matcher(self._inner)
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self._inner.memory_size_bytes)
-
 
 class XGrammarMatcher(GrammarMatcher):
-    """Its EOS is handled by the base class, and never reaches the library."""
+    """The base class handles EOS: the library never sees it."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
@@ -178,13 +165,13 @@ class XGrammarMatcher(GrammarMatcher):
     def _fill_mask(self, row: MaskRow) -> None:
         try:
             self._inner.fill_next_token_bitmask(row[None], 0)
-            row[-1] &= self._last_word  # it sets the bits behind the vocabulary
+            row[-1] &= self._last_word  # the library sets the bits after the vocabulary, too
         except RuntimeError as error:
             self._error = _shorten(error)
 
 
 def _find_composite_literal(schema: object) -> str:
-    """Where const or enum hold an array or object with something in it; "" nowhere."""
+    """Where a const or enum contains an array or object that is not empty; "" if none does."""
     for path, node in subschemas(schema):
         values = [node["const"]] if "const" in node else node.get("enum", ())
         if any(isinstance(value, list | Mapping) and value for value in values):
@@ -194,5 +181,4 @@ def _find_composite_literal(schema: object) -> str:
 
 def _shorten(error: RuntimeError) -> str:
     """Its message in one line, without the time and the place in its source."""
-    text = " ".join(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)).split())
-    return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}..."
+    return one_line(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)))

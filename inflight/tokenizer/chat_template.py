@@ -1,7 +1,7 @@
 """Chat templates: messages to a prompt, as transformers' `apply_chat_template` renders them.
 
-A template comes with the model and is not trusted: it runs in jinja2's immutable sandbox, sees plain JSON data only, and its
-repetitions and its output are bounded. See https://huggingface.co/docs/transformers/chat_templating.
+A template comes with the model and is not trusted: it runs in jinja2's immutable sandbox, gets plain JSON data only, and its
+repetitions and output are bounded. See https://huggingface.co/docs/transformers/chat_templating.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import InvalidRequestError, TokenizerError
-from inflight.tokenizer.messages import check_documents, check_messages, check_template_kwargs, check_tools
+from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
 from inflight.tokenizer.tokenizer import read_special_tokens, read_tokenizer_config
 
 MAX_RENDERED_CHARS = 2**25
@@ -27,7 +27,7 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """The templates of one tokenizer, by name; only "default" and "tool_use" are used.
+    """The templates of one tokenizer, by name. Only "default" and "tool_use" are used.
 
     Attributes:
         default_source: the Jinja text of the template "default".
@@ -55,9 +55,9 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
-        """The template `given` (Jinja text, or a file that holds it), else chat_template.jinja, else tokenizer_config.json.
+        """The template `given` (Jinja text, or a file), otherwise chat_template.jinja, otherwise that of tokenizer_config.json.
 
-        A folder without any is no error: base models have none, and `render` says so.
+        A folder without a template is no error, because base models have none. `render` reports it.
         """
         config = read_tokenizer_config(folder)
         sources = {"default": read_given(given)} if given is not None else _find_sources(folder, config)
@@ -73,13 +73,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. It holds its own BOS if the model wants one: encode it with add_special_tokens=False.
+        """The prompt. It contains a BOS if the model needs one: encode it with add_special_tokens=False.
 
         Args:
             messages: `{"role": ..., "content": text or [{"type": "text", "text": ...}], ...}`.
             tools: JSON schemas of functions.
             add_generation_prompt: end with the header of an assistant message.
-            continue_final_message: leave the last message open, to be continued.
+            continue_final_message: leave out the end of the last message, so that the model continues it.
             chat_template_kwargs: further variables for the template.
 
         Raises:
@@ -98,8 +98,8 @@ class ChatTemplate:
             **self._special_tokens,
             **check_template_kwargs(chat_template_kwargs),
             "messages": conversation,
-            "tools": check_tools(tools),
-            "documents": check_documents(documents),
+            "tools": check_objects(tools, "tools", TOOL),
+            "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}"),
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = _render(self._compiled[name], variables)
@@ -122,7 +122,7 @@ class ChatTemplate:
 
 
 def read_given(given: str) -> str:
-    """Text if it holds Jinja or several lines, else the path of a file."""
+    """The text of a template: `given` itself if it has a brace or several lines, otherwise the file of this path."""
     if "{" in given or "\n" in given:
         return given
     try:
@@ -167,7 +167,7 @@ def _loops_over_content(template: nodes.Template) -> bool:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox bounds `range` alone; repetition and powers can fill the memory too."""
+    """jinja2 bounds `range` only. This class also bounds repetition and powers, which can fill the memory as well."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -185,7 +185,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's text for training; in a prompt its body stands as it is."""
+    """{% generation %} marks the assistant's text for training. In a prompt its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  the base class says so
 
@@ -196,7 +196,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """No underscore names, so that nothing of Python's internals can be stored and reached."""
+    """Refuses names with an underscore at the start, so that templates cannot reach Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=...) works, as in jinja2
         attributes: dict[str, Any] = dict(*args[1:], **kwargs)
@@ -229,7 +229,7 @@ def _environment() -> _Sandbox:
     environment.filters["tojson"] = _tojson
     environment.globals |= {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": lambda format: datetime.now().strftime(format),
         "dict": _Dict(),
         "namespace": _Namespace,
     }
@@ -243,16 +243,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own escapes HTML; a prompt is none."""
+    """Replaces jinja2's filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
@@ -283,7 +279,7 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _tag_final_message(conversation: list[dict[str, Any]]) -> str:
-    """Append a tag to the last message's text and return the text; the prompt will be cut at the tag."""
+    """Append a tag to the text of the last message, and return the text. The prompt will be cut at the tag."""
     content = conversation[-1].get("content")
     if isinstance(content, str):
         conversation[-1]["content"] = content + _CONTINUE_TAG
@@ -304,4 +300,4 @@ def _cut_at_tag(rendered: str, final_text: str) -> str:
     at = rendered.rindex(tag)
     if rendered[at:].startswith(_CONTINUE_TAG):
         return rendered[:at]
-    return rendered[:at].rstrip()  # the template strips messages, so it stripped what stood before the tag too
+    return rendered[:at].rstrip()  # the template strips messages, so it would strip the text before the tag as well

@@ -1,4 +1,4 @@
-"""`FewestTokens`: how many tokens a text has at least, without tokenising it: what is far too long is refused at once."""
+"""`FewestTokens`: a lower bound of the tokens of a text, so that a text that is far too long is refused at once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Split")
 
 
 class FewestTokens:
-    """Of a tokenizer each of whose tokens stands for a part of the text; of others nothing is known, and the answer is 0."""
+    """For a tokenizer whose tokens are parts of the text. For any other the bound is 0, because nothing is known."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder().values()
-        self._spaces_count = not any(
-            token.lstrip or token.rstrip for token in added
-        )  # such a token swallows any number
+        # a token with lstrip or rstrip includes any number of spaces beside it
+        self._spaces_count = not any(token.lstrip or token.rstrip for token in added)
         self._bytes_per_token = 0
         if _covers_all_bytes(backend) and (shrinks := _normalizer_shrinks(backend)):
             pieces = backend.get_vocab(with_added_tokens=True)
-            self._bytes_per_token = shrinks * max(len(piece.encode("utf-8")) for piece in pieces)  # or more, as spelled
+            self._bytes_per_token = shrinks * max(
+                len(piece.encode("utf-8")) for piece in pieces
+            )  # a spelling is at least as long as its text
 
     def __call__(self, text: str) -> int:
-        """A lower bound, special tokens around the text not counted."""
+        """The bound, without special tokens around the text."""
         if not self._bytes_per_token:
             return 0
         counted = text if self._spaces_count else "".join(text.split())
@@ -34,7 +35,7 @@ class FewestTokens:
 
 
 def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """No byte is dropped, and none is part of an unknown token, which may be of any length."""
+    """Whether no byte is dropped, and no byte becomes part of an unknown token, which may have any length."""
     model, stages = backend.model, list(_stages(backend.pre_tokenizer, "pretokenizers"))
     if not isinstance(model, tokenizers.models.BPE):
         return False
@@ -49,7 +50,7 @@ def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
-    """How many times as many bytes a text may have before; 0 for any number."""
+    """By which factor the normalizer may reduce the bytes of a text, at most; 0 if there is no bound."""
     shrinks = 1
     for stage in _stages(backend.normalizer, "normalizers"):
         if stage["type"] == "NFC":

@@ -1,7 +1,7 @@
-"""The tokenizer and the chat template that a GGUF file holds, where its kind of splitting is known.
+"""Makes the tokenizer and the chat template of a GGUF file, if the file splits texts in a known way.
 
-Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A sentencepiece vocabulary ("llama") is not made
-into a tokenizer: the file lacks its normalisation.
+Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A sentencepiece vocabulary ("llama") cannot become
+a tokenizer, because the file does not contain its normalisation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" is what llama.cpp does then.
+# tokenizer.ggml.pre -> patterns that split a text, one after the other. "default" does the same as llama.cpp.
 _SPLITS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2 + r"|\s+",),
@@ -42,7 +42,7 @@ _CHAT_TEMPLATE = "tokenizer.chat_template"
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """
     Raises:
-        TokenizerError: there is none in the file, or one that cannot be made from it.
+        TokenizerError: the file has no tokenizer, or has one that cannot be made from it.
     """
     model, pre = file.metadata.get(f"{_PREFIX}model"), file.metadata.get(f"{_PREFIX}pre")
     if model != "gpt2" or pre not in _SPLITS:
@@ -63,7 +63,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             raise _unusable(file, f"the merge {merge!r} is no pair")
         pairs.append((merge[:middle], merge[middle + 1 :]))
     try:
-        # Llama 3 keeps a word that is a token, whatever the merges say
+        # in Llama 3 a word that is a token stays one, without regard to the merges
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     except Exception as error:  # the library raises nothing more specific
         raise _unusable(file, str(error)) from error
@@ -81,7 +81,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
-    """The template `given`, as `ChatTemplate.from_folder` takes it, else those of the file."""
+    """The template `given`, in the forms that `ChatTemplate.from_folder` takes; otherwise those of the file."""
     if given is not None:
         sources = {"default": read_given(given)}
     else:
@@ -108,7 +108,7 @@ def _strings(file: GgufFile, name: str) -> list[str]:
 
 
 def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
-    """Those that are found in a text before it is split."""
+    """Add the tokens that are found in a text before it is split."""
     types = file.metadata.get(f"{_PREFIX}token_type")
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise _unusable(file, f"{_PREFIX}token_type has not one entry for each of {len(tokens)} tokens")
@@ -131,7 +131,7 @@ def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, begins: bool) -> None:
-    """The tokens that `encode` puts around a text. `begins`: with a BOS, where the file does not say."""
+    """Set the tokens that `encode` puts around a text. `begins`: whether there is a BOS if the file does not say."""
     first = [special["bos_token"]] if _flag(file, "add_bos_token", begins) and "bos_token" in special else []
     last = [special["eos_token"]] if _flag(file, "add_eos_token", False) and "eos_token" in special else []
     if first or last:

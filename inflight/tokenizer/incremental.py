@@ -1,15 +1,15 @@
-"""Incremental decoding: one token in, the text that has become certain out, at constant cost a token.
+"""Incremental decoding: turns tokens into text one by one, at constant cost for each token.
 
-What the pieces of text, joined, are equal to:
+The pieces of text, joined, are equal to:
 
-- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, whatever the ids. Bytes that are no UTF-8 become "�" by the rule
+- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, whatever the ids. Bytes that are not UTF-8 become "�" by the rule
   that both Python and Rust follow (one for each maximal part of a character, Unicode 15, section 3.9).
 - `WindowDecoder` (all others): `decode(prompt + output)` without its first `len(decode(prompt))` characters, so a word that
-  follows the prompt keeps its space. In a run of byte tokens (<0xE2><0x82><0xAC>) characters come out as they complete, and a
-  byte that belongs to none becomes one "�"; `decode` writes such a run off as a whole, good characters too, which a stream
-  could only do by holding back every run to its end.
+  follows the prompt keeps its space. There is one difference, in a run of byte tokens (<0xE2><0x82><0xAC>). Here each character
+  is returned when it is complete, and a byte of no character becomes one "�". `decode` replaces all of a run that has such a
+  byte; a stream could do this only if it held back every run to its end.
 
-A special token that is skipped is never seen, so bytes on its two sides are joined, as in `decode`.
+Special tokens that are skipped are ignored: bytes before and after one are joined, as in `decode`.
 """
 
 from __future__ import annotations
@@ -17,41 +17,35 @@ from __future__ import annotations
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inflight.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "�"
 _MAX_PENDING = 8  # tokens held because the text ends in "�" and could still change
 
 
-class TokenTexts(Protocol):
-    """What the decoders ask of `Tokenizer`."""
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-    def id_to_piece(self, token_id: int) -> str | None: ...
-    def token_bytes(self, token_id: int) -> bytes: ...
-    def byte_fallback(self, token_id: int) -> int | None: ...
-
-
 class IncrementalDecoder(ABC):
-    """One sequence's decoder. `flush` ends it: after that nothing may be pushed."""
+    """The decoder of one sequence. After `flush` nothing may be pushed."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain; "" while a character is incomplete."""
+        """The text that is certain after this token; "" while a character is incomplete."""
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """The text that several tokens make certain, one after another."""
+        """The text that is certain after these tokens."""
         return "".join(map(self.push, token_ids))
 
     @abstractmethod
     def flush(self) -> str:
-        """What is still held: an incomplete character, as "�"."""
+        """The text that is still held: "�" for an incomplete character."""
 
 
 class ByteLevelDecoder(IncrementalDecoder):
-    """For vocabularies whose tokens are bytes: looks each token's bytes up and decodes UTF-8 across tokens."""
+    """For vocabularies whose tokens are bytes: decodes the bytes of all tokens as one UTF-8 text."""
 
-    def __init__(self, tokenizer: TokenTexts, skipped: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -68,14 +62,14 @@ class ByteLevelDecoder(IncrementalDecoder):
 
 
 class WindowDecoder(IncrementalDecoder):
-    """For any other: decodes a window of tokens with and without the newest, and takes the difference.
+    """For all other vocabularies: decodes a window of tokens with and without the newest ones, and takes the difference.
 
     ... emitted earlier | context | pending |
                           decode(context) = context_text
-                          decode(context + pending) = context_text + what is new
+                          decode(context + pending) = context_text + the new text
     """
 
-    def __init__(self, tokenizer: TokenTexts, skipped: frozenset[int], context: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._context = list(context)
@@ -87,9 +81,7 @@ class WindowDecoder(IncrementalDecoder):
         if token_id in self._skipped or self._tokenizer.id_to_piece(token_id) is None:
             return ""
         byte = self._tokenizer.byte_fallback(token_id)
-        if byte is not None and (
-            byte >= 0x80 or self._context
-        ):  # the very first character may be stripped: by `decode`
+        if byte is not None and (byte >= 0x80 or self._context):  # `decode` may strip the first character of a text
             text = self._take_pending() + self._bytes.push(byte)
             self._set_context([token_id])
             return text
@@ -127,7 +119,7 @@ class WindowDecoder(IncrementalDecoder):
 
 
 class _ByteRun:
-    """UTF-8, byte by byte; each byte that belongs to no character is one "�"."""
+    """Decodes UTF-8 byte by byte. Each byte that is part of no character becomes one "�"."""
 
     def __init__(self) -> None:
         self._bytes = b""  # the beginning of a character, at most 3 bytes

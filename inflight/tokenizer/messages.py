@@ -1,4 +1,4 @@
-"""What a chat may hold, checked once for every front end: messages, tools and template variables as plain JSON data."""
+"""Checks the input of a chat template (messages, tools, variables), and copies it into plain JSON data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from inflight.errors import InvalidRequestError
 
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+TOOL = "a JSON schema of a function"  # what each of a request's tools must be
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object, *, keeps_parts: bool) -> list[dict[str, Any]]:
-    """A fresh plain copy of the messages, without the fields that are None.
+    """A plain copy of the messages, without the fields that are None.
 
     Content given as text parts stays a list if the template loops over it (`keeps_parts`), else it is joined by newlines.
 
@@ -61,24 +62,15 @@ def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[di
     return content if keeps_parts else "\n".join(part["text"] for part in content)
 
 
-def check_tools(tools: object) -> list[dict[str, Any]] | None:
-    """A plain copy of the tools' JSON schemas."""
-    return _check_objects(tools, "tools", "a JSON schema of a function")
-
-
-def check_documents(documents: object) -> list[dict[str, Any]] | None:
-    """A plain copy of the documents, mostly {"title", "text"}."""
-    return _check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}")
-
-
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A plain copy of the further variables; those that have arguments of their own are refused."""
+    """A plain copy of the further variables. Variables that have an argument of their own are refused."""
     if taken := sorted(_RESERVED & set(kwargs or {})):
         raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(taken)}: there are arguments for them")
     return {str(name): plain_json(value, f"chat_template_kwargs[{name!r}]") for name, value in (kwargs or {}).items()}
 
 
-def _check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] | None:
+def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] | None:
+    """A plain copy of a list of objects. `name` and `what` are for messages."""
     if values is None:
         return None
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
@@ -92,7 +84,7 @@ def _check_objects(values: object, name: str, what: str) -> list[dict[str, Any]]
 
 
 def plain_json(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy made of exactly str, int, float, bool, None, list and dict: nothing a template could call into.
+    """A copy that consists of str, int, float, bool, None, list and dict, so that a template finds no other code to call.
 
     Raises:
         InvalidRequestError: something else is in it, or it is nested too deep.
@@ -114,4 +106,4 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_json(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     what = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
-    raise InvalidRequestError(f"{where} is {what}; only JSON data can stand there")
+    raise InvalidRequestError(f"{where} is {what}; only JSON data is allowed there")

@@ -1,7 +1,7 @@
-"""The two ways in which vocabularies spell bytes: GPT-2's printable alphabet, and sentencepiece's <0xNN>.
+"""The bytes of a token, in the two spellings of vocabularies: GPT-2's printable alphabet, and sentencepiece's <0xNN>.
 
-Byte-level BPE writes each byte as one printable character: those that are printable in Latin-1 as themselves, the other 68
-in order from U+0100 on (Radford et al. 2019, `bytes_to_unicode` in github.com/openai/gpt-2).
+Byte-level BPE writes each byte as one printable character. Bytes that are printable in Latin-1 are written as themselves, the
+other 68 as U+0100 and the characters after it, in order (Radford et al. 2019, `bytes_to_unicode` in github.com/openai/gpt-2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    """A byte-level token's bytes. A token with a character outside the alphabet (an added one) stands for itself."""
+    """The bytes of a byte-level token. An added token, with characters outside the alphabet, is its own text."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:

@@ -20,13 +20,14 @@ _MAX_PROMPT_CONTEXT = 8  # prompt tokens shown to a decoder before the first out
 
 
 class Tokenizer:
-    """Immutable but for a cache; may be used by several threads.
+    """Several threads may use it. Only its cache of tokens' bytes ever changes.
 
     Attributes:
-        special_tokens: "bos_token" and the like -> text; those that the folder names.
+        special_tokens: "bos_token" and the like -> text, for those that the folder names.
+        bos_token_id, eos_token_id, unk_token_id: None if the folder names no such token.
         all_special_ids: tokens that `skip_special_tokens` leaves out.
-        vocab_size: number of tokens, the added ones too. A model's own vocabulary may be padded beyond it.
-        fewest_tokens: how many a text has at least; it takes no time.
+        vocab_size: number of tokens, with the added ones. A model's own vocabulary may be padded beyond it.
+        fewest_tokens: how many tokens a text has at least, computed without tokenizing it.
     """
 
     def __init__(
@@ -41,13 +42,16 @@ class Tokenizer:
         backend.no_padding()
         _mark_special(backend, [*self.special_tokens.values(), *extra_special_tokens])
         added = backend.get_added_tokens_decoder()
+        self.bos_token_id, self.eos_token_id, self.unk_token_id = (
+            self._named_id(f"{name}_token") for name in ("bos", "eos", "unk")
+        )
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.fewest_tokens = FewestTokens(backend)
         decoders = _decoder_types(backend)
         self._is_byte_level = decoders == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in decoders
-        self._token_bytes: dict[int, bytes] = {}  # filled as tokens occur, at most one entry a token
+        self._token_bytes: dict[int, bytes] = {}  # filled when tokens occur
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -73,20 +77,8 @@ class Tokenizer:
         extra = extra.values() if isinstance(extra, dict) else extra
         return cls(backend, read_special_tokens(config), [text for token in extra if (text := _content(token))])
 
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._named_id("bos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self._named_id("eos_token")
-
-    @property
-    def unk_token_id(self) -> int | None:
-        return self._named_id("unk_token")
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with those around it that the tokenizer's post-processor adds (a BOS, mostly).
+        """Token ids of `text`, with the tokens that the tokenizer's post-processor adds around it (usually a BOS).
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which is no Unicode character.
@@ -97,17 +89,17 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
             ) from error
-        # a batch of one: for it the library lets other threads run, who would else wait for a second per million characters
+        # a batch, because for a batch the library releases the interpreter lock (a second per million characters)
         encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return encoded
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of all of them at once. Ids without a token (a padded vocabulary) have no text."""
+        """The text of the tokens. Ids without a token (of a padded vocabulary) have no text."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_token(self, token_id: int) -> str:
-        """The text of one token inside a text, its leading space included; "�" for part of a character."""
+        """The text of one token inside a text, with its leading space; "�" for a part of a character."""
         if self._is_byte_level:
             return self.token_bytes(token_id).decode("utf-8", "replace")
         once = self.decode([token_id], skip_special_tokens=False)
@@ -132,10 +124,10 @@ class Tokenizer:
         return text
 
     def vocabulary_bytes(self) -> list[bytes]:
-        """What each token id adds to a text that goes on, special tokens as they are spelled; b"" for an id without a token.
+        """The bytes that each token id adds to a text. A special token adds its spelling, an id without a token b"".
 
         Raises:
-            TokenizerError: the vocabulary is neither byte-level nor sentencepiece-like with bytes, and has no such list.
+            TokenizerError: the vocabulary is neither byte-level nor sentencepiece-like with byte fallback.
         """
         if not (self._is_byte_level or self._has_byte_fallback):
             raise TokenizerError(
@@ -159,11 +151,11 @@ class Tokenizer:
         )
 
     def byte_fallback(self, token_id: int) -> int | None:
-        """The byte that a token like <0x0A> stands for, if the decoder reads it so; else None."""
+        """The byte of a token like <0x0A>, if the tokenizer has byte fallback; otherwise None."""
         return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
-        """A decoder for the tokens that follow the prompt. See incremental.py for what its text equals."""
+        """A decoder for the tokens that follow the prompt. incremental.py says to what its text is equal."""
         skipped = self.all_special_ids if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return ByteLevelDecoder(self, skipped)
@@ -178,7 +170,7 @@ class Tokenizer:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read
-    """tokenizer_config.json over special_tokens_map.json; {} where there is neither."""
+    """special_tokens_map.json, overridden by tokenizer_config.json; {} if there is neither."""
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name
@@ -188,7 +180,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:  # Any: JSON, checked
 
 
 def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens of a tokenizer_config.json, whether given as text or as {"content": text, ...}."""
+    """The named special tokens of a tokenizer_config.json, each written as text or as {"content": text, ...}."""
     return {name: text for name in SPECIAL_TOKEN_NAMES if (text := _content(config.get(name)))}
 
 
@@ -199,7 +191,7 @@ def _content(token: object) -> str | None:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
-    """Named special tokens are special even if tokenizer.json does not flag them. Those it does not know are left out."""
+    """Mark named tokens as special even if tokenizer.json does not flag them. Tokens that it does not have are left out."""
     flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     for text in texts:
         if text not in flagged and backend.token_to_id(text) is not None:

@@ -65,9 +65,16 @@ def chat(llm: LLM, sample: Sample, tools: list[dict[str, Any]], params: Sampling
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_every_call_is_one_of_the_tools_and_satisfies_its_schema(llm: LLM, temperature: float) -> None:
     num_calls = num_correct = 0
+    markup = detect_parsers(ChatTemplate.from_folder(MODEL)).markup
+    prompts, all_params = [], []
     for seed, sample in enumerate(SAMPLES):
+        tools = tools_of(sample, strict=True)
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=200)
-        text, _ = chat(llm, sample, tools_of(sample, strict=True), params)
+        all_params.append(constrain_tools(params, tools, markup=markup))
+        prompts.append({"prompt_token_ids": llm.llm_engine.render_chat(sample.messages, tools=tools)})
+    for sample, output in zip(SAMPLES, llm.generate(prompts, all_params, use_tqdm=False), strict=True):
+        text = output.outputs[0].text
+        assert output.outputs[0].finish_reason == "stop", (output.error, text)
         bodies = CALL.findall(text)
         assert len(bodies) == text.count("<tool_call>")
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools}
@@ -121,7 +128,8 @@ def called_tools(text: str, tools: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 50.0])
 def test_a_choice_makes_a_call_come(llm: LLM, temperature: float) -> None:
     markup = detect_parsers(ChatTemplate.from_folder(MODEL)).markup
-    forced: set[tuple[str, ...]] = set()
+    wanted: list[tuple[list[dict[str, Any]], ToolChoice]] = []
+    prompts, all_params = [], []
     for seed, sample in enumerate(SAMPLES[:8]):
         tools = tools_of(sample, strict=False)
         for tool, schema in zip(tools, [OWN, UNIT, OWN], strict=False):
@@ -130,15 +138,18 @@ def test_a_choice_makes_a_call_come(llm: LLM, temperature: float) -> None:
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=600)
         choices: list[tuple[ToolChoice, bool]] = [("required", False), ({"name": names[-1]}, True)]
         for choice, parallel in choices:
-            constrained = constrain_tools(params, tools, choice, parallel_tool_calls=parallel, markup=markup)
-            prompt = {"prompt_token_ids": llm.llm_engine.render_chat(sample.messages, tools=tools)}
-            (output,) = llm.generate(prompt, constrained, use_tqdm=False)
-            completion = output.outputs[0]
-            assert completion.finish_reason == "stop", (output.error, completion.text)
-            called = called_tools(completion.text, tools)
-            assert len(called) == 1
-            assert choice == "required" or called == [names[-1]]
-            forced.add(tuple(called))
+            wanted.append((tools, choice))
+            all_params.append(constrain_tools(params, tools, choice, parallel_tool_calls=parallel, markup=markup))
+            prompts.append({"prompt_token_ids": llm.llm_engine.render_chat(sample.messages, tools=tools)})
+    forced: set[tuple[str, ...]] = set()
+    outputs = llm.generate(prompts, all_params, use_tqdm=False)
+    for (tools, choice), output in zip(wanted, outputs, strict=True):
+        completion = output.outputs[0]
+        assert completion.finish_reason == "stop", (output.error, completion.text)
+        called = called_tools(completion.text, tools)
+        assert len(called) == 1
+        assert choice == "required" or called == [tools[-1]["function"]["name"]]
+        forced.add(tuple(called))
     assert len(forced) > 1
 
 

@@ -1,4 +1,4 @@
-"""`inflight bench`: how fast a model runs here. `offline` times fixed batches of random token ids."""
+"""`inflight bench offline`: how fast a model runs on this machine, with fixed batches of random token ids."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def offline(
     workloads: WorkloadOptions,
     engine: EngineOptions,
 ) -> None:
-    """Time batches of random token ids: greedy, past every end token, without prefix caching.
+    """Time batches of random token ids: greedy, past end tokens, without prefix caching.
 
-    Reports output tokens per second, prompt tokens per second for prefill*. The first run is an untimed warm-up. Engine
-    options left out are those of the comparison with other engines: at most 64 sequences, and the longest workload's length.
+    Reports output tokens per second; for prefill*, prompt tokens per second. The first run is an untimed warm-up. By default
+    the engine has the options of the comparison with other engines: at most 64 sequences, and the longest workload's length.
     """
     chosen = workloads.chosen(default="all")
     start = time.perf_counter()

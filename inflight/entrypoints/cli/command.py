@@ -47,11 +47,11 @@ def command(function: Command) -> Command:
 
     @functools.wraps(function)
     def run(**values: Any) -> None:  # Any: typer has converted them
-        with_groups = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
         try:
+            with_groups = {
+                name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+                for name, group in groups.items()
+            }
             function(**values, **with_groups)
         except (InflightError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # `inflight ... | head`: typer ends quietly

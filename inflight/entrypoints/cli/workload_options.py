@@ -1,4 +1,4 @@
-"""`WorkloadOptions`: the options of every command that runs workloads, and the engine for them."""
+"""`WorkloadOptions`: the options of all commands that run workloads; and the engine that runs them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WorkloadOptions:
     output_len: Annotated[int | None, _size("Output tokens of each.")] = None
 
     def chosen(self, default: str) -> list[Workload]:
-        """Without any option, those that `default` names.
+        """The workloads that the options name, or those of `default` if there are no options.
 
         Raises:
             typer.BadParameter: there is no such workload, or both names and sizes are given.
@@ -56,7 +56,7 @@ class WorkloadOptions:
 
 
 def start_for(context: typer.Context, engine: EngineOptions, workloads: list[Workload]) -> tuple[LLMEngine, int]:
-    """An engine that takes these workloads and the warm-up, and the bound of its token ids for `workloads.run`."""
+    """An engine for these workloads and the warm-up, and the first token id that `workloads.run` must not use."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
     changes: dict[str, Any] = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
     changes["max_num_seqs"] = engine.max_num_seqs or max(MAX_NUM_SEQS, *(each.batch_size for each in workloads))
@@ -66,7 +66,7 @@ def start_for(context: typer.Context, engine: EngineOptions, workloads: list[Wor
 
 
 def _max_token_id(engine: EngineOptions) -> int:
-    """The shared one, unless the model's vocabulary is smaller."""
+    """That of all workloads, unless the model's vocabulary is smaller."""
     from inflight.config.gguf_config import read_model_config  # not for `--help`
     from inflight.hub import resolve_model_folder
 

@@ -1,7 +1,7 @@
-"""The offline workloads: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
+"""The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
-Greedy, past every end token, without prefix caching. A figure is output tokens per second; for `prefill*`, prompt tokens
-per second. `decode*` rows of `LONG` have their prompt's time inside: compare them between engines only.
+They are greedy, go on past end tokens, and use no prefix cache. The figure is output tokens per second; for `prefill*` it is
+prompt tokens per second. The time of `decode*` in `LONG` includes the prompt: compare these only with those of other engines.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inflight.bench_serve.options import FIRST_TOKEN_ID
 from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-FIRST_TOKEN_ID = 3  # the ids below are special tokens in most vocabularies
 MAX_TOKEN_ID = 3900  # excluded; smaller vocabularies lower it
 
 

@@ -179,8 +179,7 @@ def test_time_is_linear_in_the_text_however_it_comes(tool: str, reasoning: str |
     short = start + unit * (12_000 // len(unit))
     long = start + unit * (48_000 // len(unit))
     for split in (list, lambda text: [text]):
-        ratio = min(seconds_for(case, split(long)) / max(seconds_for(case, split(short)), 1e-4) for _ in range(3))
-        assert ratio < 8
+        assert any(seconds_for(case, split(long)) < 8 * max(seconds_for(case, split(short)), 1e-4) for _ in range(3))
 
 
 @pytest.mark.parametrize(

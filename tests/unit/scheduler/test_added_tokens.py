@@ -9,9 +9,8 @@ from inflight.engine.outbox import merge_outputs
 from inflight.interface.request import EngineCoreRequest, LogprobsColumns, ResolvedSampling
 from inflight.kv_cache.manager import RequestBlocks
 from inflight.sampling_params import SamplingParams
-from inflight.scheduler.added_tokens import AddedTokens, make_output
+from inflight.scheduler.added_tokens import AddedTokens, SampledRow, make_output
 from inflight.scheduler.request import Request
-from inflight.scheduler.sampled import SampledRow
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 2])

@@ -63,15 +63,15 @@ def test_what_is_held_waits_and_is_not_shown() -> None:
     queue.push(held, is_held=True)
     queue.push(first)
     queue.push(second)
-    assert queue.hold_first() is first
+    assert queue.hold_first("leader") is first
     assert queue.peek() is second
     assert (len(queue), queue.num_tokens, queue.num_held) == (3, 21, 2)
     queue.remove(held)
-    queue.release(held)  # it has ended meanwhile
+    queue.release("0")  # it has ended meanwhile
     assert queue.peek() is second
     assert (len(queue), queue.num_tokens, queue.num_held) == (2, 16, 1)
-    queue.release(first)
-    queue.release(first)
+    queue.release("leader")
+    queue.release("leader")
     assert (queue.pop(), queue.pop(), queue.peek()) == (first, second, None)
     assert (len(queue), queue.num_tokens, queue.num_held) == (0, 0, 0)
 
@@ -93,7 +93,7 @@ def test_the_order_is_that_of_a_sorted_list() -> None:
     for order in range(800):
         action = rng.random()
         if held and action < 0.1:
-            queue.release(released := rng.choice(held))
+            queue.release((released := rng.choice(held)).request_id)
             held.remove(released)
             waiting.append(released)
         elif held and action < 0.15:
@@ -103,7 +103,7 @@ def test_the_order_is_that_of_a_sorted_list() -> None:
             waiting.sort(key=queue.key)
             chosen = rng.choice([waiting[0], rng.choice(waiting)])
             if chosen is waiting[0] and rng.random() < 0.3:
-                assert queue.hold_first() is chosen
+                assert queue.hold_first(chosen.request_id) is chosen
                 held.append(chosen)
             elif chosen is waiting[0]:
                 assert queue.pop() is chosen

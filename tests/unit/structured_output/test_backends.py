@@ -11,7 +11,7 @@ import pytest
 
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.backend import ALL_ALLOWED, MaskJob, num_mask_words, single_token_ids
+from inflight.structured_output.backend import ALL_ALLOWED, MaskJob, num_mask_words, single_token_id
 from inflight.structured_output.spec import GrammarSpec
 from tests.conftest import FULL
 from tests.schema_generator import generate_schemas
@@ -213,12 +213,12 @@ def test_forced_tokens_are_those_whose_masks_have_one_bit(name: str) -> None:
     assert num_forced > 20
 
 
-def test_single_token_ids() -> None:
+def test_single_token_id() -> None:
     rows = np.zeros((6, 3), dtype=np.int32)
     for row, token_ids in enumerate(([], [0], [31], [95], [1, 2], [31, 32])):
         for token_id in token_ids:
             rows[row].view(np.uint32)[token_id // 32] |= np.uint32(1 << (token_id % 32))
-    assert single_token_ids(rows).tolist() == [-1, 0, 31, 95, -1, -1]
+    assert [single_token_id(row) for row in rows] == [-1, 0, 31, 95, -1, -1]
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -235,7 +235,10 @@ def test_single_token_ids() -> None:
         (StructuredOutputsParams(grammar="root ::= ("), "grammar: "),
         (StructuredOutputsParams(grammar="root ::= missing"), "grammar: .*missing"),
         (StructuredOutputsParams(json={"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}), "json: (?!NoExt)"),
-        (StructuredOutputsParams(structural_tag={"type": "structural_tag"}), "structural_tag must have the shape"),
+        (
+            StructuredOutputsParams(structural_tag={"type": "structural_tag"}),
+            "structural_tag: .*missing required field `structures`",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(name: str, params: StructuredOutputsParams, message: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, keyword_paths, relax_schema
+from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, relax_schema, subschemas
 from inflight.structured_output.spec import SchemaPart
 from tests.schema_generator import FORMATS, generate_schemas
 
@@ -193,9 +193,6 @@ def test_an_unsupported_keyword_is_found_wherever_it_is_put(seed: int) -> None:
     assert str(refusal.value) == f"json: {path}/not is not supported"
 
 
-def test_keyword_paths() -> None:
-    assert keyword_paths({"a": [{"oneOf": []}], "oneOf": [{"b/c": {"oneOf": 1}}]}, "oneOf") == [
-        "#/a/0/oneOf",
-        "#/oneOf",
-        "#/oneOf/0/b~1c/oneOf",
-    ]
+def test_subschemas_have_their_paths() -> None:
+    schema = {"items": [{"oneOf": [True]}], "properties": {"b/c": {"const": {"not": {}}}}}
+    assert sorted(path for path, _ in subschemas(schema)) == ["#", "#/items/0", "#/properties/b~1c"]

@@ -1,17 +1,17 @@
-"""`BenchClient`: one HTTP client for all requests, which fills a record of each. Needs the extra "bench"."""
+"""`BenchClient`: posts requests to a server, reads their streams, and records when each piece came."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from inflight.entrypoints.bench_serve.dataset import BenchRequest
-from inflight.entrypoints.bench_serve.record import RequestRecord
-from inflight.entrypoints.bench_serve.sse import EventBuffer
+from inflight.bench_serve.dataset import BenchRequest
+from inflight.bench_serve.options import CHAT, COMPLETIONS, ServerOptions
+from inflight.bench_serve.record import RequestRecord
 from inflight.errors import ConfigError
 
 try:
@@ -19,38 +19,21 @@ try:
 except ImportError as error:
     raise ConfigError('bench serve needs aiohttp: pip install "inflight-llm[bench]"') from error
 
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 MAX_ERROR_LENGTH = 500
 
 
 class BenchClient:
-    """An asynchronous context manager. `body` is merged into every request's; `timeout` in seconds is a request's."""
+    """Used with `async with`. `body`: fields that are added to every request's."""
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        endpoint: str = COMPLETIONS,
-        headers: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,  # Any: JSON
-        timeout: float = 600.0,
-    ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise ConfigError(f"--base-url {base_url!r} must begin with http:// or https://")
-        if endpoint not in (COMPLETIONS, CHAT):
-            raise ConfigError(f"--endpoint {endpoint!r} must be {COMPLETIONS} or {CHAT}")
-        self._base_url = base_url.rstrip("/")
-        self._endpoint = endpoint
-        self._headers = dict(headers or {})
-        self._body = dict(body or {})
-        self._timeout = timeout
+    def __init__(self, server: ServerOptions, body: Mapping[str, Any]) -> None:  # Any: JSON
+        self._server = server
+        self._body = dict(body)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0)  # the server's queue is what is measured, not one in here
-        timeout = aiohttp.ClientTimeout(total=self._timeout)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=timeout)
+        timeout = aiohttp.ClientTimeout(total=self._server.timeout)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._server.headers, timeout=timeout)
         return self
 
     async def __aexit__(
@@ -60,7 +43,7 @@ class BenchClient:
         await self._session.close()
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # Any: JSON
-        """The JSON that a route answers: to a GET without `body`, else to a POST.
+        """The JSON that a route answers to a POST of `body`, or to a GET if there is none.
 
         Raises:
             ConnectionError: there is no server, or it answers with an error.
@@ -68,20 +51,20 @@ class BenchClient:
         assert self._session is not None
         try:
             async with self._session.request(
-                "GET" if body is None else "POST", self._base_url + path, json=body
+                "GET" if body is None else "POST", self._server.url + path, json=body
             ) as answer:
                 if answer.status != 200:
                     text = (await answer.text())[:MAX_ERROR_LENGTH]
-                    raise ConnectionError(f"{self._base_url}{path} answers {answer.status}: {text}")
+                    raise ConnectionError(f"{self._server.url}{path} answers {answer.status}: {text}")
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise ConnectionError(f"{self._base_url}{path} gave no answer: {_reason(error)}") from error
+            raise ConnectionError(f"{self._server.url}{path} gave no answer: {_reason(error)}") from error
 
     def request_body(self, model: str, request: BenchRequest) -> dict[str, Any]:  # Any: JSON
         """What is posted for a request."""
         body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         is_messages = isinstance(request.prompt, list) and isinstance(request.prompt[0], dict)
-        if self._endpoint == COMPLETIONS:
+        if self._server.endpoint == COMPLETIONS:
             if is_messages:
                 raise ConfigError(f"the dataset has messages: they go to --endpoint {CHAT}")
             body |= {"prompt": request.prompt, "max_tokens": request.max_tokens}
@@ -91,18 +74,20 @@ class BenchClient:
         return body | self._body
 
     async def send(self, data: bytes, num_prompt_tokens: int = 0) -> RequestRecord:
-        """Post a request's JSON and read its stream to the end. Whatever goes wrong is in the record, never raised."""
+        """Post a request's JSON and read its stream to the end. Errors are put in the record, never raised."""
         assert self._session is not None
         record = RequestRecord(sent=time.perf_counter(), num_prompt_tokens=num_prompt_tokens)
         try:
             headers = {"Content-Type": "application/json"}
-            async with self._session.post(self._base_url + self._endpoint, data=data, headers=headers) as answer:
+            async with self._session.post(
+                self._server.url + self._server.endpoint, data=data, headers=headers
+            ) as answer:
                 if answer.status != 200:
                     record.error = f"HTTP {answer.status}: {(await answer.text())[:MAX_ERROR_LENGTH]}"
                 else:
                     await _read_stream(answer.content, record)
         except TimeoutError:
-            record.error = f"no end after {self._timeout:g} s"
+            record.error = f"no end after {self._server.timeout:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             record.error = _reason(error)
         record.ended = time.perf_counter()
@@ -118,6 +103,31 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time (--timeout)"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class EventBuffer:
+    """Server-sent events out of the pieces that the network delivers, in linear time.
+
+    Lines may end in LF or CRLF; comments and fields other than `data` are passed over (HTML standard, section 9.2)."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []  # of a line that has not ended
+        self._data: list[bytes] = []  # of an event that has not ended
+
+    def push(self, piece: bytes) -> Iterator[bytes]:
+        """The data of each event that `piece` completes."""
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            self._pieces.append(line)
+            whole = b"".join(self._pieces).removesuffix(b"\r")
+            self._pieces = []
+            if whole.startswith(b"data:"):
+                self._data.append(whole[5:].removeprefix(b" "))
+            elif not whole and self._data:
+                yield b"\n".join(self._data)
+                self._data = []
+        if rest:
+            self._pieces.append(rest)
 
 
 async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> None:
@@ -153,7 +163,7 @@ async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> 
 
 
 def _text(choice: Mapping[str, Any]) -> str:  # Any: JSON
-    """What a chunk adds for the reader, of whatever kind: text, reasoning, a tool call."""
+    """What a chunk adds for the reader: text, reasoning, or a part of a tool call."""
     if "delta" not in choice:
         return choice.get("text") or ""
     delta = choice["delta"]

@@ -1,4 +1,4 @@
-"""`RequestRecord`: one request as the client saw it, and the latencies that follow from it."""
+"""`RequestRecord`: when a request was sent, when its pieces came, and the latencies that follow."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it. Times are `time.perf_counter()`'s; `error` is empty if it succeeded.
+    """One request as the client saw it. Times are of `time.perf_counter()`. `error` is empty if the request succeeded.
 
     Attributes:
         sent: when it was sent.
         token_times: when each piece of text came. A piece may hold several tokens.
         ended: when the last byte, or the failure, came.
-        num_prompt_tokens, num_output_tokens: as the server counted them; of a failure what is known.
+        num_prompt_tokens, num_output_tokens: as the server counted them; 0 if a failed request has no count.
         queue_time: seconds for which `--max-concurrency` held it back.
-        lag: seconds by which the client itself was late.
+        lag: seconds by which the client itself sent it too late.
     """
 
     sent: float
@@ -34,7 +34,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Of a request that answered without any text, its latency."""
+        """Seconds to the first piece of text. If there was none, the latency."""
         return (self.token_times[0] if self.token_times else self.ended) - self.sent
 
     @property
@@ -47,5 +47,5 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per output token behind the first; None if there is none."""
+        """Mean seconds per output token after the first; None if there is only one."""
         return (self.latency - self.ttft) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else None

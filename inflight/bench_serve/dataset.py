@@ -1,4 +1,4 @@
-"""What is sent: prompts of random token ids with the lengths asked for, or those of a file."""
+"""What the load generator sends: prompts of random token ids with the lengths asked for, or the prompts of a file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from inflight.bench_serve.options import DatasetOptions
 from inflight.errors import ConfigError
 
 Messages = list[dict[str, Any]]  # Any: JSON
 
-# Long tails are cut here, in means: a single prompt must not be the whole run.
-LOGNORMAL_LIMIT = 8
+LOGNORMAL_LIMIT = 8  # means: no longer length is drawn, so that a single prompt is not the whole run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,50 +27,26 @@ class BenchRequest:
     num_prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """Of mean about `mean`: uniform within `mean` x (1 +- range_ratio), or lognormal where `lognormal_sigma` is positive."""
-
-    mean: int
-    range_ratio: float = 0.0
-    lognormal_sigma: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.range_ratio < 1:
-            raise ConfigError(f"--range-ratio {self.range_ratio} must be at least 0 and less than 1")
-        if self.lognormal_sigma < 0:
-            raise ConfigError(f"--lognormal-sigma {self.lognormal_sigma} must not be negative")
-        if self.range_ratio and self.lognormal_sigma:
-            raise ConfigError("lengths are uniform (--range-ratio) or lognormal (--lognormal-sigma), not both")
-
-    def draw(self, count: int, rng: np.random.Generator) -> list[int]:
-        """Each at least 1."""
-        if self.lognormal_sigma:
-            sigma = self.lognormal_sigma
-            drawn = self.mean * rng.lognormal(-sigma * sigma / 2, sigma, count)
-            lengths = np.clip(np.rint(drawn), 1, LOGNORMAL_LIMIT * self.mean)
-        else:
-            low = max(1, int(self.mean * (1 - self.range_ratio)))
-            high = max(low, int(self.mean * (1 + self.range_ratio)))
-            lengths = rng.integers(low, high, count, endpoint=True)
-        return [int(length) for length in lengths]
+def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.Generator) -> list[int]:
+    """Numbers of tokens, each at least 1, of mean about `mean`."""
+    if sigma := options.lognormal_sigma:
+        drawn = mean * rng.lognormal(-sigma * sigma / 2, sigma, count)
+        lengths = np.clip(np.rint(drawn), 1, LOGNORMAL_LIMIT * mean)
+    else:
+        low = max(1, int(mean * (1 - options.range_ratio)))
+        high = max(low, int(mean * (1 + options.range_ratio)))
+        lengths = rng.integers(low, high, count, endpoint=True)
+    return [int(length) for length in lengths]
 
 
 def random_requests(
-    count: int,
-    token_ids: Sequence[int],
-    input_lengths: Lengths,
-    output_lengths: Lengths,
-    rng: np.random.Generator,
-    *,
-    prefix_len: int = 0,
-    num_prefixes: int = 1,
+    count: int, token_ids: Sequence[int], options: DatasetOptions, rng: np.random.Generator
 ) -> list[BenchRequest]:
-    """Prompts of ids out of `token_ids`: one of `num_prefixes` prefixes, then as many more as `input_lengths` says."""
+    """Prompts of ids out of `token_ids`: one of the prefixes, then as many more as `input_len` says."""
     alphabet = np.asarray(token_ids)
-    prefixes = rng.choice(alphabet, (num_prefixes, prefix_len)).tolist()
-    inputs, outputs = input_lengths.draw(count, rng), output_lengths.draw(count, rng)
-    chosen = rng.integers(0, num_prefixes, count).tolist()
+    prefixes = rng.choice(alphabet, (options.num_prefixes, options.prefix_len)).tolist()
+    inputs, outputs = (draw_lengths(mean, options, count, rng) for mean in (options.input_len, options.output_len))
+    chosen = rng.integers(0, options.num_prefixes, count).tolist()
     requests = []
     for prefix, input_len, output_len in zip(chosen, inputs, outputs, strict=True):
         prompt = prefixes[prefix] + rng.choice(alphabet, input_len).tolist()
@@ -79,9 +55,9 @@ def random_requests(
 
 
 def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
-    """JSON lines of `prompt` (a text or token ids) or `messages`, each with `output_tokens` if not `max_tokens`.
+    """Requests of a file of JSON lines, each with `prompt` (a text or token ids) or `messages`, and `output_tokens`.
 
-    The file is read over and over until there are `count`.
+    Without `output_tokens` a line asks for `max_tokens`. If the file has fewer than `count` lines, it is read again.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a line is something else.
@@ -94,7 +70,7 @@ def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchReques
 
 
 def sharegpt_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
-    """The first thing said in each conversation of a ShareGPT file: `[{"conversations": [{"from", "value"}, ...]}, ...]`.
+    """The first turn of each conversation of a ShareGPT file: `[{"conversations": [{"from", "value"}, ...]}, ...]`.
 
     Raises:
         ConfigError: the file cannot be read, or is something else.

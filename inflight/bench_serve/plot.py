@@ -1,4 +1,4 @@
-"""`plot_latencies`: the distributions of a run as a PNG. Needs the extra "bench"."""
+"""Draws the latency distributions of a benchmark into a PNG. Needs the extra "bench"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.entrypoints.bench_serve.record import RequestRecord
+from inflight.bench_serve.record import RequestRecord
 from inflight.errors import ConfigError
 
 try:
@@ -42,7 +42,7 @@ def _draw(axes: Axes, name: str, milliseconds: np.ndarray[tuple[int], np.dtype[n
         axes.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=axes.transAxes)
         return
     low, high = float(milliseconds.min()), float(milliseconds.max())
-    is_wide = low > 0 and high / low > 50  # a linear axis would show one bar
+    is_wide = low > 0 and high / low > 50  # on a linear axis there would be one bar
     bins = np.geomspace(low, high, NUM_BINS) if is_wide else np.linspace(low, max(high, low + 1e-3), NUM_BINS)
     axes.hist(milliseconds, bins=bins.tolist(), color="tab:blue", alpha=0.75)
     if is_wide:

@@ -1,4 +1,4 @@
-"""`generate_load`: send every request at its time, whatever becomes of those before it, and gather the records."""
+"""Sends every request at its time, without waiting for the answers to earlier ones, and gathers their records."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inflight.entrypoints.bench_serve.client import BenchClient
-from inflight.entrypoints.bench_serve.dataset import BenchRequest
-from inflight.entrypoints.bench_serve.record import RequestRecord
+import numpy as np
+
+from inflight.bench_serve.client import BenchClient
+from inflight.bench_serve.dataset import BenchRequest
+from inflight.bench_serve.options import TrafficOptions
+from inflight.bench_serve.record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,28 @@ class Load:
     cpu_seconds: float
 
 
+def arrival_times(options: TrafficOptions, num_requests: int, rng: np.random.Generator) -> list[float]:
+    """When each request is sent: seconds after the start, ascending. Drawn before it, so that no answer can change them.
+
+    The gaps have a gamma distribution of shape `burstiness` (1 is a Poisson process). Without a ramp the last request is sent
+    at exactly num_requests / request_rate; seconds in which a burst is off are added to that.
+    """
+    ramp, start, end = options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps
+    if ramp is None and math.isinf(options.request_rate):
+        return [0.0] * num_requests
+    gaps = rng.gamma(options.burstiness, 1 / options.burstiness, num_requests)  # of mean 1
+    if ramp is None:
+        times = np.cumsum(gaps)
+        times *= num_requests / options.request_rate / times[-1]
+    else:
+        assert start is not None and end is not None
+        space = np.linspace if ramp == "linear" else np.geomspace
+        times = np.cumsum(gaps / space(start, end, num_requests))
+    if options.burst_on is not None and options.burst_off is not None:
+        times += np.floor(times / options.burst_on) * options.burst_off
+    return [float(time) for time in times]
+
+
 async def generate_load(
     client: BenchClient,
     model: str,
@@ -41,8 +67,8 @@ async def generate_load(
 ) -> Load:
     """`times`: of each request, seconds after the start, ascending. `on_end` is called after each.
 
-    Bodies are made before the start. With `max_concurrency` a request waits until fewer are under way: that wait is its
-    `queue_time`, not part of its latency.
+    Bodies are made before the start. With `max_concurrency` a request waits until fewer are under way. This time is its
+    `queue_time`, and no part of its latency.
     """
     bodies = [json.dumps(client.request_body(model, request)).encode() for request in requests]
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
@@ -58,7 +84,7 @@ async def generate_load(
         return record
 
     gc.collect()
-    gc.freeze()  # prompts are no work for a collection in the middle of a measurement
+    gc.freeze()  # so that no collection looks at the prompts during the measurement
     try:
         start_cpu, start = time.process_time(), time.perf_counter()
         async with asyncio.TaskGroup() as group:

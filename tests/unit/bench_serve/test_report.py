@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.entrypoints.bench_serve.arrivals import Arrivals
-from inflight.entrypoints.bench_serve.dataset import Lengths, custom_requests, random_requests, sharegpt_requests
-from inflight.entrypoints.bench_serve.load import Load
-from inflight.entrypoints.bench_serve.record import RequestRecord
-from inflight.entrypoints.bench_serve.report import ReportSettings, figures
-from inflight.entrypoints.bench_serve.sse import EventBuffer
+from inflight.bench_serve.client import EventBuffer
+from inflight.bench_serve.dataset import custom_requests, draw_lengths, random_requests, sharegpt_requests
+from inflight.bench_serve.load import Load, arrival_times
+from inflight.bench_serve.options import DatasetOptions, ResultOptions, TrafficOptions
+from inflight.bench_serve.record import RequestRecord
+from inflight.bench_serve.report import figures
 from inflight.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def rng() -> np.random.Generator:
 def test_figures() -> None:
     records = [record(index, 0.1 * (index + 1), 0.02, 11) for index in range(4)]
     records += [record(0.5, 0.1, 0.0, 1), record(0, 5, 5, 5, error="lost")]
-    settings = ReportSettings.parse("ttft,tpot,itl,e2el", "50,99.5", ["ttft:250 tpot:20.001", "e2el:1000"])
+    settings = ResultOptions(metric_percentiles="50,99.5", goodput=["ttft:250 tpot:20.001", "e2el:1000"])
     result = figures(Load(records=records, seconds=5.0, cpu_seconds=1.0), settings)
     assert (result["completed"], result["failed"]) == (5, 1)
     assert result["total_input_tokens"] == 50
@@ -56,7 +56,7 @@ def test_figures() -> None:
 
 def test_an_end_makes_room_for_a_start() -> None:
     records = [record(0.0, 1.0, 0, 1), record(1.0, 1.0, 0, 1), record(1.5, 1.0, 0, 1)]
-    assert figures(Load(records=records, seconds=3, cpu_seconds=0), ReportSettings())["max_concurrent_requests"] == 2
+    assert figures(Load(records=records, seconds=3, cpu_seconds=0), ResultOptions())["max_concurrent_requests"] == 2
 
 
 def test_tokens_of_a_piece_share_it() -> None:
@@ -84,7 +84,7 @@ def test_events_do_not_depend_on_how_they_are_cut(texts: list[str], cuts: list[i
 
 
 def test_arrivals_are_poisson_at_their_rate() -> None:
-    times = Arrivals(request_rate=20).times(4000, rng())
+    times = arrival_times(TrafficOptions(request_rate=20), 4000, rng())
     gaps = np.diff(times)
     assert times[-1] == pytest.approx(200)
     assert np.std(gaps) / np.mean(gaps) == pytest.approx(1, abs=0.05)
@@ -93,24 +93,24 @@ def test_arrivals_are_poisson_at_their_rate() -> None:
 
 def test_burstiness_sets_the_spread_of_the_gaps() -> None:
     for burstiness in (0.25, 4.0, 100.0):
-        gaps = np.diff(Arrivals(request_rate=5, burstiness=burstiness).times(4000, rng()))
+        gaps = np.diff(arrival_times(TrafficOptions(request_rate=5, burstiness=burstiness), 4000, rng()))
         assert np.std(gaps) / np.mean(gaps) == pytest.approx(1 / math.sqrt(burstiness), rel=0.1)
 
 
 def test_an_infinite_rate_sends_all_at_once() -> None:
-    assert Arrivals().times(3, rng()) == [0.0, 0.0, 0.0]
+    assert arrival_times(TrafficOptions(), 3, rng()) == [0.0, 0.0, 0.0]
 
 
 def test_nothing_arrives_while_it_is_off() -> None:
-    times = np.array(Arrivals(request_rate=50, burst_on=2.0, burst_off=3.0).times(500, rng()))
+    times = np.array(arrival_times(TrafficOptions(request_rate=50, burst_on=2.0, burst_off=3.0), 500, rng()))
     assert np.all(times % 5.0 <= 2.0 + 1e-9)
     assert times[-1] == pytest.approx(10 + 5 * 3)
 
 
 @pytest.mark.parametrize("ramp_up", ["linear", "exponential"])
 def test_a_ramp_goes_up(ramp_up: str) -> None:
-    arrivals = Arrivals(ramp_up=ramp_up, ramp_up_start=1, ramp_up_end=100, burstiness=1e6)
-    gaps = np.diff(arrivals.times(1000, rng()), prepend=0.0)
+    traffic = TrafficOptions(ramp_up_strategy=ramp_up, ramp_up_start_rps=1, ramp_up_end_rps=100, burstiness=1e6)
+    gaps = np.diff(arrival_times(traffic, 1000, rng()), prepend=0.0)
     assert gaps[0] == pytest.approx(1, rel=0.02)
     assert gaps[-1] == pytest.approx(0.01, rel=0.02)
     middle = 50.5 if ramp_up == "linear" else 10.0
@@ -118,18 +118,18 @@ def test_a_ramp_goes_up(ramp_up: str) -> None:
 
 
 def test_lengths() -> None:
-    assert set(Lengths(mean=7).draw(50, rng())) == {7}
-    uniform = Lengths(mean=100, range_ratio=0.2).draw(5000, rng())
+    assert set(draw_lengths(7, DatasetOptions(), 50, rng())) == {7}
+    uniform = draw_lengths(100, DatasetOptions(range_ratio=0.2), 5000, rng())
     assert (min(uniform), max(uniform)) == (80, 120)
-    lognormal = Lengths(mean=100, lognormal_sigma=0.5).draw(5000, rng())
+    lognormal = draw_lengths(100, DatasetOptions(lognormal_sigma=0.5), 5000, rng())
     assert np.mean(lognormal) == pytest.approx(100, rel=0.05)
     assert np.std(np.log(lognormal)) == pytest.approx(0.5, rel=0.05)
-    assert min(Lengths(mean=1, lognormal_sigma=2).draw(1000, rng())) == 1
+    assert min(draw_lengths(1, DatasetOptions(lognormal_sigma=2), 1000, rng())) == 1
 
 
 def test_prefixes_are_shared() -> None:
-    lengths = Lengths(mean=5)
-    requests = random_requests(60, range(10, 999), lengths, lengths, rng(), prefix_len=8, num_prefixes=3)
+    options = DatasetOptions(input_len=5, output_len=5, prefix_len=8, num_prefixes=3)
+    requests = random_requests(60, range(10, 999), options, rng())
     prompts = [request.prompt for request in requests]
     assert {len(prompt) for prompt in prompts} == {13}
     assert len({tuple(map(str, prompt[:8])) for prompt in prompts}) == 3

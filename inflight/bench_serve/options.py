@@ -1,0 +1,260 @@
+"""The options of `inflight bench serve`, each declared once: names, type, default, bounds and help."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inflight.errors import ConfigError
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+DATASETS = ("random", "custom", "sharegpt")
+RAMPS = ("linear", "exponential")
+FIRST_TOKEN_ID = 3  # the ids below are special tokens in most vocabularies
+# Names of latencies in options -> as the report calls them.
+LATENCIES = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
+}
+GOALS = ("ttft", "tpot", "e2el")
+_BODY_FIELDS = "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty".split()
+
+
+def _option(group: str, metavar: str | None, help: str, *names: str, **more: Any) -> Any:  # Any: typer's own
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=group, **more)
+
+
+_server, _requests, _traffic, _sampling, _result = (
+    partial(_option, group) for group in ("Server", "Requests", "Traffic", "Sampling", "Result")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where the requests go."""
+
+    base_url: Annotated[str | None, _server("URL", "The server's URL, instead of --host and --port.")] = None
+    host: Annotated[str, _server("NAME", "The server's host name or address.")] = "127.0.0.1"
+    port: Annotated[int, _server("N", "The server's port.", min=1, max=65535)] = 8000
+    endpoint: Annotated[str, _server("PATH", f"{COMPLETIONS} or {CHAT}.")] = COMPLETIONS
+    model: Annotated[
+        str | None, _server(None, "The model's name; by default the first that the server names.", "--model", "-m")
+    ] = None
+    api_key: Annotated[str | None, _server("KEY", "Sent as a bearer token.", envvar="INFLIGHT_API_KEY")] = None
+    header: Annotated[list[str] | None, _server("NAME=VALUE", "A header for every request; may be repeated.")] = None
+    timeout: Annotated[float, _server("S", "Seconds after which a request has failed.", min=0.001)] = 600.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--base-url {self.url!r} must begin with http:// or https://")
+        if self.endpoint not in (COMPLETIONS, CHAT):
+            raise ConfigError(f"--endpoint {self.endpoint!r} must be {COMPLETIONS} or {CHAT}")
+        _pairs("--header", self.header)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.base_url or f"http://{host}:{self.port}").rstrip("/")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return _pairs("--header", self.header) | key
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """What is sent. `output_len` is also what a file's prompt asks for if its line names no length."""
+
+    dataset_name: Annotated[
+        str,
+        _requests("NAME", "random token ids; or a file: custom (JSON lines), sharegpt.", "--dataset-name", "--dataset"),
+    ] = "random"
+    dataset_path: Annotated[Path | None, _requests("FILE", "The file of custom and sharegpt.")] = None
+    num_prompts: Annotated[int, _requests("N", "How many requests are measured.", min=1)] = 100
+    num_warmups: Annotated[int, _requests("N", "Requests before these, all sent at once.", min=0)] = 0
+    input_len: Annotated[int, _requests("N", "Mean prompt tokens, without the prefix.", min=1)] = 512
+    output_len: Annotated[int, _requests("N", "Mean output tokens.", min=1)] = 128
+    range_ratio: Annotated[float, _requests("R", "Lengths are uniform within the mean x (1 +- R).")] = 0.0
+    lognormal_sigma: Annotated[float, _requests("S", "Lengths are lognormal, with this sigma.")] = 0.0
+    prefix_len: Annotated[int, _requests("N", "Tokens that prompts share at their start.", min=0)] = 0
+    num_prefixes: Annotated[int, _requests("N", "How many different prefixes there are.", min=1)] = 1
+    max_token_id: Annotated[
+        int | None, _requests("N", "Draw ids below this; by default those that /tokenize gives for a text.")
+    ] = None
+    seed: Annotated[int, _requests("N", "Seed of prompts, lengths and arrivals.", min=0)] = 0
+
+    def __post_init__(self) -> None:
+        name, path = self.dataset_name, self.dataset_path
+        if name not in DATASETS:
+            raise ConfigError(f"--dataset-name {name!r} must be one of {', '.join(DATASETS)}")
+        if (name == "random") != (path is None):
+            raise ConfigError(f"--dataset-path {'is needed by' if path is None else 'has no use for'} {name}")
+        if not 0 <= self.range_ratio < 1:
+            raise ConfigError(f"--range-ratio {self.range_ratio} must be at least 0 and less than 1")
+        if self.lognormal_sigma < 0:
+            raise ConfigError(f"--lognormal-sigma {self.lognormal_sigma} must not be negative")
+        if self.range_ratio and self.lognormal_sigma:
+            raise ConfigError("lengths are uniform (--range-ratio) or lognormal (--lognormal-sigma), not both")
+        if self.max_token_id is not None and self.max_token_id <= FIRST_TOKEN_ID:
+            raise ConfigError(f"--max-token-id {self.max_token_id} must be more than {FIRST_TOKEN_ID}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions:
+    """When it is sent. With bursts, the rate is that of the seconds in which requests are sent."""
+
+    request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
+    burstiness: Annotated[float, _traffic("B", "1 is Poisson; less comes in clumps, more is regular.")] = 1.0
+    max_concurrency: Annotated[int | None, _traffic("N", "Hold requests back while so many are under way.", min=1)] = (
+        None
+    )
+    ramp_up_strategy: Annotated[str | None, _traffic("HOW", "linear or exponential.")] = None
+    ramp_up_start_rps: Annotated[float | None, _traffic("R", "The rate at the first request.")] = None
+    ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last.")] = None
+    burst_on: Annotated[float | None, _traffic("S", "Send for so many seconds at a time.")] = None
+    burst_off: Annotated[float | None, _traffic("S", "Then send none for so many seconds.")] = None
+
+    def __post_init__(self) -> None:
+        if not self.request_rate > 0:
+            raise ConfigError(f"--request-rate {self.request_rate} must be positive; inf sends all at once")
+        if not 0 < self.burstiness < math.inf:
+            raise ConfigError(f"--burstiness {self.burstiness} must be positive and finite")
+        if (self.burst_on is None) != (self.burst_off is None):
+            raise ConfigError("--burst-on and --burst-off go together")
+        if self.burst_on is not None and self.burst_off is not None and not min(self.burst_on, self.burst_off) > 0:
+            raise ConfigError("--burst-on and --burst-off must be positive")
+        start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
+        if self.ramp_up_strategy is None:
+            if (start, end) != (None, None):
+                raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
+            if self.burst_on is not None and math.isinf(self.request_rate):
+                raise ConfigError("--burst-on needs a finite --request-rate: at an infinite one all is sent at once")
+            return
+        if self.ramp_up_strategy not in RAMPS:
+            raise ConfigError(f"--ramp-up-strategy {self.ramp_up_strategy!r} must be one of {', '.join(RAMPS)}")
+        if not math.isinf(self.request_rate):
+            raise ConfigError("--ramp-up-strategy sets the rate: leave --request-rate out")
+        if start is None or end is None or not 0 < start <= end:
+            raise ConfigError("--ramp-up-strategy needs 0 < --ramp-up-start-rps <= --ramp-up-end-rps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingBodyOptions:
+    """Further fields of every request. The server's own defaults hold for those that are left out."""
+
+    temperature: Annotated[float | None, _sampling("T", "0 is greedy.")] = None
+    top_p: Annotated[float | None, _sampling("P", "Keep the most probable up to this sum.")] = None
+    top_k: Annotated[int | None, _sampling("K", "Keep this many of the most probable.")] = None
+    min_p: Annotated[float | None, _sampling("P", "Keep those this near the most probable.")] = None
+    frequency_penalty: Annotated[float | None, _sampling("F", "For every time a token was emitted.")] = None
+    presence_penalty: Annotated[float | None, _sampling("F", "Once for a token that was emitted.")] = None
+    repetition_penalty: Annotated[float | None, _sampling("F", "For tokens of prompt or output.")] = None
+    ignore_eos: Annotated[
+        bool | None,
+        _sampling(
+            None,
+            "Go on past end tokens; the default of random prompts.",
+            "--ignore-eos/--no-ignore-eos",
+            show_default=False,
+        ),
+    ] = None
+    extra_body: Annotated[str | None, _sampling("JSON", "More fields of every request's body.")] = None
+
+    def __post_init__(self) -> None:
+        self._extra()
+
+    def body(self, dataset_name: str) -> dict[str, Any]:  # Any: JSON
+        body: dict[str, Any] = {name: value for name in _BODY_FIELDS if (value := getattr(self, name)) is not None}
+        if self.ignore_eos or (self.ignore_eos is None and dataset_name == "random"):
+            body["ignore_eos"] = True
+        return body | self._extra()
+
+    def _extra(self) -> dict[str, Any]:  # Any: JSON
+        try:
+            extra = json.loads(self.extra_body or "{}")
+        except ValueError as error:
+            raise ConfigError(f"--extra-body is not JSON: {error}") from error
+        if not isinstance(extra, dict):
+            raise ConfigError("--extra-body is no JSON object")
+        return extra
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """What is made of the answers."""
+
+    percentile_metrics: Annotated[str, _result("NAMES", "Latencies to report: ttft, tpot, itl, e2el.")] = (
+        "ttft,tpot,itl,e2el"
+    )
+    metric_percentiles: Annotated[str, _result("NUMBERS", "Their percentiles.")] = "50,90,99"
+    goodput: Annotated[
+        list[str] | None,
+        _result("GOALS", 'Count requests within these milliseconds: "ttft:200 tpot:50"; also e2el.'),
+    ] = None
+    save_result: Annotated[bool, _result(None, "Write a JSON file.", "--save-result")] = False
+    save_detailed: Annotated[bool, _result(None, "With the figures of every request.", "--save-detailed")] = False
+    result_dir: Annotated[Path, _result("FOLDER", "The folder of the file.")] = Path()
+    result_filename: Annotated[str | None, _result("NAME", "The name of the file.")] = None
+    label: Annotated[str | None, _result("TEXT", "Kept in the file, and in its name.")] = None
+    metadata: Annotated[list[str] | None, _result("NAME=VALUE", "Kept in the file; may be repeated.")] = None
+    plot: Annotated[Path | None, _result("FILE", "Draw the latency distributions into this PNG.")] = None
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.latencies if name not in LATENCIES]:
+            raise ConfigError(f"--percentile-metrics: unknown {', '.join(unknown)}; known are {', '.join(LATENCIES)}")
+        if any(not 0 <= value <= 100 for value in self.percentiles):
+            raise ConfigError(f"--metric-percentiles {self.metric_percentiles}: each must be from 0 to 100")
+        if unknown := [name for name in self.goals if name not in GOALS]:
+            raise ConfigError(
+                f"--goodput {unknown[0]}: give {', '.join(GOALS)}, each with milliseconds, as in ttft:200"
+            )
+        _pairs("--metadata", self.metadata)
+
+    @property
+    def latencies(self) -> list[str]:
+        return [name.strip() for name in self.percentile_metrics.split(",") if name.strip()]
+
+    @property
+    def percentiles(self) -> list[float]:
+        return [_number("--metric-percentiles", text) for text in self.metric_percentiles.split(",") if text.strip()]
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """The most milliseconds of each latency that a good request may take."""
+        goals = (goal.partition(":") for text in self.goodput or () for goal in text.split())
+        return {name: _number("--goodput", text) for name, _, text in goals}
+
+    @property
+    def named(self) -> dict[str, str | None]:
+        """What the user wants to find in the file: the label and the metadata."""
+        return {"label": self.label, **_pairs("--metadata", self.metadata)}
+
+
+def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{option} {text!r} is no NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{option}: {text!r} is not a number")
+    return value

@@ -1,0 +1,96 @@
+"""Tool parsers of the families that write the arguments of a call as JSON: Hermes, Llama and Mistral."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+
+from inflight.parsers.event_writer import MalformedCallError
+from inflight.parsers.text_reader import Steps
+from inflight.parsers.tool_parser import ToolParser
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_NAME = re.compile(r"[^\s\[\]{}\"]+")
+_CALL_ID = re.compile(r"[A-Za-z0-9]+")
+
+
+class HermesToolParser(ToolParser):
+    """Hermes, Qwen 2.5 and 3, and the embedded model: each call is a JSON object between tags.
+
+    <tool_call>
+    {"name": "get_weather", "arguments": {"city": "Paris"}}
+    </tool_call>
+    """
+
+    marker = "<tool_call>"
+
+    def _marked_call(self) -> Steps[None]:
+        yield from self._hold_blanks()
+        yield from self._call()
+        yield from self._hold_blanks()
+        yield from self._expect("</tool_call>")
+
+
+class Llama3JsonToolParser(ToolParser):
+    """Llama 3.1 and later: a message of JSON objects with `;` between them, sometimes after a token.
+
+        <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
+
+    A message that begins otherwise has no calls. Text after the calls is content.
+    """
+
+    def run(self) -> Steps[None]:
+        try:
+            yield from self._hold_blanks()
+            yield from self._hold_literal("<|python_tag|>")
+            while True:
+                yield from self._hold_blanks()
+                yield from self._call(needs_arguments=True)
+                self._writer.end_call()
+                yield from self._hold_blanks()
+                yield from self._expect(";")
+        except MalformedCallError:
+            self._writer.reject()
+        yield from self._reader.all(self._writer.content)
+
+
+class MistralToolParser(ToolParser):
+    """Mistral: a token, then a list of JSON objects; since tokenizer v11 a token, name and arguments for each call.
+
+        [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
+        [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
+        [TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}
+
+    Its chat templates take back only ids of 9 letters and digits.
+    """
+
+    marker = "[TOOL_CALLS]"
+
+    @staticmethod
+    def make_call_id() -> str:
+        return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
+
+    def _marked_call(self) -> Steps[None]:
+        yield from self._hold_blanks()
+        if not (yield from self._hold_literal("[")):
+            yield from self._named_call()
+            return
+        separator = ","
+        while separator == ",":
+            yield from self._hold_blanks()
+            yield from self._call()
+            yield from self._hold_blanks()
+            separator = yield from self._expect(",", "]")
+
+    def _named_call(self) -> Steps[None]:
+        name = yield from self._hold_run(_NAME)
+        if not name.isprintable() or not name:
+            raise MalformedCallError
+        yield from self._hold_blanks()
+        marker = yield from self._hold_literal("[CALL_ID]", "[ARGS]")
+        if marker == "[CALL_ID]":
+            yield from self._hold_run(_CALL_ID)
+            yield from self._expect("[ARGS]")
+        yield from self._hold_blanks()
+        yield from self._arguments(name)
