@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.json_schema import SchemaSupport, relax_schema
-from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart, parse_structural_tag
+from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart
 from inflight.tokenizer.tokenizer import Tokenizer
 
 MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
@@ -223,6 +223,8 @@ class GrammarBackend(ABC):
             left_out = relax_schema(schema, cls.schema_support, parts)
             return replace(spec, text=json.dumps(schema, ensure_ascii=False)), left_out
         if spec.kind == "structural_tag":
+            from inflight.structured_output.structural_tag import parse_structural_tag  # needs msgspec
+
             document = json.loads(spec.text)
             tags = parse_structural_tag(spec.text).all_tags
             structures = [*document["structures"], *([document["otherwise"]] if "otherwise" in document else [])]

@@ -32,7 +32,8 @@ from inflight.structured_output.backend import (
     one_line,
 )
 from inflight.structured_output.json_schema import SchemaSupport, name_place, subschemas
-from inflight.structured_output.spec import GrammarSpec, Tag, parse_structural_tag
+from inflight.structured_output.spec import GrammarSpec, Tag
+from inflight.structured_output.structural_tag import parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

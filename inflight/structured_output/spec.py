@@ -1,15 +1,12 @@
-"""`GrammarSpec`: a constraint as a cache key. `parse_structural_tag`: checks a structural tag and takes it apart."""
+"""`GrammarSpec`: a constraint as a cache key. `StructuralTag`: text that may contain tags, and what is in each tag."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
-
-from inflight.errors import InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
 
 MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bound some models never come to an end
@@ -53,8 +50,11 @@ class GrammarSpec:
     @property
     def subject(self) -> str:
         """What its author calls the constraint: "tools" for a structural tag that was made of a request's tools."""
-        if self.kind == "structural_tag" and any(tag.parts for tag in parse_structural_tag(self.text).all_tags):
-            return "tools"
+        if self.kind == "structural_tag":
+            from inflight.structured_output.structural_tag import parse_structural_tag  # needs msgspec
+
+            if any(tag.parts for tag in parse_structural_tag(self.text).all_tags):
+                return "tools"
         return self.kind
 
     def choices(self) -> list[str]:
@@ -115,61 +115,3 @@ class StructuralTag:
     @property
     def triggers(self) -> list[str]:
         return list(dict.fromkeys(tag.trigger for tag in self.tags))
-
-
-class _Structure(msgspec.Struct, forbid_unknown_fields=True):
-    begin: str
-    schema: dict[str, Any] | bool  # Any: JSON
-    end: str
-    parts: tuple[SchemaPart, ...] = ()
-
-    def tag(self, triggers: list[str], where: str) -> Tag:
-        matching = [trigger for trigger in triggers if self.begin.startswith(trigger)]
-        if len(matching) != 1:
-            found = " and ".join(map(repr, matching)) or "none of them"
-            raise InvalidRequestError(
-                f"structural_tag: {where}: begin={self.begin!r} must start with exactly one trigger, and starts with {found}"
-            )
-        return Tag(matching[0], self.begin, self.schema, self.end, self.parts)
-
-
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON of a structural tag."""
-
-    type: Literal["structural_tag"]
-    structures: Annotated[list[_Structure], msgspec.Meta(min_length=1)]
-    triggers: list[str]
-    separator: str | msgspec.UnsetType = msgspec.UNSET
-    at_least_one: bool = False
-    stop_after_first: bool = False
-    otherwise: _Structure | msgspec.UnsetType = msgspec.UNSET
-
-
-def parse_structural_tag(text: str) -> StructuralTag:
-    """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
-
-    It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure), see
-    `StructuralTag`, and a structure the key `parts`, see `SchemaPart`.
-
-    Raises:
-        InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
-    """
-    try:
-        document = msgspec.convert(json.loads(text), _Document)
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"structural_tag: {error}; docs/structured-output.md has its fields") from error
-    separator = None if document.separator is msgspec.UNSET else document.separator
-    if document.at_least_one and separator is None:
-        raise InvalidRequestError("structural_tag: at_least_one needs a separator between two tags")
-    otherwise = None
-    if document.otherwise is not msgspec.UNSET:
-        if separator is None or document.at_least_one:
-            raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
-        otherwise = document.otherwise.tag([""], "otherwise")
-    elif "" in document.triggers:  # only free text must be kept from beginning with a trigger
-        raise InvalidRequestError(f"structural_tag: triggers={document.triggers!r} has an empty string")
-    tags = [each.tag(document.triggers, f"structures[{i}]") for i, each in enumerate(document.structures)]
-    for trigger in document.triggers:
-        if not any(tag.trigger == trigger for tag in tags):
-            raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
-    return StructuralTag(tuple(tags), separator, document.at_least_one, document.stop_after_first, otherwise)

@@ -16,7 +16,8 @@ import numpy as np
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.backend import CompiledGrammar, GrammarBackend, GrammarMatcher, MaskRow, one_line
 from inflight.structured_output.json_schema import SchemaSupport, subschemas
-from inflight.structured_output.spec import DEFAULT_WHITESPACE, MAX_WHITESPACE, GrammarSpec, parse_structural_tag
+from inflight.structured_output.spec import DEFAULT_WHITESPACE, MAX_WHITESPACE, GrammarSpec
+from inflight.structured_output.structural_tag import parse_structural_tag
 from inflight.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

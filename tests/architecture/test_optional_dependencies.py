@@ -10,7 +10,7 @@ from tests.architecture.source import PACKAGE, ROOT, Package, write_package
 
 # dependency -> files (or folders, with a slash) that may import it
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "msgspec": ("interface/codec.py", "structured_output/spec.py"),
+    "msgspec": ("interface/codec.py", "structured_output/structural_tag.py"),
     "llguidance": ("structured_output/llguidance_backend.py",),
     "xgrammar": ("structured_output/xgrammar_backend.py",),
     "triton": ("kernels/triton/",),

@@ -18,9 +18,9 @@ from inflight.parsers.selector import create_output_parser, detect_parsers
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import StructuredOutputsParams
 from inflight.tokenizer.chat_template import ChatTemplate
-from tests.e2e.openai_server import running_server
 from scripts.demo.evaluate import held_out_samples
 from scripts.demo.tasks import Sample, is_correct
+from tests.e2e.openai_server import running_server
 from tests.unit.structured_output.grammar_case import MODEL
 
 SAMPLES = [sample for sample in held_out_samples("tools", 24) if sample.tools][:20]

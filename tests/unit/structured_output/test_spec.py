@@ -9,7 +9,8 @@ import pytest
 
 from inflight.errors import InvalidRequestError
 from inflight.sampling_params import StructuredOutputsParams
-from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag, parse_structural_tag
+from inflight.structured_output.spec import GrammarSpec, StructuralTag, Tag
+from inflight.structured_output.structural_tag import parse_structural_tag
 
 
 def spec(**constraint: Any) -> GrammarSpec:

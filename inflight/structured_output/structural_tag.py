@@ -1,0 +1,73 @@
+"""Reads a structural tag, vLLM's and xgrammar's JSON for text with tags in it. msgspec checks its shape.
+
+Offline generation also runs where msgspec is not installed. So this is a file of its own, which is imported only when a structural tag
+is read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from inflight.errors import InvalidRequestError
+from inflight.structured_output.spec import SchemaPart, StructuralTag, Tag
+
+
+class _Structure(msgspec.Struct, forbid_unknown_fields=True):
+    begin: str
+    schema: dict[str, Any] | bool  # Any: JSON
+    end: str
+    parts: tuple[SchemaPart, ...] = ()
+
+    def tag(self, triggers: list[str], where: str) -> Tag:
+        matching = [trigger for trigger in triggers if self.begin.startswith(trigger)]
+        if len(matching) != 1:
+            found = " and ".join(map(repr, matching)) or "none of them"
+            raise InvalidRequestError(
+                f"structural_tag: {where}: begin={self.begin!r} must start with exactly one trigger, and starts with {found}"
+            )
+        return Tag(matching[0], self.begin, self.schema, self.end, self.parts)
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON of a structural tag."""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[_Structure], msgspec.Meta(min_length=1)]
+    triggers: list[str]
+    separator: str | msgspec.UnsetType = msgspec.UNSET
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    otherwise: _Structure | msgspec.UnsetType = msgspec.UNSET
+
+
+def parse_structural_tag(text: str) -> StructuralTag:
+    """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
+
+    It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure), see
+    `StructuralTag`, and a structure the key `parts`, see `SchemaPart`.
+
+    Raises:
+        InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
+    """
+    try:
+        document = msgspec.convert(json.loads(text), _Document)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"structural_tag: {error}; docs/structured-output.md has its fields") from error
+    separator = None if document.separator is msgspec.UNSET else document.separator
+    if document.at_least_one and separator is None:
+        raise InvalidRequestError("structural_tag: at_least_one needs a separator between two tags")
+    otherwise = None
+    if document.otherwise is not msgspec.UNSET:
+        if separator is None or document.at_least_one:
+            raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
+        otherwise = document.otherwise.tag([""], "otherwise")
+    elif "" in document.triggers:  # only free text must be kept from beginning with a trigger
+        raise InvalidRequestError(f"structural_tag: triggers={document.triggers!r} has an empty string")
+    tags = [each.tag(document.triggers, f"structures[{i}]") for i, each in enumerate(document.structures)]
+    for trigger in document.triggers:
+        if not any(tag.trigger == trigger for tag in tags):
+            raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
+    return StructuralTag(tuple(tags), separator, document.at_least_one, document.stop_after_first, otherwise)
