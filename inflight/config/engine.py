@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.ranks import RankLayout
@@ -38,6 +39,7 @@ class ModelConfig:
     fingerprint: str
     quantization: QuantizationConfig = QuantizationConfig()
     batch_invariant: bool = False  # refuse to start where it cannot be promised
+    generation_overrides: dict[str, Any] = field(default_factory=dict)  # over generation_config.json; Any: JSON
 
 
 @dataclass(frozen=True, kw_only=True)

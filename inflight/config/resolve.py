@@ -68,6 +68,7 @@ def resolve(
             fingerprint=fingerprint,
             quantization=quantization,
             batch_invariant=args.batch_invariant,
+            generation_overrides=dict(args.override_generation_config or {}),
         ),
         cache=resolve_cache(args, max_model_len=max_model_len, dtype=kv_cache_dtype, machine=machine),
         scheduler=scheduler,

@@ -180,7 +180,7 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     return resolve(
         args,
         folder=folder,
-        architecture=parse_architecture(read_model_config(folder)),
+        architecture=parse_architecture(read_model_config(folder, args.hf_overrides)),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )
@@ -195,7 +195,8 @@ def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> Struct
 
 def _create_backend(config: EngineConfig, read: Callable[[], Tokenizer]) -> GrammarBackend:
     architecture, tokenizer = config.model.architecture, read()
-    eos = model_eos_token_ids(architecture, tokenizer, read_generation_config(config.model.folder))
+    generation_config = {**(read_generation_config(config.model.folder) or {}), **config.model.generation_overrides}
+    eos = model_eos_token_ids(architecture, tokenizer, generation_config)
     return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
 
 

@@ -7,15 +7,16 @@ rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD wai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from inflight.entrypoints.cli.interrupt import InterruptFlag
+from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.cli.rows import Row
-from inflight.entrypoints.cli.sampling_options import SamplingOptions, params_from_json
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
-from inflight.sampling_params import MAX_SEED, SamplingParams
+from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from inflight.engine.input_processor import Prompt
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LOOKAHEAD = 256  # requests that wait in the engine, so that no slot stays empty
 DEFAULT_MAX_TOKENS = 256
+
+GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
 
 _LOWEST = -9999.0  # a log-probability of minus infinity, which JSON cannot say
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -32,11 +35,11 @@ _KEYS = (*_PROMPT_KEYS, "tools", "params")
 class RequestMaker:
     """Rows to requests: the row's own parameters over the command's options over the model's defaults."""
 
-    def __init__(self, engine: LLMEngine, options: SamplingOptions, *, as_chat: bool | None) -> None:
+    def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
         """`as_chat`: whether a "prompt" is a user's message; None: if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
-        self._params = dataclasses.replace(unbounded(engine.default_params), **options.given())
+        self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
     def submit(self, row: Row) -> None:
         """Add the row to the engine; its number is the request's id.
@@ -183,3 +186,39 @@ def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:
         {"token_id": token_id, "token": entry.decoded_token, "logprob": max(entry.logprob, _LOWEST), "rank": entry.rank}
         for token_id, entry in logprobs.items()
     ]
+
+
+def check_sampling(given: GivenSampling) -> None:
+    """Check what can be checked without the model, so before it is loaded.
+
+    Raises:
+        InvalidRequestError: an option is out of bounds, or contradicts another.
+    """
+    SamplingParams(**{"max_tokens": None, **given})
+
+
+def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
+    """`base` with the fields that a row's "params" names.
+
+    Raises:
+        InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidRequestError(f"params is a {type(values).__name__}; give an object of sampling parameters")
+    known = [field.name for field in dataclasses.fields(SamplingParams)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise InvalidRequestError(f"unknown sampling parameter {name!r}; {hint}")
+    changes = dict(values)
+    if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON has no integer keys
+        changes["logit_bias"] = {int(key) if str(key).isdigit() else key: value for key, value in bias.items()}
+    if changes.get("structured_outputs") is not None:
+        changes["structured_outputs"] = StructuredOutputsParams.from_json(changes["structured_outputs"])
+    try:
+        return dataclasses.replace(base, **changes)
+    except InvalidRequestError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # a number where a list belongs, and the like
+        raise InvalidRequestError(f"params cannot be read: {error}") from error

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 import inflight
-from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.command import Verbose, command
 from inflight.entrypoints.cli.workload_options import WorkloadOptions, start_for
 from inflight.entrypoints.cli.workloads import WARM_UP, Workload, run
 
@@ -32,9 +32,10 @@ def offline(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.", metavar="FILE")
     ] = None,
+    verbose: Verbose = False,
     *,
     workloads: WorkloadOptions,
-    engine: EngineOptions,
+    engine: EngineArgs,
 ) -> None:
     """Time batches of random token ids: greedy, past every end token, without prefix caching.
 
@@ -43,7 +44,7 @@ def offline(
     """
     chosen = workloads.chosen(default="all")
     start = time.perf_counter()
-    running, max_token_id = start_for(context, engine, chosen)
+    running, max_token_id = start_for(context, engine, verbose, chosen)
     startup = time.perf_counter() - start
     typer.echo(f"{'workload':<14}{'batch':>6}{'in':>7}{'out':>6}{'tok/s':>10}{'seconds':>9}")
     results = []

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inflight.entrypoints.cli.batch import unbounded
-from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.batch import GivenSampling, check_sampling, unbounded
+from inflight.entrypoints.cli.command import Verbose, command, start_engine
 from inflight.entrypoints.cli.interrupt import InterruptFlag
 from inflight.entrypoints.cli.printer import TextStream
-from inflight.entrypoints.cli.sampling_options import SamplingOptions
 from inflight.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -37,22 +36,22 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")
     ] = None,
+    verbose: Verbose = False,
     *,
-    sampling: SamplingOptions,
-    engine: EngineOptions,
+    sampling: GivenSampling,
+    engine: EngineArgs,
 ) -> None:
     """Talk to a model that has a chat template.
 
     In the conversation: /reset forgets it, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. An answer
     may fill the rest of the context unless --max-tokens is given.
     """
-    given = sampling.given()
-    if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & set(given)):
+    if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & sampling.keys()):
         raise typer.BadParameter(f"{unusable[0]} is for `inflight generate`; a chat shows one answer's text")
-    sampling.check()
-    running = start_engine(context, engine, skip_tokenizer_init=False)
+    check_sampling(sampling)
+    running = start_engine(context, dataclasses.replace(engine, skip_tokenizer_init=False), verbose)
     try:
-        params = dataclasses.replace(unbounded(running.default_params), **given)
+        params = dataclasses.replace(unbounded(running.default_params), **sampling)
         conversation = Conversation(running, params, system)
         if sys.stdin.isatty():
             _enable_line_editing()

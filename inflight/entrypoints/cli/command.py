@@ -1,9 +1,11 @@
 """`command`: what every command has in common: groups of options defined once, and errors as one line.
 
-A parameter whose type is a dataclass stands for the dataclass's fields, each of them an option:
+A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
     @command
-    def generate(prompt: list[str], engine: EngineOptions) -> None: ...     # --prompt, --model, --dtype, ...
+    def generate(prompt: list[str], engine: EngineArgs) -> None: ...     # --prompt, --model, --dtype, ...
+
+If two parameters have an option of the same name, it belongs to the first.
 
 Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 130 interrupted.
 """
@@ -12,55 +14,73 @@ from __future__ import annotations
 
 import difflib
 import functools
+import gc
 import inspect
 import logging
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.foreign_flags import sort_out
+from inflight.entrypoints.cli.options import Options
 from inflight.errors import ConfigError, EngineError, InflightError
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine  # loads torch
 
 _ALLOWED = {"a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false"}
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 GENERAL = "Options"
 
 Command = Callable[..., None]  # its parameters are read by typer
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG."),
+]
 
 
 def command(function: Command) -> Command:
     """Expand option groups for typer and turn errors into a line on stderr and an exit code."""
     hints = get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, type] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    groups: dict[str, Options] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            parameters += _options_of(hints[name])
+        if (group := _group(hints[name])) is not None:
+            groups[name] = group
+            for option in group.parameters().values():
+                parameters.setdefault(option.name, option)
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters[name] = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
 
     @functools.wraps(function)
     def run(**values: Any) -> None:  # Any: typer has converted them
-        with_groups = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
         try:
-            function(**values, **with_groups)
+            for name, group in groups.items():
+                options = {option.name for option in group.parameters().values() if option.name in values}
+                own = group.values({option: values.pop(option) for option in options})
+                values[name] = group.kind(**own) if is_dataclass(hints[name]) else own
+            function(**values)
         except (InflightError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # `inflight ... | head`: typer ends quietly
                 raise
             raise typer.Exit(report(error)) from error
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return run
+
+
+def _group(hint: Any) -> Options | None:  # Any: a type
+    """The options that a parameter of this type is replaced by, if it is."""
+    if is_dataclass(hint):
+        return Options(hint)  # type: ignore[arg-type]  # never an instance
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Options)), None)
 
 
 class GroupedHelp(TyperCommand):
@@ -89,10 +109,14 @@ class GroupedHelp(TyperCommand):
         return left
 
     def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
-        """`args` without the flags of other engines. Prints a note for each flag that it leaves out."""
-        with_value = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)}
+        """`args` with our flags only. Prints a note for each flag that is left out."""
+        own = {
+            name: "" if getattr(option, "is_flag", True) else "+" if getattr(option, "multiple", False) else "="
+            for option in self.params
+            for name in (*option.opts, *option.secondary_opts)
+        }
         try:
-            sorted_out = sort_out(args, with_value)
+            sorted_out = sort_out(args, own)
         except ConfigError as error:
             ctx.fail(str(error))
         for note in sorted_out.notes:
@@ -161,15 +185,15 @@ def set_log_level(level: str) -> None:
     logging.getLogger("inflight").setLevel(level)
 
 
-def _options_of(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
-        )
-        for field in fields(group)
-    ]
+def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
+    """The caller closes it. If the context has an object, this is called in place of `LLMEngine.from_args`."""
+    if verbose:
+        set_log_level("DEBUG")
+    if context.obj is not None:
+        return cast("Callable[[EngineArgs], LLMEngine]", context.obj)(args)
+    from inflight.engine.llm_engine import LLMEngine  # loads torch: not for `--help`, not for a mistyped option
 
-
-def _default(field: Field[Any]) -> object:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+    engine = LLMEngine.from_args(args)
+    gc.collect()
+    gc.freeze()  # what has been made so far stays: a collection that looks through it all takes 100 ms, every 200 steps
+    return engine

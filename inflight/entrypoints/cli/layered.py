@@ -6,7 +6,6 @@ file of `--config`, the default. Wherever it stands, it is read as on the comman
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from inflight import envs
 from inflight.entrypoints.cli.command import GroupedHelp, wrong_value
 from inflight.entrypoints.serve.config_file import read_config_file
 from inflight.errors import ConfigError
+from inflight.setting import check_values
 
 _T = TypeVar("_T")
 
@@ -119,10 +119,7 @@ def collect(problems: list[str], make: Callable[[], _T]) -> _T | None:
         return None
 
 
-def without_wrong_values(kind: Callable[..., _T], values: Mapping[str, Any]) -> _T | None:
-    """`kind` of those values that it takes one by one, so that the others can be judged, too; None if these do not go together.
-
-    Every field of `kind` has a default.
-    """
-    good = {name: value for name, value in values.items() if collect([], functools.partial(kind, **{name: value}))}
-    return collect([], lambda: kind(**good))
+def without_wrong_values(kind: type[_T], values: Mapping[str, Any]) -> _T | None:
+    """`kind` of its right values, so that these can be judged further; None if they contradict each other."""
+    wrong = check_values(kind, values)
+    return collect([], lambda: kind(**{name: value for name, value in values.items() if name not in wrong}))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import (
-    MasterAddress,
-    MasterPort,
-    NodeRank,
-    NumNodes,
-    PipelineParallelSize,
-    TensorParallelSize,
-)
+from inflight.entrypoints.cli.options import Options
+
+_SIZES = ("nnodes", "node_rank", "master_addr", "master_port", "tensor_parallel_size", "pipeline_parallel_size")
 
 EPILOG = """\b
 Example, with INFLIGHT_CLUSTER_TOKEN set to the same secret on both machines:
@@ -23,31 +20,9 @@ The model must be in the same folder on all nodes. Everything else is told by no
 
 
 @command
-def worker(
-    nnodes: NumNodes,
-    node_rank: NodeRank,
-    master_addr: MasterAddress,
-    master_port: MasterPort = 29501,
-    tensor_parallel_size: TensorParallelSize = 1,
-    pipeline_parallel_size: PipelineParallelSize = 1,
-) -> None:
+def worker(*, sizes: Annotated[dict[str, Any], Options(EngineArgs, only=_SIZES, required=_SIZES[:3])]) -> None:
     """Run this node's ranks of an engine that is split over several machines."""
-    sizes = EngineArgs(  # it knows the bounds
-        nnodes=nnodes,
-        master_addr=master_addr,
-        master_port=master_port,
-        tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size,
-    )
+    EngineArgs(**{**sizes, "node_rank": 0})  # checks the bounds; `NodeArgs` checks the rank
     from inflight.executor.node import NodeArgs, run_node  # loads numpy, which `--help` does not need
 
-    run_node(
-        NodeArgs(
-            nnodes=sizes.nnodes,
-            node_rank=node_rank,
-            master_addr=sizes.master_addr,
-            master_port=sizes.master_port,
-            tensor_parallel_size=sizes.tensor_parallel_size,
-            pipeline_parallel_size=sizes.pipeline_parallel_size,
-        )
-    )
+    run_node(NodeArgs(**sizes))

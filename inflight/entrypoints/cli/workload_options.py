@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.command import start_engine
 from inflight.entrypoints.cli.workloads import BY_NAME, MAX_TOKEN_ID, WARM_UP, Workload, select
 from inflight.errors import ConfigError
 
@@ -55,17 +57,23 @@ class WorkloadOptions:
         return [Workload("custom", self.batch_size or 1, self.input_len or 128, self.output_len or 128)]
 
 
-def start_for(context: typer.Context, engine: EngineOptions, workloads: list[Workload]) -> tuple[LLMEngine, int]:
+def start_for(
+    context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
+) -> tuple[LLMEngine, int]:
     """An engine that takes these workloads and the warm-up, and the bound of its token ids for `workloads.run`."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
-    changes: dict[str, Any] = {"skip_tokenizer_init": True, "enable_prefix_caching": False}
-    changes["max_num_seqs"] = engine.max_num_seqs or max(MAX_NUM_SEQS, *(each.batch_size for each in workloads))
-    changes["max_model_len"] = engine.max_model_len or longest
+    args = dataclasses.replace(
+        engine,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        max_num_seqs=engine.max_num_seqs or max(MAX_NUM_SEQS, *(each.batch_size for each in workloads)),
+        max_model_len=engine.max_model_len or longest,
+    )
     max_token_id = _max_token_id(engine) if context.obj is None else MAX_TOKEN_ID
-    return start_engine(context, engine, **changes), max_token_id
+    return start_engine(context, args, verbose), max_token_id
 
 
-def _max_token_id(engine: EngineOptions) -> int:
+def _max_token_id(engine: EngineArgs) -> int:
     """The shared one, unless the model's vocabulary is smaller."""
     from inflight.config.gguf_config import read_model_config  # not for `--help`
     from inflight.hub import resolve_model_folder

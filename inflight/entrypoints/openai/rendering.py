@@ -45,7 +45,10 @@ async def render_messages(
         "documents": documents,
         "add_generation_prompt": not continues if add_generation_prompt is None else add_generation_prompt,
         "continue_final_message": continues,
-        "chat_template_kwargs": chat_template_kwargs,
+        "chat_template_kwargs": {
+            **(server.settings.default_chat_template_kwargs or {}),
+            **(chat_template_kwargs or {}),
+        },
     }
     template, templates = engine.chat_template, server.templates
     special_tokens = {} if engine.tokenizer is None else engine.tokenizer.special_tokens

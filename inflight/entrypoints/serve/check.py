@@ -45,7 +45,7 @@ def model_problems(args: EngineArgs) -> list[str]:
         found += _problems_of(lambda: read_generation_config(source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
-        architecture = parse_architecture(read_model_config(source))
+        architecture = parse_architecture(read_model_config(source, args.hf_overrides))
     except ConfigError as error:
         return [*found, str(error)]
     try:

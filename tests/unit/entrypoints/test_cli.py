@@ -14,20 +14,19 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import typer
+import typer.main
 from typer.testing import CliRunner, Result
 
 import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.engine_options import EngineOptions, parse_bytes
 from inflight.entrypoints.cli.machine_report import environment, gpu_facts
 from inflight.entrypoints.cli.main import app
 from inflight.entrypoints.cli.printer import CompletionPrinter
-from inflight.entrypoints.cli.sampling_options import SamplingOptions
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams
+from inflight.setting import parse_bytes
 from tests.architecture.source import ROOT
 from tests.unit.config.fake_driver import H200, facts
 from tests.unit.entrypoints.fake_engine import FakeEngine
@@ -79,12 +78,14 @@ def test_version() -> None:
 
 
 def test_engine_options_are_engine_args() -> None:
-    args = {field.name: field.default for field in dataclasses.fields(EngineArgs)}
-    options = {field.name: field.default for field in dataclasses.fields(EngineOptions)}
-    assert options.pop("verbose") is False
-    del args["seed"]  # on a command line it is that of the requests
-    assert options == args
-    assert EngineOptions().to_args() == EngineArgs()
+    engine = FakeEngine()
+    assert run("generate", "-p", "a", engine=engine).exit_code == 0
+    assert engine.args == EngineArgs()
+    command = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
+    names = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert names <= {option.name for option in command.params}
+    assert run("generate", "-p", "a", "--seed", "3", engine=engine).exit_code == 0
+    assert engine.args == EngineArgs(), "the seed is that of the requests"
 
 
 def test_every_option_reaches_the_engine() -> None:
@@ -100,8 +101,6 @@ def test_every_option_reaches_the_engine() -> None:
 
 
 def test_sampling_options_are_sampling_params() -> None:
-    names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert {field.name for field in dataclasses.fields(SamplingOptions)} <= names
     engine = FakeEngine(default_params=SamplingParams(temperature=0.3, top_k=9, max_tokens=99))
     options = "--top-p 0.5 --stop a --stop b --stop-token-id 4 --ignore-eos --max-tokens 2 --seed 0 --n 2 --bad-word x"
     done = run("generate", "-p", "a", *options.split(), engine=engine)
@@ -121,7 +120,7 @@ def test_bytes(text: str, value: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "-5", "2X", "1e9", "5 5"])
 def test_no_bytes(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(ValueError, match="is not a number of bytes"):
         parse_bytes(text)
 
 
