@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.ranks import RankLayout
+from inflight.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +123,10 @@ class SpeculativeConfig:
     [`prompt_lookup_min`, `prompt_lookup_max`] that has occurred counts.
     """
 
-    method: str  # "ngram"
-    num_speculative_tokens: int
-    prompt_lookup_min: int
-    prompt_lookup_max: int
+    method: str = setting("ngram", "How tokens are proposed.", choices=("ngram",))
+    num_speculative_tokens: int = setting(4, "Most tokens to propose in a step.", bounds=(1, 64))
+    prompt_lookup_min: int = setting(2, "Smallest n.", bounds=(1, 32))
+    prompt_lookup_max: int = setting(4, "Largest n.", bounds=(1, 32))
 
 
 @dataclass(frozen=True, kw_only=True)

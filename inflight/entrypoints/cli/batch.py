@@ -11,9 +11,9 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from inflight.entrypoints.cli.interrupt import InterruptFlag
 from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.cli.rows import Row
+from inflight.entrypoints.cli.terminal import InterruptFlag
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
 from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams

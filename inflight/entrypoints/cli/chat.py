@@ -13,8 +13,7 @@ import typer
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.batch import GivenSampling, check_sampling, unbounded
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
-from inflight.entrypoints.cli.interrupt import InterruptFlag
-from inflight.entrypoints.cli.printer import TextStream
+from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
 from inflight.errors import InvalidRequestError
 
 if TYPE_CHECKING:

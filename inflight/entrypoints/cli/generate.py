@@ -20,10 +20,9 @@ from inflight.entrypoints.cli.batch import (
     to_json,
 )
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
-from inflight.entrypoints.cli.interrupt import InterruptFlag
-from inflight.entrypoints.cli.printer import CompletionPrinter
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, count_rows, open_input, read_rows
+from inflight.entrypoints.cli.terminal import CompletionPrinter, InterruptFlag
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 

@@ -19,7 +19,7 @@ from inflight.entrypoints.cli.command import (
     set_log_level,
 )
 from inflight.entrypoints.cli.layered import LayeredCommand
-from inflight.entrypoints.cli.standard_streams import open_standard_streams
+from inflight.entrypoints.cli.terminal import open_standard_streams
 
 EPILOG = """\b
 Examples:

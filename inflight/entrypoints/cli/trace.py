@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.bench import WorkloadOptions, start_for
 from inflight.entrypoints.cli.command import Verbose, command
-from inflight.entrypoints.cli.workload_options import WorkloadOptions, start_for
 from inflight.entrypoints.cli.workloads import WARM_UP, run
 from inflight.timeline import chrome_trace
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.machine_report import environment, gpu_facts
+from inflight.entrypoints.cli.env import environment, gpu_facts
 from inflight.entrypoints.cli.main import app
-from inflight.entrypoints.cli.printer import CompletionPrinter
+from inflight.entrypoints.cli.terminal import CompletionPrinter
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams

@@ -1,9 +1,14 @@
-"""Completions on a terminal: the first one as it grows, the others in their order as soon as they are whole."""
+"""What commands do with a terminal: show completions while they grow, stop at Ctrl-C, open missing standard streams."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Sequence
-from typing import TextIO
+from types import FrameType, TracebackType
+from typing import Self, TextIO
 
 from inflight.outputs import RequestOutput
 
@@ -62,3 +67,42 @@ class CompletionPrinter:
     def _header(self) -> None:
         if len(self._prompts) > 1:
             self._file.write(f"{'' if self._turn == 0 else chr(10)}> {self._prompts[self._turn]}\n")
+
+
+class InterruptFlag:
+    """While it is entered, the first SIGINT sets `is_set`; a second one raises KeyboardInterrupt as usual."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._previous: signal._HANDLER = None
+        self._can_handle = threading.current_thread() is threading.main_thread()  # Python's own condition
+
+    def __enter__(self) -> Self:
+        self.is_set = False
+        if self._can_handle:
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._can_handle:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+def open_standard_streams() -> None:
+    """Open empty standard streams if the command was started with closed ones, as some daemons are.
+
+    Otherwise the next files and sockets take their numbers, and a child's output goes into a client's connection.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  until the process ends
