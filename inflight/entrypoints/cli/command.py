@@ -89,24 +89,38 @@ class GroupedHelp(TyperCommand):
 
     Attributes:
         argument_hint: for a command that takes options only: what to write instead of an argument.
+        ends_at_problems: whether a wrong value ends the command before its body runs.
     """
 
     argument_hint = "this command takes options only"
+    ends_at_problems = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
-        arguments = self.own_arguments(ctx, args)
-        given, rest = self.read_line(ctx, arguments)
-        if rest and not any(each.param_type_name == "argument" for each in self.params):
+        given, rest = self.read_line(ctx, self.own_arguments(ctx, args))
+        for parameter in sorted(self.get_params(ctx), key=lambda parameter: not parameter.is_eager):
+            self.read_value(ctx, parameter, given, rest)
+        if rest and any(each.param_type_name == "argument" for each in self.params):
+            ctx.fail(f"{self.name} takes one MODEL; {rest[0]!r} is a second one")
+        if rest:
             ctx.fail(f"{rest[0]!r} is not an option: {self.argument_hint}")
+        if self.ends_at_problems and problems_of(ctx):
+            ctx.fail(problems_of(ctx)[0])
+        return rest
+
+    def read_value(self, ctx: Any, parameter: Any, given: dict[str, Any], rest: list[str]) -> None:  # Any: as above
+        """Put the parameter's value into the context. A wrong value becomes a problem, and the default takes its place."""
         try:
-            left: list[str] = super().parse_args(ctx, arguments)
+            parameter.handle_parse_result(ctx, given, rest)
         except typer.BadParameter as error:
-            parameter: Any = getattr(error, "param", None)
-            value = None if parameter is None else parameter.consume_value(ctx, given)[0]
+            value, _ = parameter.consume_value(ctx, given)
             if value is None:  # a required one is missing
                 raise
-            ctx.fail(wrong_value(max(parameter.opts, key=len), value, error))
-        return left
+            problems_of(ctx).append(wrong_value(self.where(ctx, parameter), value, error))
+            ctx.params[parameter.name] = parameter.process_value(ctx, parameter.default)
+
+    def where(self, ctx: Any, parameter: Any) -> str:  # Any: as above
+        """Where the value was given."""
+        return str(max(parameter.opts, key=len))
 
     def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
         """`args` with our flags only. Prints a note for each flag that is left out."""
@@ -158,6 +172,12 @@ class GenerateCommand(GroupedHelp):
 
 class ModelCommand(GroupedHelp):
     argument_hint = "give a model as -m MODEL"
+
+
+def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
+    """The list of what is wrong with the options. Callers append to it."""
+    found: list[str] = context.meta.setdefault("inflight.problems", [])
+    return found
 
 
 def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:

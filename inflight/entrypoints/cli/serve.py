@@ -9,14 +9,8 @@ import typer
 
 from inflight import envs
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.command import Verbose, command, set_log_level
-from inflight.entrypoints.cli.layered import (
-    collect,
-    is_given_on_command_line,
-    problems_of,
-    with_sources,
-    without_wrong_values,
-)
+from inflight.entrypoints.cli.command import Verbose, command, problems_of, set_log_level
+from inflight.entrypoints.cli.layered import checked, source_of
 from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.serve.api_keys import read_key_file
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -55,18 +49,18 @@ def serve(
     set_log_level("DEBUG" if verbose else envs.log_level("INFO"))
     problems = problems_of(context)
     if server["api_key_file"] is not None:
-        keys = collect(problems, lambda: read_key_file(Path(server["api_key_file"]).expanduser()))
-        server["api_keys"] = (*server.get("api_keys", ()), *(keys or ()))
+        try:
+            keys = read_key_file(Path(server["api_key_file"]).expanduser())
+            server["api_keys"] = (*server.get("api_keys", ()), *keys)
+        except ConfigError as error:
+            problems.append(str(error))
     if given_model is not None:
-        if engine["model"] != given_model and is_given_on_command_line(context, "model"):
+        if engine["model"] != given_model and source_of(context, "model") == "COMMANDLINE":
             problems.append(f"the model is {given_model!r}, and with --model {engine['model']!r}: give one")
         engine["model"] = given_model
-    settings = collect(problems, lambda: ServerSettings(**server))
-    args = collect(problems, lambda: EngineArgs(**engine))
-    problems[:] = [with_sources(context, problem) for problem in problems]
+    settings = checked(context, ServerSettings, server)
+    args = checked(context, EngineArgs, engine)
     if check:
-        settings = settings or without_wrong_values(ServerSettings, server)
-        args = args or without_wrong_values(EngineArgs, engine)
         _report(problems, settings, args)
     if problems or settings is None or args is None:
         raise ConfigError("; ".join(problems))
