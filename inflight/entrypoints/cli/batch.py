@@ -57,14 +57,9 @@ class RequestMaker:
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
-        if params.max_tokens is not None or "max_tokens" in own:
-            self._engine.add_request(request_id, prompt, params)
-            return
-        try:
-            at_most = max(DEFAULT_MAX_TOKENS, params.min_tokens)
-            self._engine.add_request(request_id, prompt, dataclasses.replace(params, max_tokens=at_most))
-        except InvalidRequestError:  # the context may end before; if not, this raises again
-            self._engine.add_request(request_id, prompt, params)
+        if params.max_tokens is None and "max_tokens" not in own:
+            params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
+        self._engine.add_request(request_id, prompt, params)
 
     def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
         given = [key for key in _PROMPT_KEYS if key in fields]

@@ -130,12 +130,12 @@ class GroupedHelp(TyperCommand):
             for name in (*option.opts, *option.secondary_opts)
         }
         try:
-            sorted_out = sort_out(args, own)
+            arguments, notes = sort_out(args, own)
         except ConfigError as error:
             ctx.fail(str(error))
-        for note in sorted_out.notes:
+        for note in notes:
             typer.echo(f"note: {note}", err=True)
-        return sorted_out.arguments
+        return arguments
 
     def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
         """The options' values as text, by name, and the arguments that are no options."""

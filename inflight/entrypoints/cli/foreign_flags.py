@@ -1,14 +1,14 @@
 """Flags of other engines, vLLM's above all: another name of one of our options, a flag without effect, or a refused one.
 
-The tables are the source of docs/from-vllm.md. A flag with `=` takes a value, one with `+` one or more. Each boolean flag
---name has a form --no-name, too.
+The tables are the source of docs/from-vllm.md. A flag with `=` takes a value, one with `+` one or more, and `*` stands for any
+text. Each boolean flag --name has a form --no-name, too.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inflight.errors import ConfigError
@@ -106,14 +106,9 @@ NO_EFFECT = {
         --limit-mm-per-prompt= --media-io-kwargs= --language-model-only --skip-mm-profiling --interleave-mm-strings
         --enable-mm-embeds --disable-chunked-mm-input --trust-request-mm-kwargs
         --allowed-local-media-path= --allowed-media-domains+
-        --mm-processor-kwargs= --mm-processor-cache-gb= --mm-processor-cache-type= --mm-processor-device=
-        --mm-device-do-normalize --mm-encoder-attn-backend= --mm-encoder-attn-dtype= --mm-encoder-fp8-scale-path=
-        --mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin= --mm-encoder-only --mm-encoder-tp-mode=
-        --mm-hasher-algorithm= --mm-ipc-gpu-memory-gb= --mm-shm-cache-max-object-size-mb= --mm-tensor-ipc=
-        --video-pruning-method= --video-pruning-rate=""",
+        --mm-device-do-normalize --mm-encoder-only --mm-*= --video-*=""",
     "no model that is served needs this": """
-        --mamba-backend= --mamba-block-size= --mamba-cache-dtype= --mamba-cache-mode= --mamba-cache-philox-rounds=
-        --mamba-ssm-cache-dtype= --mamba-ssu-algorithm= --enable-mamba-cache-stochastic-rounding
+        --mamba-*= --enable-mamba-cache-stochastic-rounding
         --enable-mamba-shared-prefix-checkpoint --use-replayssm --replayssm-buffer-len= --allow-deprecated-quantization
         --cohere-format= --cohere-is-reasoning-model --anthropic-disabled-thinking-effort=""",
 }
@@ -121,56 +116,51 @@ NO_EFFECT = {
 # The reason why flags are refused, and the flags.
 REFUSED = {
     "LoRA adapters are not served": """
-        --enable-lora --lora-modules+ --max-loras= --max-lora-rank= --max-cpu-loras= --lora-dtype= --lora-target-modules+
-        --fully-sharded-loras --default-mm-loras= --enable-mixed-moe-lora-format --enable-moe-shared-loras
-        --enable-tower-connector-lora --specialize-active-lora --max-lora-cls-labels=""",
+        --enable-lora --lora-* --max-lora* --max-cpu-loras --fully-sharded-loras --default-mm-loras --specialize-active-lora
+        --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
     "one replica is served: start several servers behind a load balancer": """
-        --data-parallel-size= -dp= --data-parallel-size-local= -dpl= --data-parallel-rank= -dpn= --data-parallel-start-rank=
-        -dpr= --data-parallel-address= -dpa= --data-parallel-rpc-port= -dpp= --data-parallel-backend= -dpb=
-        --data-parallel-hybrid-lb -dph --data-parallel-external-lb -dpe --data-parallel-multi-port-external-lb -dpm
-        --data-parallel-supervisor-port= --dp-supervisor-probe-interval-s= --dp-supervisor-probe-timeout-s=
-        --dp-supervisor-probe-failure-threshold= --dp-sync-interval= --disable-nccl-for-dp-synchronization""",
+        --data-parallel-* -dp -dpl -dpn -dpr -dpa -dpp -dpb -dph -dpe -dpm --dp-* --disable-nccl-for-dp-synchronization""",
     "layers with experts are not split over ranks in this way": """
-        --enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --eplb-config= --expert-placement-strategy=
-        --enable-elastic-ep --elastic-ep-max-dp-size= --enable-dbo --dbo-decode-token-threshold=
-        --dbo-prefill-token-threshold= --ubatch-size= --enable-return-routed-experts""",
+        --enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --eplb-config --expert-placement-strategy
+        --enable-elastic-ep --elastic-ep-max-dp-size --enable-dbo --dbo-decode-token-threshold
+        --dbo-prefill-token-threshold --ubatch-size --enable-return-routed-experts""",
     "a sequence is not split over ranks: use --tensor-parallel-size": """
-        --decode-context-parallel-size= -dcp= --prefill-context-parallel-size= -pcp= --dcp-q-replicate
-        --dcp-kv-cache-interleave-size= --cp-kv-cache-interleave-size=""",
+        --decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --dcp-q-replicate
+        --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size""",
     "run `inflight worker` on the other machines": "--headless --worker-use-ray",
-    "CUDA_VISIBLE_DEVICES says which GPUs to use": "--device-ids+",
+    "CUDA_VISIBLE_DEVICES says which GPUs to use": "--device-ids",
     "no code from outside is loaded into the server": """
-        --middleware= --tool-parser-plugin= --reasoning-parser-plugin= --logits-processors+ --io-processor-plugin=
-        --worker-cls= --worker-extension-cls= --scheduler-cls= --model-class-overrides= --additional-config=""",
+        --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin
+        --worker-cls --worker-extension-cls --scheduler-cls --model-class-overrides --additional-config""",
     "KV caches are not transferred": """
-        --kv-transfer-config= --kv-offloading-size= --kv-offloading-backend= --kv-events-config= --ec-transfer-config=
-        --ec-manager-config=""",
-    "only texts are generated; there are no embeddings or scores": "--runner= --convert= --pooler-config= --task=",
+        --kv-transfer-config --kv-offloading-size --kv-offloading-backend --kv-events-config --ec-transfer-config
+        --ec-manager-config""",
+    "only texts are generated; there are no embeddings or scores": "--runner --convert --pooler-config --task",
     "use --speculative-config": """
-        --spec-method= --spec-model= --spec-tokens= --speculative-model= --num-speculative-tokens=""",
-    "use --structured-outputs-backend": "--structured-outputs-config=",
-    "use --kv-cache-memory-bytes": "--num-gpu-blocks-override=",
-    "use --hf-overrides": "--hf-config-path= --config-format= --rope-scaling= --rope-theta=",
-    "use --quantization, or a checkpoint that is quantized": "--quantization-config=",
-    "the KV cache has one data type in all layers: --kv-cache-dtype": "--kv-cache-dtype-skip-layers+",
+        --spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens""",
+    "use --structured-outputs-backend": "--structured-outputs-config",
+    "use --kv-cache-memory-bytes": "--num-gpu-blocks-override",
+    "use --hf-overrides": "--hf-config-path --config-format --rope-scaling --rope-theta",
+    "use --quantization, or a checkpoint that is quantized": "--quantization-config",
+    "the KV cache has one data type in all layers: --kv-cache-dtype": "--kv-cache-dtype-skip-layers",
     "windows are always computed as the model defines them": "--disable-sliding-window",
-    "--tokenizer takes a folder: download the revision that you want": "--tokenizer-revision=",
+    "--tokenizer takes a folder: download the revision that you want": "--tokenizer-revision",
     "the engine does not sleep, and its weights stay as they are": """
-        --enable-sleep-mode --sleep-mode-backend= --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names+
-        --weight-transfer-config=""",
+        --enable-sleep-mode --sleep-mode-backend --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names
+        --weight-transfer-config""",
     "a failed step or rank ends the engine: let a supervisor start the server again": """
-        --enable-fault-tolerance --fault-tolerance-config=""",
-    "certificates are read at the start, with Python's own list of ciphers": "--enable-ssl-refresh --ssl-ciphers=",
-    "only HTTP is spoken": "--grpc --grpc-port=",
-    "the server runs no tools": "--tool-server=",
-    "a tool says itself with `strict` whether its arguments follow the schema": "--tool-strict-level=",
+        --enable-fault-tolerance --fault-tolerance-config""",
+    "certificates are read at the start, with Python's own list of ciphers": "--enable-ssl-refresh --ssl-ciphers",
+    "only HTTP is spoken": "--grpc --grpc-port",
+    "the server runs no tools": "--tool-server",
+    "a tool says itself with `strict` whether its arguments follow the schema": "--tool-strict-level",
     "tools are in the prompt for every tool_choice": "--exclude-tools-when-tool-choice-none",
-    "a request sets variables of its template with chat_template_kwargs": "--reasoning-effort-map= --reasoning-config=",
+    "a request sets variables of its template with chat_template_kwargs": "--reasoning-effort-map --reasoning-config",
     "a request asks for it with return_tokens_as_token_ids": "--return-tokens-as-token-ids",
-    "`inflight trace` and /metrics have figures; answers have none": "--enable-per-request-metrics --profiler-config=",
+    "`inflight trace` and /metrics have figures; answers have none": "--enable-per-request-metrics --profiler-config",
     "prompts are texts or token ids, and only texts and token ids are returned": """
-        --enable-prompt-embeds --return-sampling-mask --aux-output-config= --tokens-only --enable-scale-out
-        --enable-trace-replay --diffusion-config= -dc= --watermark-config= --engram-config=""",
+        --enable-prompt-embeds --return-sampling-mask --aux-output-config --tokens-only --enable-scale-out
+        --enable-trace-replay --diffusion-config -dc --watermark-config --engram-config""",
 }
 
 
@@ -191,20 +181,8 @@ def _read(table: dict[str, str], is_refused: bool) -> dict[str, _Flag]:
 _FOREIGN = _read(NO_EFFECT, False) | _read(REFUSED, True)
 
 
-@dataclass(slots=True)
-class Sorted:
-    """
-    Attributes:
-        arguments: the command line with our flags only.
-        notes: a sentence for each flag that was left out.
-    """
-
-    arguments: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> Sorted:
-    """Translate or leave out the flags of other engines.
+def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The command line with our flags only, and a sentence for each flag that was left out.
 
     Args:
         arguments: of a command line.
@@ -213,16 +191,20 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> Sorted:
     Raises:
         ConfigError: one of the flags is refused.
     """
-    found, rest, has_model = Sorted(), list(arguments), False
+    found: list[str] = []
+    notes: list[str] = []
+    rest, has_model = list(arguments), False
     while rest:
         argument = rest.pop(0)
         if argument == "--":
-            found.arguments += [argument, *rest]
+            found += [argument, *rest]
             break
         if not argument.startswith("-") or argument == "-":
-            found.arguments.append(argument)
+            found.append(argument)
             has_model = True
             continue
+        if argument.startswith("-O") and argument not in own:  # -O3
+            argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
         is_list = flag.endswith("[]")
@@ -234,18 +216,18 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> Sorted:
                 values.append(rest.pop(0))  # as in --served-model-name a b
             values = [entry for text in values for entry in (_json_list(text) if is_list else [text])]
             for text in values:
-                found.arguments += [flag, SAME_VALUES.get(f"{flag} {text}", text)]
-            found.arguments += [] if values else [flag]
+                found += [flag, SAME_VALUES.get(f"{flag} {text}", text)]
+            found += [] if values else [flag]
             has_model |= flag in ("-m", "--model")
         elif (foreign := _foreign(flag, own)) is not None:
-            found.notes.append(f"{flag} has no effect here: {foreign.reason}")
+            notes.append(f"{flag} has no effect here: {foreign.reason}")
             if foreign.arity == "=" and not equals and rest and not rest[0].startswith("--"):
                 rest.pop(0)
             while foreign.arity == "+" and not equals and rest and not rest[0].startswith("-"):
                 rest.pop(0)
         else:
-            found.arguments.append(f"{flag}{equals}{value}")
-    return found
+            found.append(f"{flag}{equals}{value}")
+    return found, notes
 
 
 def _translate(flag: str, own: Collection[str]) -> str:
@@ -256,7 +238,7 @@ def _translate(flag: str, own: Collection[str]) -> str:
         name, mark, _ = theirs.partition("[]")
         if ours in own and flag in (name, name.replace("--", "--no-", 1)):
             return flag.replace(name.lstrip("-"), ours.lstrip("-")) + mark if name.startswith("--") else ours
-    return "--optimization-level" if flag.startswith("-O") else flag
+    return flag
 
 
 def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
@@ -268,13 +250,16 @@ def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
     name = flag.partition(".")[0]  # --compilation-config.mode is a field of --compilation-config
     if name in own and name != flag:
         raise ConfigError(f"{flag} is not supported: give {name} one JSON object with all fields")
-    foreign = _FOREIGN.get(name)
-    if foreign is None and name.startswith("--no-"):
-        foreign = _FOREIGN.get(f"--{name.removeprefix('--no-')}")
-        return None if foreign is None or foreign.arity else foreign  # to switch off what there is not
+    foreign = _find(name)
+    if foreign is None and (switch := _find(name.replace("--no-", "--", 1))) is not None and not switch.arity:
+        return switch  # to switch off what there is not
     if foreign is not None and foreign.is_refused:
         raise ConfigError(f"{flag} is not supported: {foreign.reason}")
     return foreign
+
+
+def _find(name: str) -> _Flag | None:
+    return next((flag for pattern, flag in _FOREIGN.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def _json_list(text: str) -> list[str]:

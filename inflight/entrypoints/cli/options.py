@@ -50,14 +50,13 @@ class Options:
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:  # Any: the settings' values
         """By the names of the fields. `given`: by the names of the options."""
-        found = {name: given[each.name] for name, each in self.parameters().items() if each.name in given}
-        for each in self.settings():
-            value = found.get(each.name)
-            if each.element is not None:
-                found[each.name] = tuple(value or ())
-            if (each.element is not None and not value) or (self.only_given and value is None):
-                found.pop(each.name, None)
-        return found
+        found = {name: given[option.name] for name, option in self.parameters().items() if option.name in given}
+        lists = {each.name for each in self.settings() if each.element is not None}
+        return {
+            name: tuple(value) if name in lists else value
+            for name, value in found.items()
+            if not (name in lists and not value) and not (self.only_given and value is None)
+        }
 
     def _parameter(self, setting: Setting) -> inspect.Parameter:
         hint: Any = setting.type or str  # Any: a type

@@ -225,8 +225,8 @@ def test_max_tokens_has_a_default_that_gives_way_to_the_context() -> None:
     for max_model_len, expected in ((1000, 256), (100, 99)):
         engine = FakeEngine(max_model_len=max_model_len, answer=lambda prompt: "x" * 5000)
         assert len(run("generate", "-p", "a", engine=engine).stdout) == expected + 1
-    # a limit that was asked for does not
-    assert run("generate", "-p", "a", "--max-tokens", "100", engine=FakeEngine(max_model_len=100)).exit_code == 2
+    assert run("generate", "-p", "a", "--max-tokens", "100", engine=FakeEngine(max_model_len=100)).exit_code == 0
+    assert run("generate", "-p", "a" * 100, engine=FakeEngine(max_model_len=100)).exit_code == 2
 
 
 def test_the_printer_streams_whose_turn_it_is() -> None:

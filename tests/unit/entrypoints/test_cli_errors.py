@@ -62,8 +62,8 @@ def test_only_what_belongs_to_a_foreign_flag_goes_with_it() -> None:
         "--",
         "--swap-space",
     ]
-    found = sort_out(line, {"-p": "=", "--port": "=", "--host": "="})
-    assert found.arguments == ["m", "--port", "1", "--host", "x", "-p", "--swap-space", "--", "--swap-space"]
-    assert len(found.notes) == 3
+    arguments, notes = sort_out(line, {"-p": "=", "--port": "=", "--host": "="})
+    assert arguments == ["m", "--port", "1", "--host", "x", "-p", "--swap-space", "--", "--swap-space"]
+    assert len(notes) == 3
     with pytest.raises(ConfigError, match="--kv-transfer-config is not supported"):
         sort_out(["--kv_transfer_config={}"], {})

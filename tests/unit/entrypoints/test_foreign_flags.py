@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_every_flag_of_vllm_is_known() -> None:
     known = [OWN, same, set(names(NO_EFFECT)), set(names(REFUSED))]
     assert len(VLLM_FLAGS) > 300
     for flag in VLLM_FLAGS:
-        assert sum(flag in table for table in known) == 1, flag
+        assert sum(any(fnmatchcase(flag, name) for name in table) for table in known) == 1, flag
 
 
 def test_a_flag_is_in_one_table_and_ours_are_in_none() -> None:
@@ -61,6 +62,7 @@ def test_a_flag_is_in_one_table_and_ours_are_in_none() -> None:
         ("--dtype half --generation-config=vllm", "--dtype float16 --generation-config none"),
         ("--sse-keep-alive-interval 3", "--stream-keep-alive-interval 3"),
         ("m -O3 --compilation-config.mode 3 --no-enable-lora -cc {}", "m"),
+        ("-O 3 --mm-processor-cache-gb 2 --mm-encoder-only m", "m"),
         ("--cudagraph-capture-sizes 1 2 4 --port 3", "--port 3"),
     ],
 )
@@ -69,12 +71,13 @@ def test_what_a_command_line_of_vllm_means(theirs: str, ours: str) -> None:
 
 
 def test_a_foreign_flag_of_a_command_without_its_counterpart() -> None:
-    assert sort_out(["-n", "2"], {"-n": "=", "--nnodes": "="}).arguments == ["-n", "2"], "our own meaning goes first"
-    assert sort_out(["-q", "int8"], {"--port": "="}).arguments == ["-q", "int8"]
+    assert sort_out(["-n", "2"], {"-n": "=", "--nnodes": "="})[0] == ["-n", "2"], "our own meaning goes first"
+    assert sort_out(["-q", "int8"], {"--port": "="})[0] == ["-q", "int8"]
 
 
 @pytest.mark.parametrize("flag", names(REFUSED))
 def test_a_refused_flag_says_why(flag: str) -> None:
+    flag = flag.replace("*", "x")
     with pytest.raises(ConfigError, match=f"{flag} is not supported: \\S"):
         sort_out([flag, "1"], {})
 
