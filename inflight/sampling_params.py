@@ -1,4 +1,4 @@
-"""`SamplingParams`: how one request's tokens are chosen and when it ends. The one place where they are validated."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when it ends. All of its bounds are checked here."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _WHITESPACE_FIELDS = ("disable_any_whitespace", "whitespace_pattern", "separators")
 _SEPARATOR = " {0,64}%s {0,64}"
-_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # those that admit white space of JSON
+_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints whose texts are JSON, with white space
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text must look like: exactly one of `CONSTRAINTS`, in vLLM's words.
 
-    A value of JSON (`json`, `structural_tag`) is kept as text, in the order it was given: properties are emitted in it.
+    `json` and `structural_tag` are kept as text: the order of the properties in it is the order in which they are emitted.
 
     Attributes:
         json: a JSON schema, as a dict or as text.
         json_object: True admits any JSON object.
-        regex: the whole text matches it, as by `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
+        regex: the whole text matches it, as with `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
         choice: the text is one of these strings.
         grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
         structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
-            Further keys: "stop_after_first": true ends the text behind the first tag; with "separator": str the text is tags
-            and nothing else, with it between them, or free text that begins with no trigger; "at_least_one": true: is tags;
-            "otherwise": {"begin", "schema", "end"}: is tags, or this.
+            Further keys: "stop_after_first": true ends the text after the first tag. With "separator": str the text is either
+            tags with this text between them, or free text that begins with no trigger. With "at_least_one": true it cannot
+            be free text. With "otherwise": {"begin", "schema", "end"} the alternative to tags is one text of this form.
         disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
-        whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
-        separators: between items and behind a key, as in `json.dumps`: (", ", ": ") is what most models were trained on.
-            JSON is written with exactly these, and no other white space.
-        lenient: leave out of the schema in `json` what the grammar library cannot enforce. By default it is refused, but
-            for `uniqueItems` and formats that it does not know.
+        whitespace_pattern: a regex of the white space that is allowed there. It must match white space only.
+        separators: the texts between items and after a key, as in `json.dumps`. JSON is written with exactly these, and no
+            other white space. Most models were trained on (", ", ": ").
+        lenient: leave out the parts of the schema in `json` that the grammar library cannot enforce. By default a schema with
+            such a part is refused, except for `uniqueItems` and unknown formats.
     """
 
     json: Mapping[str, Any] | str | None = None  # Any: JSON
@@ -101,7 +101,7 @@ class StructuredOutputsParams:
 
     @property
     def constraint(self) -> str:
-        """Which of `CONSTRAINTS` is given."""
+        """The one of `CONSTRAINTS` that is given."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
     def _check_choice(self) -> None:
@@ -218,7 +218,7 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, as the tuple it has become."""
+        """`stop` as a tuple."""
         return tuple(self.stop or ())
 
     def _check_lists(self) -> None:
@@ -253,7 +253,7 @@ class SamplingParams:
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """A list of the user's, frozen; None is an empty one. A lone string is not taken for its letters."""
+    """The values as a tuple, empty for None. A string is an error, not the list of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -262,7 +262,7 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
 
 
 def _json_object_text(name: str, value: object) -> str:
-    """A JSON object, given as one or as text, as text. What strict JSON cannot say (NaN, a lone surrogate) is refused."""
+    """The text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are no JSON, and are refused."""
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):

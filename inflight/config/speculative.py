@@ -1,4 +1,4 @@
-"""`speculative_config`, a dictionary of the user's, checked and completed."""
+"""Checks the dictionary `speculative_config`, and completes it with defaults."""
 
 from __future__ import annotations
 

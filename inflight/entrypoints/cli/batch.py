@@ -1,4 +1,4 @@
-"""Any number of rows through one engine: read as they are needed, answered in the order in which they end.
+"""Runs any number of rows through one engine. Rows are read when they are needed, and written in the order in which they end.
 
 rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD waiting ──▶ on_output
                ╰─ a bad row ─────────────────────────────────────────────▶ on_error, and the rest goes on
@@ -33,10 +33,10 @@ _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Rows to requests: the row's own parameters over the command's options over the model's defaults."""
+    """Makes requests of rows. A parameter comes from the row, else from the command's options, else from the model's defaults."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether a "prompt" is a user's message; None: if the model has a chat template."""
+        """`as_chat`: whether a "prompt" is a user's message. None: it is, if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
@@ -45,7 +45,7 @@ class RequestMaker:
         """Add the row to the engine; its number is the request's id.
 
         Raises:
-            InvalidRequestError, ConfigError: the row is wrong; the engine is as it was.
+            InvalidRequestError, ConfigError: the row is wrong. The engine has not changed.
         """
         if row.problem:
             raise InvalidRequestError(row.problem)
@@ -53,7 +53,9 @@ class RequestMaker:
             raise InvalidRequestError(f"unknown key {unknown[0]!r}; known are 'id', {', '.join(map(repr, _KEYS))}")
         own = {} if row.fields.get("params") is None else row.fields["params"]
         params = params_from_json(self._params, own)
-        if params.seed is None and not params.greedy:  # of the row alone: a resumed run draws what the first would have
+        if (
+            params.seed is None and not params.greedy
+        ):  # from the row's number, so that a resumed run draws the same tokens
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
@@ -88,9 +90,9 @@ def run_batch(
     on_output: Callable[[Row, RequestOutput], None],
     on_error: Callable[[Row, str], None],
 ) -> None:
-    """Run to the end, or until `interrupt` is set; what is unfinished then, or when an error is raised, is aborted.
+    """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that are still running are aborted.
 
-    `on_output` sees every change of a request, `finished` with the last one.
+    `on_output` is called after every change of a request. In the last call the output is `finished`.
 
     Raises:
         EngineError: a step failed.
@@ -122,13 +124,13 @@ def has_chat_template(engine: LLMEngine) -> bool:
         engine.render_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
         return False
-    except InvalidRequestError:  # there is one, and it wants other messages
+    except InvalidRequestError:  # there is a template, but it wants other messages
         return True
     return True
 
 
 def unbounded(params: SamplingParams) -> SamplingParams:
-    """The model's defaults, without the 16 tokens that `SamplingParams` has of itself."""
+    """The model's defaults, without the limit of 16 tokens that is the default of `SamplingParams`."""
     if params.max_tokens != SamplingParams().max_tokens:
         return params
     return dataclasses.replace(params, max_tokens=None)
@@ -172,7 +174,7 @@ def error_to_json(row: Row, message: str) -> dict[str, Any]:
 
 
 def row_key(row: Row) -> dict[str, Any]:
-    """What a result is found by: the input's line number, and the id where the row has one."""
+    """What a result is found by: the line number of the input, and the id if the row has one."""
     return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
 
 

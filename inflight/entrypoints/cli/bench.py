@@ -37,7 +37,7 @@ def _size(help: str) -> Any:  # Any: typer's own type of an option
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """Workloads by their names, or one of the user's own sizes."""
+    """The workloads to run: by name, or one with sizes that the user gives."""
 
     workload: Annotated[
         str | None,
@@ -53,7 +53,7 @@ class WorkloadOptions:
     output_len: Annotated[int | None, _size("Output tokens of each.")] = None
 
     def chosen(self, default: str) -> list[Workload]:
-        """Without any option, those that `default` names.
+        """The workloads of the options; without any option those that `default` names.
 
         Raises:
             typer.BadParameter: there is no such workload, or both names and sizes are given.
@@ -71,7 +71,7 @@ class WorkloadOptions:
 def start_for(
     context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
 ) -> tuple[LLMEngine, int]:
-    """An engine that takes these workloads and the warm-up, and the bound of its token ids for `workloads.run`."""
+    """An engine that can run these workloads and the warm-up, and the bound of the token ids for `workloads.run`."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
     args = replace(
         engine,
@@ -85,7 +85,7 @@ def start_for(
 
 
 def _max_token_id(engine: EngineArgs) -> int:
-    """The shared one, unless the model's vocabulary is smaller."""
+    """`MAX_TOKEN_ID`, or the size of the vocabulary if that is smaller."""
     from inflight.config.gguf_config import read_model_config  # not for `--help`
     from inflight.hub import resolve_model_folder
 
@@ -109,10 +109,10 @@ def offline(
     workloads: WorkloadOptions,
     engine: EngineArgs,
 ) -> None:
-    """Time batches of random token ids: greedy, past every end token, without prefix caching.
+    """Time batches of random token ids: greedy, without prefix caching. End tokens are ignored.
 
-    Reports output tokens per second, prompt tokens per second for prefill*. The first run is an untimed warm-up. Engine
-    options left out are those of the comparison with other engines: at most 64 sequences, and the longest workload's length.
+    Reports output tokens per second, for prefill* prompt tokens per second. The first run is a warm-up and is not timed. By
+    default a step takes at most 64 sequences, and a sequence is as long as the longest workload needs.
     """
     chosen = workloads.chosen(default="all")
     start = time.perf_counter()

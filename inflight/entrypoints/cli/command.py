@@ -1,4 +1,4 @@
-"""`command`: what every command has in common: groups of options defined once, and errors as one line.
+"""`command`: what all commands share: options made from classes of settings, help, and errors of one line.
 
 A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
@@ -46,7 +46,7 @@ Verbose = Annotated[
 
 
 def command(function: Command) -> Command:
-    """Expand option groups for typer and turn errors into a line on stderr and an exit code."""
+    """Make options of the parameters for typer. An error of the function becomes a line on stderr and an exit code."""
     hints = get_type_hints(function, include_extras=True)
     parameters: dict[str, inspect.Parameter] = {}
     groups: dict[str, Options] = {}
@@ -77,15 +77,15 @@ def command(function: Command) -> Command:
 
 
 def _group(hint: Any) -> Options | None:  # Any: a type
-    """The options that a parameter of this type is replaced by, if it is."""
+    """The options that replace a parameter of this type. None: it is an option itself."""
     if is_dataclass(hint):
         return Options(hint)  # type: ignore[arg-type]  # never an instance
     return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Options)), None)
 
 
 class GroupedHelp(TyperCommand):
-    """Help as plain text, with the options under the title of their group (to draw boxes would take more time than all the
-    rest). Errors say what was given, and what to do.
+    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help takes longer than
+    all the rest. Errors say what was given, and what to do.
 
     Attributes:
         argument_hint: for a command that takes options only: what to write instead of an argument.
@@ -181,7 +181,7 @@ def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
 
 
 def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
-    """One line for a wrong value: where it was given, the value, and what is allowed. `error` is the parser's."""
+    """One line about a wrong value: where it was given, the value, and what is allowed. `error` comes from typer."""
     message = error.message
     if repr(value) in message:
         return f"{where}: {message}"
@@ -191,7 +191,7 @@ def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
 
 
 def report(error: InflightError | OSError) -> int:
-    """Print the error's first line, at log level DEBUG its traceback before it; returns the exit code."""
+    """Print the first line of the error, and return the exit code. At log level DEBUG the traceback comes first."""
     if logging.getLogger("inflight").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
     first_line, _, rest = str(error).partition("\n")
@@ -200,13 +200,13 @@ def report(error: InflightError | OSError) -> int:
 
 
 def set_log_level(level: str) -> None:
-    """Log to stderr what Inflight reports at `level` and above."""
+    """Write Inflight's log messages of `level` and above to stderr."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("inflight").setLevel(level)
 
 
 def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
-    """The caller closes it. If the context has an object, this is called in place of `LLMEngine.from_args`."""
+    """Start an engine, which the caller closes. If the context has an object, it is called instead of `LLMEngine.from_args`."""
     if verbose:
         set_log_level("DEBUG")
     if context.obj is not None:
@@ -215,5 +215,5 @@ def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLM
 
     engine = LLMEngine.from_args(args)
     gc.collect()
-    gc.freeze()  # what has been made so far stays: a collection that looks through it all takes 100 ms, every 200 steps
+    gc.freeze()  # without this a collection looks through everything that was loaded: 100 ms, every 200 steps
     return engine

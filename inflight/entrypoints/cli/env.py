@@ -1,6 +1,6 @@
 """`inflight env`: versions, processor, memory, GPUs, the torch build and the models that can be served, for bug reports.
 
-Facts are read from /proc and /sys; what is not there is None, and no fact is guessed.
+Facts are read from /proc and /sys. A fact that is not there is None; none is guessed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PACKAGES = (
     "typer",
     "tqdm",
 )
-# What kernels choose by: vector width, dot products in bfloat16 and int8, matrix tiles.
+# What the choice of kernels depends on: vector width, dot products in bfloat16 and int8, matrix tiles.
 CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
 )
 _VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
-_SECRETS = ("TOKEN", "API_KEY")  # in the name of a variable; API_KEY_FILE is shown as little
+_SECRETS = ("TOKEN", "API_KEY")  # in the name of a variable; the value of API_KEY_FILE is not shown either
 
 Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 
@@ -73,7 +73,7 @@ def make_report() -> Report:
 
 
 def to_text(report: Report) -> str:
-    """For people, and for pasting into an issue."""
+    """The report as text for people, which can be pasted into an issue."""
     lines = []
     for section, facts in report.items():
         lines.append(section)
@@ -82,7 +82,7 @@ def to_text(report: Report) -> str:
 
 
 def environment(variables: Any) -> dict[str, str]:  # Any: os.environ.items() has no public type
-    """The variables that matter; secrets are named, not shown."""
+    """The variables that matter. The value of a secret is not shown."""
     return {
         name: "(set)" if any(secret in name for secret in _SECRETS) else value
         for name, value in sorted(variables)
@@ -128,7 +128,7 @@ def _memory(meminfo: str) -> dict[str, Any]:
 
 
 def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
-    """What the driver shows, and what stands in the way of device="cuda", if anything does."""
+    """What the driver reports, and why device="cuda" cannot be used, if it cannot."""
     try:
         facts = read_facts()
     except ConfigError as error:
@@ -150,7 +150,7 @@ def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, Any]:
-    import torch  # seconds: no other section needs it
+    import torch  # takes seconds, and no other section needs it
 
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return {

@@ -29,7 +29,7 @@ from inflight.outputs import RequestOutput
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+INTERRUPTED = 130  # the exit code that a shell reports for a process that SIGINT ended
 NOTHING_RUN = 2  # no row of the input could be run
 
 EPILOG = """\b
@@ -79,9 +79,10 @@ def generate(
     A row of --input is a JSON object with one of "prompt" (text), "prompt_token_ids" or "messages" (a chat), and
     optionally "id", "tools" and "params" (sampling parameters over those of the command line).
 
-    A row of --output has the row's line number and id and either "outputs" or, where the row could not be run, "error".
-    Results are written as they are ready, not in order. Started again, the command skips the rows whose results are there
-    (by id, else by line number), so an interrupted run goes on where it stopped. The exit code is 2 if no row could be run.
+    A row of --output has the line number and the id of its input row, and "outputs", or "error" if the row could not be run.
+    Results are written when they are ready, not in order. If the command is started again, it skips the rows that have a
+    result (found by id, else by line number), so an interrupted run goes on where it stopped. The exit code is 2 if no row
+    could be run.
     """
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
     check_sampling(sampling)
@@ -105,7 +106,7 @@ def _check_usage(
     as_json: bool,
     sampling: GivenSampling,
 ) -> None:
-    """Before the model is loaded."""
+    """Raise for options that do not fit each other, before the model is loaded."""
     if bool(prompt) == (input is not None):
         raise typer.BadParameter("give either --prompt, once or more, or --input")
     if input is None and (output is not None or overwrite):

@@ -1,4 +1,4 @@
-"""`LayeredCommand`: options from flags, the environment and a file, and everything that is wrong with them at once.
+"""`LayeredCommand`: reads options from flags, the environment and a file, and reports all that is wrong at once.
 
 A value is taken from the first of these that has one: the command line, the environment (PREFIX_ and the option's name in
 capitals), the file of `--config`, the default. A value has the same format in all of them.
@@ -24,7 +24,7 @@ from inflight.setting import check_values
 _T = TypeVar("_T")
 
 _ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")  # how a ConfigError begins: port=70000 is not ...
-NOT_IN_ENVIRONMENT = frozenset({"check"})  # these say what to do, not how
+NOT_IN_ENVIRONMENT = frozenset({"check"})  # options that say what to do, not how
 NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 

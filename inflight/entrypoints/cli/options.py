@@ -1,4 +1,4 @@
-"""Settings as options: an option of the command line for each field of a settings class, and the values that were given."""
+"""Makes an option of the command line from each setting of a class, and collects the values that were given."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from inflight.outputs import RequestOutput
 
 
 class TextStream:
-    """Writes what is new of a text that only grows."""
+    """Writes a text that only grows: each update writes the new part."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -28,20 +28,20 @@ class TextStream:
 
 
 class CompletionPrinter:
-    """Prints several prompts' completions one after the other, whatever the order in which they end.
+    """Prints the completions of several prompts in the order of the prompts, in whatever order they end.
 
-    The prompt whose turn it is streams if it has one completion. A header tells prompts apart where there are several.
+    The current prompt is streamed if it has one completion. If there are several prompts, each has a header.
     """
 
     def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
         self._file = file
         self._prompts = prompts
-        self._outputs: dict[int, RequestOutput] = {}  # the newest of each prompt not printed yet
+        self._outputs: dict[int, RequestOutput] = {}  # the newest output of each prompt that is not printed yet
         self._turn = 0
         self._stream: TextStream | None = None
 
     def update(self, index: int, output: RequestOutput) -> None:
-        """`index` is the prompt's; `output` holds all its text so far."""
+        """`index` is the index of the prompt. `output` has all its text so far."""
         self._outputs[index] = output
         while (current := self._outputs.get(self._turn)) is not None:
             if len(current.outputs) == 1:
@@ -70,12 +70,15 @@ class CompletionPrinter:
 
 
 class InterruptFlag:
-    """While it is entered, the first SIGINT sets `is_set`; a second one raises KeyboardInterrupt as usual."""
+    """A context manager. Inside it the first SIGINT sets `is_set`, so that a loop can stop between two steps. The second SIGINT
+    raises KeyboardInterrupt, as usual."""
 
     def __init__(self) -> None:
         self.is_set = False
         self._previous: signal._HANDLER = None
-        self._can_handle = threading.current_thread() is threading.main_thread()  # Python's own condition
+        self._can_handle = (
+            threading.current_thread() is threading.main_thread()
+        )  # Python sets handlers in the main thread only
 
     def __enter__(self) -> Self:
         self.is_set = False

@@ -1,4 +1,4 @@
-"""`inflight trace`: what engine and ranks did in every step of a workload, as a Chrome trace and as figures."""
+"""`inflight trace`: shows what engine and ranks did in each step of a workload, as a Chrome trace and as figures."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def trace(
 ) -> None:
     """Run workloads (default: decode8) and show, step by step, who did what: the last 1,000 steps or so.
 
-    Prints the time of every phase, for how long devices stood idle, and the share of the host's work that they hid. Requests
-    are those of `inflight bench offline`, behind a warm-up that does not count.
+    Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while they
+    were busy. The requests are those of `inflight bench offline`. A warm-up comes first and is not counted.
     """
     from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy: not for `--help`
 

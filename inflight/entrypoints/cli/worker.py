@@ -1,4 +1,4 @@
-"""`inflight worker`: the ranks of one node of an engine that runs on node 0 of several."""
+"""`inflight worker`: runs the ranks of one machine, if an engine is split over several. The engine itself runs on node 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Example, with INFLIGHT_CLUSTER_TOKEN set to the same secret on both machines:
   node 0:  inflight generate -m /models/m -p Hello -tp 2 --nnodes 2 --master-address 10.0.0.1
   node 1:  inflight worker -tp 2 --nnodes 2 --node-rank 1 --master-address 10.0.0.1
 
-The model must be in the same folder on all nodes. Everything else is told by node 0. The command ends with the engine.
+The model must be in the same folder on all nodes. Node 0 sends everything else. The command ends with the engine.
 """
 
 
