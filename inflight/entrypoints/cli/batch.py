@@ -33,7 +33,7 @@ _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Makes requests of rows. A parameter comes from the row, else from the command's options, else from the model's defaults."""
+    """Makes requests of rows. A parameter comes from the row, from the command's options or from the model's defaults."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
         """`as_chat`: whether a "prompt" is a user's message. None: it is, if the model has a chat template."""

@@ -14,14 +14,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import typer.main
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.env import environment, gpu_facts
-from inflight.entrypoints.cli.main import app
 from inflight.entrypoints.cli.terminal import CompletionPrinter
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -30,6 +28,7 @@ from inflight.setting import parse_bytes
 from tests.architecture.source import ROOT
 from tests.unit.config.fake_driver import H200, facts
 from tests.unit.entrypoints.fake_engine import FakeEngine
+from tests.unit.entrypoints.runner import COMMAND, invoke
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,7 @@ def _log_level() -> Iterator[None]:
 
 
 def run(*arguments: str, engine: FakeEngine | None = None, input: str = "") -> Result:
-    return CliRunner().invoke(app, list(arguments), obj=engine or FakeEngine(), input=input)
+    return invoke(list(arguments), obj=engine or FakeEngine(), input=input)
 
 
 # -- help and options --------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ def test_engine_options_are_engine_args() -> None:
     engine = FakeEngine()
     assert run("generate", "-p", "a", engine=engine).exit_code == 0
     assert engine.args == EngineArgs()
-    command = typer.main.get_command(app).commands["generate"]  # type: ignore[attr-defined]
+    command = COMMAND.commands["generate"]
     names = {field.name for field in dataclasses.fields(EngineArgs)}
     assert names <= {option.name for option in command.params}
     assert run("generate", "-p", "a", "--seed", "3", engine=engine).exit_code == 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
 from inflight.entrypoints.cli.foreign_flags import sort_out
-from inflight.entrypoints.cli.main import app
 from inflight.errors import ConfigError
+from tests.unit.entrypoints.runner import invoke
 
 
 def said(line: str, code: int = 2) -> str:
-    done = CliRunner().invoke(app, line.split())
+    done = invoke(line.split())
     assert done.exit_code == code, done.output
     return done.output
 

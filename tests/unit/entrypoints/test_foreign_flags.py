@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-from typer.testing import CliRunner
 
 from inflight.entrypoints.cli.foreign_flags import NO_EFFECT, REFUSED, SAME, SAME_VALUES, sort_out
-from inflight.entrypoints.cli.main import app
 from inflight.errors import ConfigError
 from scripts import flags
+from tests.unit.entrypoints.runner import COMMAND, invoke
 
-COMMAND: Any = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
-OWN = {flag for option in COMMAND.params for flag in (*option.opts, *option.secondary_opts)}
+SERVE: Any = COMMAND.commands["serve"]
+OWN = {flag for option in SERVE.params for flag in (*option.opts, *option.secondary_opts)}
 LINES = (Path(__file__).parent / "vllm_flags.txt").read_text(encoding="utf-8").splitlines()
 VLLM_FLAGS = [line for line in LINES if not line.startswith("#")]
 
@@ -27,7 +25,7 @@ def names(table: dict[str, str]) -> list[str]:
 
 def parsed(line: str) -> Any:
     """The values that `inflight serve` reads on this command line."""
-    return COMMAND.make_context("serve", line.split()).params
+    return SERVE.make_context("serve", line.split()).params
 
 
 def test_every_flag_of_vllm_is_known() -> None:
@@ -88,7 +86,7 @@ def test_the_parts_of_a_json_value() -> None:
 
 
 def test_a_refused_flag_ends_the_command() -> None:
-    done = CliRunner().invoke(app, ["serve", "--check", "--data-parallel-size=2"])
+    done = invoke(["serve", "--check", "--data-parallel-size=2"])
     assert done.exit_code == 2
     assert "--data-parallel-size is not supported: one replica is served" in done.output
 
