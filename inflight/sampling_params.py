@@ -232,8 +232,6 @@ class SamplingParams:
                 )
             _check_token_ids("allowed_token_ids", self.allowed_token_ids, 2**31)
         bias = self.logit_bias or {}
-        if len(bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
         _check_token_ids("logit_bias", bias.keys(), MAX_LOGIT_BIAS)
         for token_id, value in bias.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
 from inflight.config.device_options import (
@@ -19,6 +21,7 @@ from inflight.config.engine import (
     ParallelConfig,
     QuantizationConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
@@ -26,10 +29,10 @@ from inflight.config.kv_cache_memory import DEFAULT_BLOCK_SIZE, resolve_cache
 from inflight.config.machine import Machine
 from inflight.config.nodes import ranks_of_node
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
-from inflight.config.speculative import resolve_speculative
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
+from inflight.setting import check_values, settings_of
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -109,6 +112,37 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         except ConfigError as error:
             found += [] if str(error) in found else [str(error)]
     return found
+
+
+def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:  # Any: checked here
+    """`EngineArgs.speculative_config`, checked and completed with defaults.
+
+    Raises:
+        ConfigError: an unknown method or key, or a number out of bounds.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"speculative_config={given!r} is not a dictionary like {{'method': 'ngram'}}; give one, or leave it out"
+        )
+    known = settings_of(SpeculativeConfig)
+    if unknown := [key for key in given if key not in known]:
+        raise ConfigError(f"speculative_config has no {unknown[0]!r}; it has {', '.join(known)}; leave it out")
+    for problem in check_values(SpeculativeConfig, {"method": None, **given}).values():
+        raise ConfigError(f"speculative_config: {problem}; give one, or leave speculative_config out")
+    config = SpeculativeConfig(**given)
+    low, high = config.prompt_lookup_min, config.prompt_lookup_max
+    if low > high and "prompt_lookup_min" not in given:
+        return replace(config, prompt_lookup_min=high)
+    if low > high and "prompt_lookup_max" not in given:
+        return replace(config, prompt_lookup_max=low)
+    if low > high:
+        raise ConfigError(
+            f"speculative_config: prompt_lookup_min={low} is more than prompt_lookup_max={high}; lower the first or raise the "
+            "second"
+        )
+    return config
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
