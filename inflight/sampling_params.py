@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from inflight.errors import InvalidRequestError
-from inflight.setting import check_values, parse_json_object, setting
+from inflight.setting import check_values, parse_json_object, setting, unknown_name
 
 MAX_N = 128
 MAX_LOGPROBS = 100
@@ -91,12 +91,10 @@ class StructuredOutputsParams:
         Raises:
             InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
         """
-        known = [field.name for field in fields(cls)]
-        if not isinstance(values, Mapping) or (unknown := [name for name in values if name not in known]):
-            what = f"has no {unknown[0]!r}" if isinstance(values, Mapping) else f"is a {type(values).__name__}"
-            raise InvalidRequestError(
-                f"structured_outputs {what}; give an object with one or more of {', '.join(known)}"
-            )
+        if not isinstance(values, Mapping):
+            raise InvalidRequestError(f"structured_outputs is a {type(values).__name__}; give a JSON object")
+        if unknown := unknown_name(cls, values):
+            raise InvalidRequestError(f"structured_outputs has no {unknown}")
         return cls(**values)
 
     @property

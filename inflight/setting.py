@@ -8,11 +8,12 @@ declaration. `inflight serve` also reads the variable INFLIGHT_SERVE_PORT and th
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -132,6 +133,16 @@ def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
         if value is not declared.default and (problem := declared.problem(value)) is not None:
             problems[name] = problem
     return problems
+
+
+def unknown_name(kind: type, names: Iterable[str]) -> str:
+    """The first name that is no field of the dataclass, with a hint: "'prot'; did you mean 'port'?". "" if there is none."""
+    known = [each.name for each in fields(kind)]
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is None:
+        return ""
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return f"{unknown!r}; did you mean {near[0]!r}?" if near else f"{unknown!r}; known are {', '.join(known)}"
 
 
 def parse_bytes(text: str) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
-from inflight.setting import check_values, parse_bytes, setting
+from inflight.setting import check_values, parse_bytes, setting, unknown_name
 
 _EXECUTORS = ("uni", "mp", "external_launcher")
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)*:\w+")
@@ -177,12 +176,8 @@ class EngineArgs:
     @classmethod
     def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below
         """As the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
-        known = [entry.name for entry in fields(cls)]
-        for name in kwargs:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known arguments: {', '.join(known)}"
-                raise ConfigError(f"unknown argument {name!r}{hint}")
+        if unknown := unknown_name(cls, kwargs):
+            raise ConfigError(f"unknown argument {unknown}")
         return cls(**kwargs)
 
     def __post_init__(self) -> None:

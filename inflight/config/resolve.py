@@ -32,7 +32,7 @@ from inflight.config.partition import check_tensor_parallel_size, resolve_partit
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
-from inflight.setting import check_values, settings_of
+from inflight.setting import check_values, unknown_name
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
@@ -126,9 +126,8 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
         raise ConfigError(
             f"speculative_config={given!r} is not a dictionary like {{'method': 'ngram'}}; give one, or leave it out"
         )
-    known = settings_of(SpeculativeConfig)
-    if unknown := [key for key in given if key not in known]:
-        raise ConfigError(f"speculative_config has no {unknown[0]!r}; it has {', '.join(known)}; leave it out")
+    if unknown := unknown_name(SpeculativeConfig, given):
+        raise ConfigError(f"speculative_config has no {unknown}; correct it, or leave it out")
     for problem in check_values(SpeculativeConfig, {"method": None, **given}).values():
         raise ConfigError(f"speculative_config: {problem}; give one, or leave speculative_config out")
     config = SpeculativeConfig(**given)

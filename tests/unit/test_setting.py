@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from inflight.setting import check_values, parse_json_object, setting, settings_of
+from inflight.setting import check_values, parse_json_object, setting, settings_of, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +78,9 @@ def test_a_json_object_as_text_or_in_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             parse_json_object(text)
+
+
+def test_a_name_that_there_is_not() -> None:
+    assert unknown_name(Example, ["count", "plain"]) == ""
+    assert unknown_name(Example, ["count", "colour"]) == "'colour'; did you mean 'color'?"
+    assert unknown_name(Example, ["zzz"]).startswith("'zzz'; known are count, share, ")

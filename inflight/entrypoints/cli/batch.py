@@ -7,7 +7,6 @@ rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD wai
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from inflight.entrypoints.cli.terminal import InterruptFlag
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
 from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
+from inflight.setting import unknown_name
 
 if TYPE_CHECKING:
     from inflight.engine.input_processor import Prompt
@@ -202,12 +202,8 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
     """
     if not isinstance(values, Mapping):
         raise InvalidRequestError(f"params is a {type(values).__name__}; give an object of sampling parameters")
-    known = [field.name for field in dataclasses.fields(SamplingParams)]
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise InvalidRequestError(f"unknown sampling parameter {name!r}; {hint}")
+    if unknown := unknown_name(SamplingParams, values):
+        raise InvalidRequestError(f"unknown sampling parameter {unknown}")
     changes = dict(values)
     if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON has no integer keys
         changes["logit_bias"] = {int(key) if str(key).isdigit() else key: value for key, value in bias.items()}

@@ -205,7 +205,7 @@ def test_ranks_are_split_evenly_over_nodes() -> None:
 def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'enable_prefix_caching'"):
         EngineArgs.from_kwargs({"enable_prefix_cache": True})
-    with pytest.raises(ConfigError, match="known arguments: model, "):
+    with pytest.raises(ConfigError, match="known are model, "):
         EngineArgs.from_kwargs({"zzz": True})
 
 
