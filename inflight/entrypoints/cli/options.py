@@ -61,8 +61,8 @@ class Options:
     def _parameter(self, setting: Setting) -> inspect.Parameter:
         hint: Any = setting.type or str  # Any: a type
         default = None if setting.element is not None or self.only_given else setting.default
-        flags = setting.flags
-        parse = setting.parse
+        takes_none = setting.is_optional and default is not None
+        flags, parse = setting.flags, setting.parse
         if setting.element is not None:
             hint = list[setting.element]  # type: ignore[name-defined]  # a type that is known at run time only
         elif setting.type is bool and not flags:
@@ -70,13 +70,15 @@ class Options:
             flags = (f"--{dashed}/--no-{dashed}",)
         elif get_origin(setting.type) is Mapping:
             hint, parse = dict[str, Any], parse or parse_json_object
-        elif setting.is_optional and default is not None:
+        elif takes_none:
             parse = _or_none(setting)
         option = typer.Option(
             *flags,
             help=setting.help,
             rich_help_panel=setting.group,
-            metavar=None if setting.type is bool else _metavar(setting),
+            metavar=None
+            if setting.type is bool
+            else _metavar(setting) + (f"|{NO_BOUND}" if takes_none and not setting.metavar else ""),
             parser=None if parse is None else _parser(parse),
             envvar=list(setting.variables) or None,
             show_default=setting.type is not bool,
@@ -128,5 +130,4 @@ def _metavar(setting: Setting) -> str:
         return "|".join(str(choice) for choice in setting.choices if choice is not None)
     if get_origin(setting.type) is Mapping:
         return "JSON"
-    bound = f"|{NO_BOUND}" if setting.is_optional and setting.default is not None else ""
-    return {int: "N", float: "X"}.get(setting.element or setting.type, "TEXT") + bound
+    return {int: "N", float: "X"}.get(setting.element or setting.type, "TEXT")

@@ -69,6 +69,7 @@ def test_options_are_grouped() -> None:
     text = run("generate", "--help").output
     titles = ["Options:", "Sampling (default", "Model:", "Engine:", "Examples:"]
     assert sorted(titles, key=text.index) == titles
+    assert "|none " not in text.replace("auto|none ", "")  # what is not given is None already
     assert "<" not in text.replace("<file", "").replace("</think>", "")  # no type names of Python
 
 
