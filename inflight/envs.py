@@ -1,4 +1,4 @@
-"""Environment variables, read in one place. Each is a function: tests may change the environment at run time."""
+"""Reads environment variables. Each has a function, so that a change of the environment takes effect at run time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# Keys that clients bring: the front end reads them, and no process that it starts is given them.
+# The keys of clients. The front end reads them, and does not pass them to the processes that it starts.
 API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
 
-# All variables, except INFLIGHT_SERVE_ with the name of an option of `inflight serve`.
+# All variables but those of the options of `inflight serve`, which begin with INFLIGHT_SERVE_.
 NAMES = frozenset(
     {
         "INFLIGHT_API_KEY",
@@ -33,7 +33,7 @@ _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://\S+")
 
 
 def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) -> list[str]:
-    """The variables with that prefix which Kubernetes sets in every pod for a Service of the same name."""
+    """The variables with this prefix that Kubernetes sets in each pod for a Service with the same name."""
     return [
         name
         for name, value in environment.items()
@@ -44,8 +44,10 @@ def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) 
 
 
 def unknown_variables(environment: Mapping[str, str], known: Collection[str], prefix: str = _PREFIX) -> Iterator[str]:
-    """A warning for each variable with that prefix which nothing reads: it may be misspelt."""
-    rests = {name.removeprefix(prefix): name for name in known}  # with the prefix all names are similar
+    """A warning for each variable with this prefix that nothing reads: it may be misspelt."""
+    rests = {
+        name.removeprefix(prefix): name for name in known
+    }  # compared without the prefix, because with it all names are similar
     for name in sorted(environment.keys() - set(known) - set(kubernetes_variables(environment, prefix))):
         if name.startswith(prefix) and not name.startswith(_OF_TESTS):
             near = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1)
@@ -84,22 +86,22 @@ def cluster_token() -> str:
 
 
 class LaunchedRank(NamedTuple):
-    """What torchrun tells a process that it has started."""
+    """What a process that torchrun has started knows about all ranks."""
 
     rank: int
     world_size: int
     master_addr: str
     master_port: int
     attempt: str  # how many times torchrun has started all ranks anew
-    agent_serves_store: bool  # torchrun itself listens at the master's address; else rank 0 has to
-    local_ranks: range  # those on this machine, as far as it is known: at least the rank itself
+    agent_serves_store: bool  # torchrun itself listens at the address of the master; otherwise rank 0 does
+    local_ranks: range  # the ranks on this machine; if that is unknown, the rank itself only
 
 
 def launched_rank() -> LaunchedRank:
-    """`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and what more torchrun sets.
+    """The variables that torchrun sets: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and others.
 
     Raises:
-        ConfigError: one of the four is missing, or is no such number.
+        ConfigError: one of these four is missing or wrong.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in names if not os.environ.get(name)]:
@@ -147,7 +149,7 @@ def cpu_kernels() -> str:
 
 
 def cpu_threads_bind() -> str:
-    """`INFLIGHT_CPU_THREADS_BIND`: `cpu_threads_bind` of engines that are given none; "auto" by default."""
+    """`INFLIGHT_CPU_THREADS_BIND`: the default of `cpu_threads_bind`; "auto" if it is not set."""
     return os.environ.get("INFLIGHT_CPU_THREADS_BIND") or "auto"
 
 

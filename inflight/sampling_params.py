@@ -1,4 +1,4 @@
-"""`SamplingParams`: how one request's tokens are chosen and when it ends. The one place where they are validated."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when it ends. All of its bounds are checked here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from inflight.errors import InvalidRequestError
+from inflight.setting import check_values, parse_json_object, setting, unknown_name
 
 MAX_N = 128
 MAX_LOGPROBS = 100
@@ -24,32 +26,32 @@ MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _WHITESPACE_FIELDS = ("disable_any_whitespace", "whitespace_pattern", "separators")
 _SEPARATOR = " {0,64}%s {0,64}"
-_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # those that admit white space of JSON
+_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints whose texts are JSON, with white space
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What the text must look like: exactly one of `CONSTRAINTS`, in vLLM's words.
 
-    A value of JSON (`json`, `structural_tag`) is kept as text, in the order it was given: properties are emitted in it.
+    `json` and `structural_tag` are kept as text: the order of the properties in it is the order in which they are emitted.
 
     Attributes:
         json: a JSON schema, as a dict or as text.
         json_object: True admits any JSON object.
-        regex: the whole text matches it, as by `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
+        regex: the whole text matches it, as with `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
         choice: the text is one of these strings.
         grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
         structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
-            Further keys: "stop_after_first": true ends the text behind the first tag; with "separator": str the text is tags
-            and nothing else, with it between them, or free text that begins with no trigger; "at_least_one": true: is tags;
-            "otherwise": {"begin", "schema", "end"}: is tags, or this.
+            Further keys: "stop_after_first": true ends the text after the first tag. With "separator": str the text is either
+            tags with this text between them, or free text that begins with no trigger. With "at_least_one": true it cannot
+            be free text. With "otherwise": {"begin", "schema", "end"} the alternative to tags is one text of this form.
         disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
-        whitespace_pattern: a regex of the white space to allow there instead. It must match nothing but white space.
-        separators: between items and behind a key, as in `json.dumps`: (", ", ": ") is what most models were trained on.
-            JSON is written with exactly these, and no other white space.
-        lenient: leave out of the schema in `json` what the grammar library cannot enforce. By default it is refused, but
-            for `uniqueItems` and formats that it does not know.
+        whitespace_pattern: a regex of the white space that is allowed there. It must match white space only.
+        separators: the texts between items and after a key, as in `json.dumps`. JSON is written with exactly these, and no
+            other white space. Most models were trained on (", ", ": ").
+        lenient: leave out the parts of the schema in `json` that the grammar library cannot enforce. By default a schema with
+            such a part is refused, except for `uniqueItems` and unknown formats.
     """
 
     json: Mapping[str, Any] | str | None = None  # Any: JSON
@@ -83,9 +85,21 @@ class StructuredOutputsParams:
             self._check_choice()
         self._check_whitespace()
 
+    @classmethod
+    def from_json(cls, values: object) -> StructuredOutputsParams:
+        """
+        Raises:
+            InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidRequestError(f"structured_outputs is a {type(values).__name__}; give a JSON object")
+        if unknown := unknown_name(cls, values):
+            raise InvalidRequestError(f"structured_outputs has no {unknown}")
+        return cls(**values)
+
     @property
     def constraint(self) -> str:
-        """Which of `CONSTRAINTS` is given."""
+        """The one of `CONSTRAINTS` that is given."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
     def _check_choice(self) -> None:
@@ -110,61 +124,74 @@ class StructuredOutputsParams:
             raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is about JSON")
 
 
+def _parse_structured_outputs(text: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams.from_json(parse_json_object(text))
+
+
+_sampling = partial(setting, group="Sampling (default: the model's generation_config.json)")
+_COUNT = {"bounds": (0, 2**31 - 1)}
+_LOGPROBS = {"bounds": (0, MAX_LOGPROBS)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to sample, in the words of the OpenAI API and vLLM.
+    """How to sample, in the words of the OpenAI API and vLLM. Most fields are also options of `inflight generate`.
 
-    Attributes:
-        n: how many completions; they share the prompt's KV blocks and draw from seeds derived from (seed, index).
-        temperature: 0 is greedy: the exact argmax, the lowest id on a tie.
-        top_p: keep the smallest set of tokens whose probability reaches top_p; in (0, 1].
-        top_k: keep the k most probable; 0 or -1 keeps all.
-        min_p: drop tokens less probable than min_p times the most probable; in [0, 1].
-        presence_penalty: subtracted once from a token that was emitted before; in [-2, 2].
-        frequency_penalty: subtracted for every time a token was emitted before; in [-2, 2].
-        repetition_penalty: divides positive (multiplies negative) logits of tokens in the prompt or emitted; > 0.
-        seed: makes the draws repeatable: they are a function of (seed, position) alone. None takes one from the engine.
-        stop: strings that end the request; the text is cut before them.
-        stop_token_ids: tokens that end the request, beside the model's own end tokens.
-        ignore_eos: go on past the model's own end tokens.
-        max_tokens: the most tokens to emit. With None, or if it is more than the context has room for, a request ends at the
-            end of the model's context.
-        min_tokens: before this many tokens, end tokens are forbidden and stop strings are not looked for. The end of the
-            context ends the request all the same.
-        logprobs: return so many of the most probable tokens' log-probabilities with each token.
-        prompt_logprobs: the same for the prompt's tokens.
-        logit_bias: token id -> added to its logit; in [-100, 100].
-        bad_words: strings whose tokens are never completed.
-        allowed_token_ids: nothing else can be drawn.
-        skip_special_tokens: leave special tokens out of the text.
-        include_stop_str_in_output: keep the stop string, or the stop token's text, at the end of the text.
-        detokenize: False leaves the text empty (and forbids stop strings, which need it).
-        structured_outputs: a grammar that the text must follow.
+    Raises:
+        InvalidRequestError: a value is out of bounds, or contradicts another.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] | None = ()
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: Mapping[int, float] | None = None
-    bad_words: Sequence[str] | None = ()
-    allowed_token_ids: Sequence[int] | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    detokenize: bool = True
-    structured_outputs: StructuredOutputsParams | None = None
+    max_tokens: int | None = _sampling(
+        16,
+        "Most tokens to emit; the end of the context ends a request, too. Default: 256, in a chat the rest of the context.",
+        bounds=(1, 2**31 - 1),
+    )
+    min_tokens: int = _sampling(0, "Before this many tokens, ignore end tokens and stop texts.", **_COUNT)
+    temperature: float = _sampling(1.0, "0 is greedy: always the most probable token.", bounds=(0.0, 1e4))
+    top_p: float = _sampling(
+        1.0, "Draw from the smallest set of tokens that has this probability.", bounds=(0.0, 1.0), excludes_low=True
+    )
+    top_k: int = _sampling(0, "Draw from the k most probable tokens; 0 or -1 is all.", bounds=(-1, 2**31 - 1))
+    min_p: float = _sampling(0.0, "Drop tokens below this share of the best one's probability.", bounds=(0.0, 1.0))
+    presence_penalty: float = _sampling(0.0, "Subtracted once from tokens emitted before.", bounds=(-2.0, 2.0))
+    frequency_penalty: float = _sampling(0.0, "The same, once for each time.", bounds=(-2.0, 2.0))
+    repetition_penalty: float = _sampling(
+        1.0,
+        "Divides positive and multiplies negative logits of tokens in the prompt or emitted before.",
+        bounds=(0.0, 1e4),
+        excludes_low=True,
+    )
+    seed: int | None = _sampling(
+        None,
+        "Makes the draws repeatable: they depend on seed and position alone. Default: each row draws its own from its number.",
+        bounds=(-MAX_SEED - 1, MAX_SEED),
+    )
+    n: int = _sampling(
+        1, "Completions per prompt; they share the prompt's KV blocks.", flags=("--n", "-n"), bounds=(1, MAX_N)
+    )
+    stop: str | Sequence[str] | None = _sampling((), "End before this text. May be repeated.")
+    stop_token_ids: Sequence[int] | None = _sampling(
+        (), "End at this token, beside the model's own. May be repeated.", flags=("--stop-token-id",)
+    )
+    ignore_eos: bool = _sampling(False, "Go on past the model's own end tokens.")
+    bad_words: Sequence[str] | None = _sampling((), "Never emit this text. May be repeated.", flags=("--bad-word",))
+    logprobs: int | None = _sampling(
+        None, "With each token, the k best ones' log-probabilities (JSON only).", **_LOGPROBS
+    )
+    prompt_logprobs: int | None = _sampling(None, "The same for the prompt's tokens (JSON only).", **_LOGPROBS)
+    skip_special_tokens: bool = _sampling(
+        True, "Leave special tokens out of the text.", flags=("--skip-special-tokens/--show-special-tokens",)
+    )
+    structured_outputs: StructuredOutputsParams | None = _sampling(  # noqa: RUF009  a field, as the others
+        None,
+        'What the text must look like: \'{"json": {...}}\', \'{"regex": "..."}\', ... or a file that says it.',
+        metavar="JSON",
+        parse=_parse_structured_outputs,
+    )
+    include_stop_str_in_output: bool = _sampling(False, "Leave the stop text in.", flags=("--include-stop/--cut-stop",))
+    logit_bias: Mapping[int, float] | None = setting(None, "Added to the logit of each token id; in [-100, 100].")
+    allowed_token_ids: Sequence[int] | None = setting(None, "Nothing else can be drawn.")
+    detokenize: bool = setting(True, "False leaves the text empty, and forbids stop texts, which need it.")
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
@@ -176,7 +203,8 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping | None):
             raise InvalidRequestError(f"logit_bias={self.logit_bias!r} is not a mapping of token ids to numbers")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
-        self._check_numbers()
+        for problem in check_values(SamplingParams, vars(self)).values():
+            raise InvalidRequestError(problem)
         self._check_lists()
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise InvalidRequestError(f"structured_outputs={self.structured_outputs!r} is no StructuredOutputsParams")
@@ -188,29 +216,8 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, as the tuple it has become."""
+        """`stop` as a tuple."""
         return tuple(self.stop or ())
-
-    def _check_numbers(self) -> None:
-        _check_int("n", self.n, 1, MAX_N)
-        _check_float("temperature", self.temperature, 0.0, 1e4)
-        _check_float("top_p", self.top_p, 0.0, 1.0, exclude_low=True)
-        _check_int("top_k", self.top_k, -1, 2**31 - 1)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 1e4, exclude_low=True)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name}={getattr(self, name)!r} is not True or False")
 
     def _check_lists(self) -> None:
         _check_strings("stop", self.stop_strings, MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH)
@@ -223,11 +230,10 @@ class SamplingParams:
                 )
             _check_token_ids("allowed_token_ids", self.allowed_token_ids, 2**31)
         bias = self.logit_bias or {}
-        if len(bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequestError(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
         _check_token_ids("logit_bias", bias.keys(), MAX_LOGIT_BIAS)
         for token_id, value in bias.items():
-            _check_float(f"logit_bias[{token_id}]", value, -100.0, 100.0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+                raise InvalidRequestError(f"logit_bias[{token_id}]={value!r} is not a number in [-100, 100]")
 
     def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -243,7 +249,7 @@ class SamplingParams:
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """A list of the user's, frozen; None is an empty one. A lone string is not taken for its letters."""
+    """The values as a tuple, empty for None. A string is an error, not the list of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -252,7 +258,7 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
 
 
 def _json_object_text(name: str, value: object) -> str:
-    """A JSON object, given as one or as text, as text. What strict JSON cannot say (NaN, a lone surrogate) is refused."""
+    """The text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are no JSON, and are refused."""
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):
@@ -290,18 +296,6 @@ def _check_grammar_text(name: str, text: object) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"{name} holds a lone surrogate at character {error.start}") from error
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequestError(f"{name}={value!r} is not an integer in [{low}, {high}]")
-
-
-def _check_float(name: str, value: object, low: float, high: float, *, exclude_low: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high  # NaN is not
-    if not good or (exclude_low and value == low):
-        bracket = "(" if exclude_low else "["
-        raise InvalidRequestError(f"{name}={value!r} is not a number in {bracket}{low:g}, {high:g}]")
 
 
 def _check_strings(name: str, values: Iterable[object], max_count: int, max_length: int) -> None:

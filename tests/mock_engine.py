@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from inflight.config.engine import SchedulerConfig
-from inflight.config.speculative import resolve_speculative
+from inflight.config.resolve import resolve_speculative
 from inflight.engine.core import EngineCore
 from inflight.errors import StepError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec

@@ -1,19 +1,22 @@
-"""`EngineConfig` and its parts. Every value is concrete here: "auto" and None have been resolved by `resolve.py`."""
+"""`EngineConfig` and its parts: the engine's configuration after `resolve.py` has given every "auto" and None a value."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.ranks import RankLayout
+from inflight.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """What becomes of weights that the checkpoint has as floats: None (they stay), "int8" or "fp8" (a scale a row), or "int4".
+    """How float weights are quantized: None (not at all), "int8" or "fp8" (a scale a row), or "int4" (a scale a group).
 
-    `layers` is for all linear layers but the head. `group_size`: the input features that share a scale and an offset in int4.
+    `layers` is for all linear layers but the head. `group_size` is the number of input features that share a scale and an
+    offset in int4.
     """
 
     layers: str | None = None
@@ -25,7 +28,7 @@ class QuantizationConfig:
 class ModelConfig:
     """The model: its folder (or GGUF file), network, numeric type and the longest sequence served.
 
-    `fingerprint` goes into every prefix-cache key, so that keys of two models can never meet.
+    `fingerprint` goes into every prefix-cache key, so two models never share a key.
     """
 
     folder: Path
@@ -37,13 +40,14 @@ class ModelConfig:
     seed: int
     fingerprint: str
     quantization: QuantizationConfig = QuantizationConfig()
-    batch_invariant: bool = False  # refuse to start where it cannot be promised
+    batch_invariant: bool = False  # refuse to start if it cannot be guaranteed
+    generation_overrides: dict[str, Any] = field(default_factory=dict)  # over generation_config.json; Any: JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """The KV cache. If `memory_bytes` is None, the cache takes what `determine_available_memory` finds within
-    `memory_utilization`; if `usual_sequence_len` is set, no more than `max_num_seqs` sequences of that many tokens need.
+    `memory_utilization`. If `usual_sequence_len` is set, it takes at most what `max_num_seqs` sequences of that length need.
 
     `dtype` is the model's, "int8" or "float8_e4m3fn".
     """
@@ -58,13 +62,13 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one step, and how many overlap. `policy` is "fcfs" or "priority" (a lower number is served first).
+    """Limits of one step, and how many steps overlap. `policy` is "fcfs" or "priority" (a lower number is served first).
 
-    `depth` is the number of steps in flight. While a token is being drawn, its request is in none of the next `stagger - 1`
-    steps; 1 says that the next step may take it. With several stages depth > stagger, else they would run dry.
+    `depth` is the number of steps in flight. After a step that draws a token of a request, the next `stagger - 1` steps leave
+    this request out. With several stages depth must exceed stagger, or stages wait for work.
 
-    If `max_stagger` is set, stagger and depth are minimum values: the start measures the pipeline and chooses a stagger of
-    at most `max_stagger`, and a depth of at least stagger + 1 (`engine.pipeline_tuning`). None: both stay as they are.
+    If `max_stagger` is set, stagger and depth are minimum values: at the start `engine.pipeline_tuning` measures the pipeline
+    and chooses a stagger of at most `max_stagger`, and a depth of at least stagger + 1. If it is None, both stay as they are.
     """
 
     max_num_seqs: int
@@ -85,9 +89,9 @@ class SchedulerConfig:
 class ParallelConfig:
     """How many ranks there are, who runs them, and how many layers each pipeline stage has.
 
-    The backend is "uni", ranks as threads of one process, "mp", a process each, or "external_launcher", a process
-    with an engine of its own each. With "mp" the ranks are split evenly over `nnodes`, in
-    order. With several, node 0 listens on `master_addr`:`master_port`.
+    The backend is "uni" (ranks are threads of one process), "mp" (a process for each rank) or "external_launcher" (a process
+    with an engine for each rank). With "mp" the ranks are split evenly over `nnodes`, in order. If there are several nodes,
+    node 0 listens on `master_addr`:`master_port`.
     """
 
     tensor_parallel_size: int
@@ -114,21 +118,21 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """Drafts: `num_speculative_tokens` at most, proposed in each step and verified in the next.
+    """Each step proposes up to `num_speculative_tokens` tokens, and the next step verifies them.
 
-    "ngram" proposes what followed the last earlier occurrence of the sequence's last n tokens; the largest n of
-    [`prompt_lookup_min`, `prompt_lookup_max`] that has occurred counts.
+    "ngram" looks for the last earlier occurrence of the sequence's last n tokens, and proposes the tokens that followed it.
+    It takes the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] that has occurred.
     """
 
-    method: str  # "ngram"
-    num_speculative_tokens: int
-    prompt_lookup_min: int
-    prompt_lookup_max: int
+    method: str = setting("ngram", "How tokens are proposed.", choices=("ngram",))
+    num_speculative_tokens: int = setting(4, "Most tokens to propose in a step.", bounds=(1, 64))
+    prompt_lookup_min: int = setting(2, "Smallest n.", bounds=(1, 32))
+    prompt_lookup_max: int = setting(4, "Largest n.", bounds=(1, 32))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsConfig:
-    """`backend` is "llguidance" or "xgrammar". After `reasoning_end`, a text ("" for none), grammars of a request start."""
+    """`backend` is "llguidance" or "xgrammar". A grammar starts after the text `reasoning_end`; "": at the first token."""
 
     backend: str
     reasoning_end: str
@@ -139,11 +143,11 @@ class DeviceConfig:
     """What ranks run on: `kind` is "cpu" or "cuda".
 
     Attributes:
-        num_threads: the size of a rank's thread pool, which computes on a CPU, and beside a GPU only converts weights.
-        threads_bind: the cores that its threads are bound to, see `cpu_binding`.
+        num_threads: the size of a rank's thread pool. It computes on a CPU; with a GPU it only converts weights.
+        threads_bind: the cores that its threads are bound to, as in `cpu_binding`.
         enforce_eager: no CUDA graphs at all.
         attention_backend: "triton" or "flashinfer" on a GPU; on a CPU "auto".
-        cuda_graph_max_tokens: batches of prompts and decodes are captured up to this size; 0: only decodes are.
+        cuda_graph_max_tokens: batches with prompts are captured up to this size; 0: only batches of decodes are captured.
     """
 
     kind: str
@@ -156,7 +160,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything the engine needs, composed; each part is handed to the rooms that need it, never the whole."""
+    """All parts. Each room gets only the parts that it needs."""
 
     model: ModelConfig
     cache: CacheConfig

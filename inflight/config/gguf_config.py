@@ -51,13 +51,23 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 _FACTOR_TOLERANCE = 1e-4
 
 
-def read_model_config(path: Path) -> dict[str, object]:
-    """The config.json of a model folder, or the equivalent for a GGUF file.
+def read_model_config(path: Path, overrides: Mapping[str, object] | None = None) -> dict[str, object]:
+    """The config.json of a model folder, or the equivalent for a GGUF file. Fields of `overrides` replace those of the file; in
+    an object, such as rope_scaling, field by field.
 
     Raises:
         ConfigError: there is none, it cannot be read, or the file holds another kind of model.
     """
-    return gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
+    config = gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
+    return _merged(config, overrides or {})
+
+
+def _merged(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
+    merged = {**config, **overrides}
+    for name, value in overrides.items():
+        if isinstance(own := config.get(name), Mapping) and isinstance(value, Mapping):
+            merged[name] = _merged(own, value)
+    return merged
 
 
 def gguf_config(file: GgufFile) -> dict[str, object]:

@@ -1,10 +1,12 @@
-"""Turns every "auto" and None into a value, once. A pure function of the arguments, the model and the machine."""
+"""`resolve`: the configuration of the engine from the arguments, the model and the machine, without side effects."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from inflight.config.architecture import DTYPE_BYTES, ModelArchitecture
 from inflight.config.device_options import (
@@ -19,6 +21,7 @@ from inflight.config.engine import (
     ParallelConfig,
     QuantizationConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     StructuredOutputsConfig,
 )
 from inflight.config.engine_args import EngineArgs
@@ -26,15 +29,15 @@ from inflight.config.kv_cache_memory import DEFAULT_BLOCK_SIZE, resolve_cache
 from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
-from inflight.config.speculative import resolve_speculative
 from inflight.config.weight_format import GGUF
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
+from inflight.setting import check_values, unknown_name
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-DEFAULT_DEPTH = 2  # steps in flight on one stage: the next one is ready before this one ends
-MAX_STAGGER_PER_STAGE = 3  # bound of a measured stagger: enough for links that take twice as long as a stage
+DEFAULT_DEPTH = 2  # steps in flight on one stage: the next step is ready before the current one ends
+MAX_STAGGER_PER_STAGE = 3  # bound of a measured stagger: enough if a link takes twice as long as a stage
 
 
 def resolve(
@@ -68,6 +71,7 @@ def resolve(
             fingerprint=fingerprint,
             quantization=quantization,
             batch_invariant=args.batch_invariant,
+            generation_overrides=dict(args.override_generation_config or {}),
         ),
         cache=resolve_cache(args, max_model_len=max_model_len, dtype=kv_cache_dtype, machine=machine),
         scheduler=scheduler,
@@ -84,7 +88,7 @@ def resolve(
 
 
 def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine) -> list[str]:
-    """All that `resolve` would refuse, where it names the first; empty if it would not."""
+    """Everything that `resolve` refuses, while `resolve` itself names the first problem only."""
     world_size = args.tensor_parallel_size * args.pipeline_parallel_size
     max_model_len = args.max_model_len or architecture.max_position_embeddings
     parts: list[Callable[[], object]] = [
@@ -108,6 +112,36 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         except ConfigError as error:
             found += [] if str(error) in found else [str(error)]
     return found
+
+
+def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:  # Any: checked here
+    """`EngineArgs.speculative_config`, checked and completed with defaults.
+
+    Raises:
+        ConfigError: an unknown method or key, or a number out of bounds.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"speculative_config={given!r} is not a dictionary like {{'method': 'ngram'}}; give one, or leave it out"
+        )
+    if unknown := unknown_name(SpeculativeConfig, given):
+        raise ConfigError(f"speculative_config has no {unknown}; correct it, or leave it out")
+    for problem in check_values(SpeculativeConfig, {"method": None, **given}).values():
+        raise ConfigError(f"speculative_config: {problem}; give one, or leave speculative_config out")
+    config = SpeculativeConfig(**given)
+    low, high = config.prompt_lookup_min, config.prompt_lookup_max
+    if low > high and "prompt_lookup_min" not in given:
+        return replace(config, prompt_lookup_min=high)
+    if low > high and "prompt_lookup_max" not in given:
+        return replace(config, prompt_lookup_max=low)
+    if low > high:
+        raise ConfigError(
+            f"speculative_config: prompt_lookup_min={low} is more than prompt_lookup_max={high}; lower the first or raise the "
+            "second"
+        )
+    return config
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
@@ -149,14 +183,16 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
 
 
 def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:
-    if machine.device == "cuda" and args.speculative_config is None:  # with drafts the host keeps the slots' tokens
+    if (
+        machine.device == "cuda" and args.speculative_config is None
+    ):  # with speculation the host keeps the tokens of the slots
         num_slots = (args.max_num_seqs or DEFAULT_MAX_NUM_SEQS) + 1
         num_numbers = num_slots * (max_model_len + -(-max_model_len // (args.block_size or DEFAULT_BLOCK_SIZE)))
         check_device_state(num_numbers, max_num_seqs=num_slots - 1, max_model_len=max_model_len)
 
 
 def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
-    """(steps in flight, stagger, the largest stagger that the start may choose; None: it measures nothing)."""
+    """(steps in flight, stagger, the largest stagger that the start may choose, or None if it measures nothing)."""
     num_stages = args.pipeline_parallel_size
     if num_stages == 1:
         for name in ("pipeline_stagger", "pipeline_depth"):
@@ -186,14 +222,14 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
             "every step; raise the first or leave it out"
         )
     if args.pipeline_stagger is not None or args.distributed_executor_backend == "external_launcher":
-        return depth, stagger, None  # with external_launcher all engines make the same plan: no clock may decide
+        return depth, stagger, None  # with external_launcher all engines make the same plan, so no clock may decide
     highest = MAX_STAGGER_PER_STAGE * num_stages
     return depth, stagger, highest if args.pipeline_depth is None else min(highest, depth - 1)
 
 
 def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> ParallelConfig:
     world_size = args.tensor_parallel_size * args.pipeline_parallel_size
-    ranks_of_node(world_size, args.nnodes, args.node_rank)  # it refuses sizes that cannot be split
+    ranks_of_node(world_size, args.nnodes, args.node_rank)  # raises if the ranks cannot be split
     return ParallelConfig(
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,

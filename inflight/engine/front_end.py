@@ -82,7 +82,7 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     return resolve(
         args,
         folder=folder,
-        architecture=parse_architecture(read_model_config(folder)),
+        architecture=parse_architecture(read_model_config(folder, args.hf_overrides)),
         machine=detect_machine(args.device),
         timeout_seconds=envs.execute_model_timeout_seconds(),
     )
@@ -94,7 +94,8 @@ def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> Struct
 
     def create() -> GrammarBackend:
         tokenizer = read()
-        eos = model_eos_token_ids(architecture, tokenizer, read_generation_config(config.model.folder))
+        generation_config = {**(read_generation_config(config.model.folder) or {}), **config.model.generation_overrides}
+        eos = model_eos_token_ids(architecture, tokenizer, generation_config)
         return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
 
     return StructuredOutputManager(create, architecture.vocab_size, num_buffers=2 * config.scheduler.max_depth)

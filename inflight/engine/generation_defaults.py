@@ -36,7 +36,8 @@ def default_sampling_params(generation_config: Mapping[str, Any] | None) -> Samp
         return SamplingParams(**values)
     except InvalidRequestError as error:
         raise ConfigError(
-            f"generation_config.json: {error}; correct it, or ignore it with generation_config='none'"
+            f"generation_config.json: {error}; correct it with override_generation_config, or ignore it with "
+            "generation_config='none'"
         ) from error
 
 

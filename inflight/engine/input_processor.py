@@ -136,7 +136,9 @@ class InputProcessor:
         self._max_model_len = config.model.max_model_len
         self._seed = seed
         self._numbers = itertools.count(1)
-        defaults = (generation_config or {}) if use_generation_defaults else {}
+        overrides = config.model.generation_overrides
+        generation_config = {**(generation_config or {}), **overrides}
+        defaults = generation_config if use_generation_defaults else overrides
         self.default_params = default_sampling_params(defaults)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)

@@ -19,6 +19,7 @@ class Room(NamedTuple):
 _TABLE = """
   0     errors
   0     envs               errors
+  0     setting
   0     sockets
   0     timeline           errors
   0     utils              errors envs timeline

@@ -183,6 +183,18 @@ def outcome(client: httpx.Client, path: str, body: dict[str, Any]) -> object:
     return answer
 
 
+def test_variables_of_the_template_that_the_operator_sets() -> None:
+    args = demo_args(chat_template=TEMPLATE, override_generation_config={"max_new_tokens": 1})
+    settings = ServerSettings(default_chat_template_kwargs={"mood": "sad"})
+    with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+
+        def tokens(**more: Any) -> Any:
+            return client.post("/tokenize", json={"messages": ASKED, **more}).json()["tokens"]
+
+        assert tokens() == tokens(chat_template_kwargs={"mood": "sad"}) != tokens(chat_template_kwargs={"mood": "glad"})
+        assert client.post(CHAT, json={"messages": ASKED}).json()["usage"]["completion_tokens"] == 1
+
+
 def test_every_field_has_a_case() -> None:
     for path, model in MODELS.items():
         known = set(model.model_fields)

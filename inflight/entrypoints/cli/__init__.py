@@ -1,1 +1,1 @@
-"""The `inflight` command: generate, chat, bench and env. Nothing heavy is imported before a command runs."""
+"""The command `inflight`. Nothing that is slow to import is loaded before a command runs."""

@@ -1,4 +1,4 @@
-"""Any number of rows through one engine: read as they are needed, answered in the order in which they end.
+"""Runs any number of rows through one engine. Rows are read when they are needed, and written in the order in which they end.
 
 rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD waiting ──▶ on_output
                ╰─ a bad row ─────────────────────────────────────────────▶ on_error, and the rest goes on
@@ -7,15 +7,16 @@ rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD wai
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from inflight.entrypoints.cli.interrupt import InterruptFlag
+from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.cli.rows import Row
-from inflight.entrypoints.cli.sampling_options import SamplingOptions, params_from_json
+from inflight.entrypoints.cli.terminal import InterruptFlag
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.outputs import Logprob, RequestOutput
-from inflight.sampling_params import MAX_SEED, SamplingParams
+from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputsParams
+from inflight.setting import unknown_name
 
 if TYPE_CHECKING:
     from inflight.engine.input_processor import Prompt
@@ -24,25 +25,27 @@ if TYPE_CHECKING:
 LOOKAHEAD = 256  # requests that wait in the engine, so that no slot stays empty
 DEFAULT_MAX_TOKENS = 256
 
+GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
+
 _LOWEST = -9999.0  # a log-probability of minus infinity, which JSON cannot say
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Rows to requests: the row's own parameters over the command's options over the model's defaults."""
+    """Makes requests of rows. A parameter comes from the row, from the command's options or from the model's defaults."""
 
-    def __init__(self, engine: LLMEngine, options: SamplingOptions, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether a "prompt" is a user's message; None: if the model has a chat template."""
+    def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
+        """`as_chat`: whether a "prompt" is a user's message. None: it is, if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
-        self._params = dataclasses.replace(unbounded(engine.default_params), **options.given())
+        self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
     def submit(self, row: Row) -> None:
         """Add the row to the engine; its number is the request's id.
 
         Raises:
-            InvalidRequestError, ConfigError: the row is wrong; the engine is as it was.
+            InvalidRequestError, ConfigError: the row is wrong. The engine has not changed.
         """
         if row.problem:
             raise InvalidRequestError(row.problem)
@@ -50,18 +53,15 @@ class RequestMaker:
             raise InvalidRequestError(f"unknown key {unknown[0]!r}; known are 'id', {', '.join(map(repr, _KEYS))}")
         own = {} if row.fields.get("params") is None else row.fields["params"]
         params = params_from_json(self._params, own)
-        if params.seed is None and not params.greedy:  # of the row alone: a resumed run draws what the first would have
+        if (
+            params.seed is None and not params.greedy
+        ):  # from the row's number, so that a resumed run draws the same tokens
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
-        if params.max_tokens is not None or "max_tokens" in own:
-            self._engine.add_request(request_id, prompt, params)
-            return
-        try:
-            at_most = max(DEFAULT_MAX_TOKENS, params.min_tokens)
-            self._engine.add_request(request_id, prompt, dataclasses.replace(params, max_tokens=at_most))
-        except InvalidRequestError:  # the context may end before; if not, this raises again
-            self._engine.add_request(request_id, prompt, params)
+        if params.max_tokens is None and "max_tokens" not in own:
+            params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
+        self._engine.add_request(request_id, prompt, params)
 
     def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
         given = [key for key in _PROMPT_KEYS if key in fields]
@@ -90,9 +90,9 @@ def run_batch(
     on_output: Callable[[Row, RequestOutput], None],
     on_error: Callable[[Row, str], None],
 ) -> None:
-    """Run to the end, or until `interrupt` is set; what is unfinished then, or when an error is raised, is aborted.
+    """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that are still running are aborted.
 
-    `on_output` sees every change of a request, `finished` with the last one.
+    `on_output` is called after every change of a request. In the last call the output is `finished`.
 
     Raises:
         EngineError: a step failed.
@@ -124,13 +124,13 @@ def has_chat_template(engine: LLMEngine) -> bool:
         engine.render_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
         return False
-    except InvalidRequestError:  # there is one, and it wants other messages
+    except InvalidRequestError:  # there is a template, but it wants other messages
         return True
     return True
 
 
 def unbounded(params: SamplingParams) -> SamplingParams:
-    """The model's defaults, without the 16 tokens that `SamplingParams` has of itself."""
+    """The model's defaults, without the limit of 16 tokens that is the default of `SamplingParams`."""
     if params.max_tokens != SamplingParams().max_tokens:
         return params
     return dataclasses.replace(params, max_tokens=None)
@@ -174,7 +174,7 @@ def error_to_json(row: Row, message: str) -> dict[str, Any]:
 
 
 def row_key(row: Row) -> dict[str, Any]:
-    """What a result is found by: the input's line number, and the id where the row has one."""
+    """What a result is found by: the line number of the input, and the id if the row has one."""
     return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
 
 
@@ -183,3 +183,35 @@ def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:
         {"token_id": token_id, "token": entry.decoded_token, "logprob": max(entry.logprob, _LOWEST), "rank": entry.rank}
         for token_id, entry in logprobs.items()
     ]
+
+
+def check_sampling(given: GivenSampling) -> None:
+    """Check what can be checked without the model, so before it is loaded.
+
+    Raises:
+        InvalidRequestError: an option is out of bounds, or contradicts another.
+    """
+    SamplingParams(**{"max_tokens": None, **given})
+
+
+def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
+    """`base` with the fields that a row's "params" names.
+
+    Raises:
+        InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidRequestError(f"params is a {type(values).__name__}; give an object of sampling parameters")
+    if unknown := unknown_name(SamplingParams, values):
+        raise InvalidRequestError(f"unknown sampling parameter {unknown}")
+    changes = dict(values)
+    if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON has no integer keys
+        changes["logit_bias"] = {int(key) if str(key).isdigit() else key: value for key, value in bias.items()}
+    if changes.get("structured_outputs") is not None:
+        changes["structured_outputs"] = StructuredOutputsParams.from_json(changes["structured_outputs"])
+    try:
+        return dataclasses.replace(base, **changes)
+    except InvalidRequestError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # a number where a list belongs, and the like
+        raise InvalidRequestError(f"params cannot be read: {error}") from error

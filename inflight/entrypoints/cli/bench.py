@@ -5,22 +5,94 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import inflight
-from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions
-from inflight.entrypoints.cli.workload_options import WorkloadOptions, start_for
-from inflight.entrypoints.cli.workloads import WARM_UP, Workload, run
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.command import Verbose, command, start_engine
+from inflight.entrypoints.cli.workloads import BY_NAME, MAX_TOKEN_ID, WARM_UP, Workload, run, select
+from inflight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine  # loads torch
 
 EPILOG = """\b
 Examples:
   inflight bench offline -m ./my-model --workload all --repeat 3 --output results.json
   inflight bench offline -m ./my-model --batch-size 16 --input-len 512 --output-len 128 --load-format dummy
 """
+
+
+MAX_NUM_SEQS = 64
+SIZES = "Sizes of your own"
+
+
+def _size(help: str) -> Any:  # Any: typer's own type of an option
+    return typer.Option(help=help, min=1, metavar="N", rich_help_panel=SIZES, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """The workloads to run: by name, or one with sizes that the user gives."""
+
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="NAMES",
+            help=f"Names, with commas: all (the first five), long, {', '.join(BY_NAME)}.",
+        ),
+    ] = None
+    batch_size: Annotated[int | None, _size("Requests at once.")] = None
+    input_len: Annotated[int | None, _size("Prompt tokens of each.")] = None
+    output_len: Annotated[int | None, _size("Output tokens of each.")] = None
+
+    def chosen(self, default: str) -> list[Workload]:
+        """The workloads of the options; without any option those that `default` names.
+
+        Raises:
+            typer.BadParameter: there is no such workload, or both names and sizes are given.
+        """
+        if (self.batch_size, self.input_len, self.output_len) == (None, None, None):
+            try:
+                return select(self.workload or default)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+        if self.workload is not None:
+            raise typer.BadParameter("give --workload, or sizes of your own, not both")
+        return [Workload("custom", self.batch_size or 1, self.input_len or 128, self.output_len or 128)]
+
+
+def start_for(
+    context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
+) -> tuple[LLMEngine, int]:
+    """An engine that can run these workloads and the warm-up, and the bound of the token ids for `workloads.run`."""
+    longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
+    args = replace(
+        engine,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        max_num_seqs=engine.max_num_seqs or max(MAX_NUM_SEQS, *(each.batch_size for each in workloads)),
+        max_model_len=engine.max_model_len or longest,
+    )
+    max_token_id = _max_token_id(engine) if context.obj is None else MAX_TOKEN_ID
+    return start_engine(context, args, verbose), max_token_id
+
+
+def _max_token_id(engine: EngineArgs) -> int:
+    """`MAX_TOKEN_ID`, or the size of the vocabulary if that is smaller."""
+    from inflight.config.gguf_config import read_model_config  # not for `--help`
+    from inflight.hub import resolve_model_folder
+
+    vocab_size = read_model_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise ConfigError(f"config.json: vocab_size={vocab_size!r} is not an integer")
+    return min(MAX_TOKEN_ID, vocab_size)
 
 
 @command
@@ -32,18 +104,19 @@ def offline(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.", metavar="FILE")
     ] = None,
+    verbose: Verbose = False,
     *,
     workloads: WorkloadOptions,
-    engine: EngineOptions,
+    engine: EngineArgs,
 ) -> None:
-    """Time batches of random token ids: greedy, past end tokens, without prefix caching.
+    """Time batches of random token ids: greedy, without prefix caching. End tokens are ignored.
 
-    Reports output tokens per second; for prefill*, prompt tokens per second. The first run is an untimed warm-up. By default
-    the engine has the options of the comparison with other engines: at most 64 sequences, and the longest workload's length.
+    Reports output tokens per second, for prefill* prompt tokens per second. The first run is a warm-up and is not timed. By
+    default a step takes at most 64 sequences, and a sequence is as long as the longest workload needs.
     """
     chosen = workloads.chosen(default="all")
     start = time.perf_counter()
-    running, max_token_id = start_for(context, engine, chosen)
+    running, max_token_id = start_for(context, engine, verbose, chosen)
     startup = time.perf_counter() - start
     typer.echo(f"{'workload':<14}{'batch':>6}{'in':>7}{'out':>6}{'tok/s':>10}{'seconds':>9}")
     results = []

@@ -1,4 +1,4 @@
-"""`inflight chat`: a conversation on the terminal, streamed; the prefix cache keeps what was said before."""
+"""`inflight chat`: a conversation in the terminal. Answers are streamed, and earlier turns come from the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inflight.entrypoints.cli.batch import unbounded
-from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
-from inflight.entrypoints.cli.interrupt import InterruptFlag
-from inflight.entrypoints.cli.printer import TextStream
-from inflight.entrypoints.cli.sampling_options import SamplingOptions
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.batch import GivenSampling, check_sampling, unbounded
+from inflight.entrypoints.cli.command import Verbose, command, start_engine
+from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
 from inflight.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -37,22 +35,22 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")
     ] = None,
+    verbose: Verbose = False,
     *,
-    sampling: SamplingOptions,
-    engine: EngineOptions,
+    sampling: GivenSampling,
+    engine: EngineArgs,
 ) -> None:
     """Talk to a model that has a chat template.
 
-    In the conversation: /reset forgets it, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. An answer
-    may fill the rest of the context unless --max-tokens is given.
+    In the conversation: /reset forgets it, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. Without
+    --max-tokens an answer may fill the rest of the context.
     """
-    given = sampling.given()
-    if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & set(given)):
+    if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & sampling.keys()):
         raise typer.BadParameter(f"{unusable[0]} is for `inflight generate`; a chat shows one answer's text")
-    sampling.check()
-    running = start_engine(context, engine, skip_tokenizer_init=False)
+    check_sampling(sampling)
+    running = start_engine(context, dataclasses.replace(engine, skip_tokenizer_init=False), verbose)
     try:
-        params = dataclasses.replace(unbounded(running.default_params), **given)
+        params = dataclasses.replace(unbounded(running.default_params), **sampling)
         conversation = Conversation(running, params, system)
         if sys.stdin.isatty():
             _enable_line_editing()
@@ -64,7 +62,7 @@ def chat(
 
 
 class Conversation:
-    """The messages so far, and the engine that goes on with them."""
+    """The messages so far, and the engine that answers the next one."""
 
     def __init__(self, engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
         """
@@ -76,16 +74,18 @@ class Conversation:
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._opening)
         self._request_ids = (f"turn-{turn}" for turn in itertools.count())
-        engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])  # tells at once if it cannot chat
+        engine.render_chat(
+            [*self._opening, {"role": "user", "content": "Hello"}]
+        )  # raises at once if the model cannot chat
 
     def reset(self) -> None:
         self._messages = list(self._opening)
 
     def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to a user's message. False if it was interrupted; then what there is of it counts.
+        """Stream the answer to a user's message. False if it was interrupted; the part so far stays in the conversation.
 
         Raises:
-            InvalidRequestError: the message cannot be answered, and is forgotten.
+            InvalidRequestError: the message cannot be answered. The conversation forgets it.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         request_id, answer, finished = next(self._request_ids), "", False

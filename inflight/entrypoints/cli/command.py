@@ -1,9 +1,11 @@
-"""`command`: what every command has in common: groups of options defined once, and errors as one line.
+"""`command`: what all commands share: options made from classes of settings, help, and errors of one line.
 
-A parameter whose type is a dataclass stands for the dataclass's fields, each of them an option:
+A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
     @command
-    def generate(prompt: list[str], engine: EngineOptions) -> None: ...     # --prompt, --model, --dtype, ...
+    def generate(prompt: list[str], engine: EngineArgs) -> None: ...     # --prompt, --model, --dtype, ...
+
+If two parameters have an option of the same name, it belongs to the first.
 
 Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 130 interrupted.
 """
@@ -12,92 +14,128 @@ from __future__ import annotations
 
 import difflib
 import functools
+import gc
 import inspect
 import logging
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.foreign_flags import sort_out
+from inflight.entrypoints.cli.options import Options
 from inflight.errors import ConfigError, EngineError, InflightError
+
+if TYPE_CHECKING:
+    from inflight.engine.llm_engine import LLMEngine  # loads torch
 
 _ALLOWED = {"a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false"}
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 GENERAL = "Options"
 
 Command = Callable[..., None]  # its parameters are read by typer
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG."),
+]
 
 
 def command(function: Command) -> Command:
-    """Expand option groups for typer and turn errors into a line on stderr and an exit code."""
+    """Make options of the parameters for typer. An error of the function becomes a line on stderr and an exit code."""
     hints = get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, type] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    groups: dict[str, Options] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            parameters += _options_of(hints[name])
+        if (group := _group(hints[name])) is not None:
+            groups[name] = group
+            for option in group.parameters().values():
+                parameters.setdefault(option.name, option)
         else:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters[name] = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
 
     @functools.wraps(function)
     def run(**values: Any) -> None:  # Any: typer has converted them
         try:
-            with_groups = {
-                name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-                for name, group in groups.items()
-            }
-            function(**values, **with_groups)
+            for name, group in groups.items():
+                options = {option.name for option in group.parameters().values() if option.name in values}
+                own = group.values({option: values.pop(option) for option in options})
+                values[name] = group.kind(**own) if is_dataclass(hints[name]) else own
+            function(**values)
         except (InflightError, OSError) as error:
             if isinstance(error, BrokenPipeError):  # `inflight ... | head`: typer ends quietly
                 raise
             raise typer.Exit(report(error)) from error
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     return run
 
 
+def _group(hint: Any) -> Options | None:  # Any: a type
+    """The options that replace a parameter of this type. None: it is an option itself."""
+    if is_dataclass(hint):
+        return Options(hint)  # type: ignore[arg-type]  # never an instance
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Options)), None)
+
+
 class GroupedHelp(TyperCommand):
-    """Help as plain text, with the options under the title of their group (to draw boxes would take more time than all the
-    rest). Errors say what was given, and what to do.
+    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help takes longer than
+    all the rest. Errors say what was given, and what to do.
 
     Attributes:
         argument_hint: for a command that takes options only: what to write instead of an argument.
+        ends_at_problems: whether a wrong value ends the command before its body runs.
     """
 
     argument_hint = "this command takes options only"
+    ends_at_problems = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
-        arguments = self.own_arguments(ctx, args)
-        given, rest = self.read_line(ctx, arguments)
-        if rest and not any(each.param_type_name == "argument" for each in self.params):
+        given, rest = self.read_line(ctx, self.own_arguments(ctx, args))
+        for parameter in sorted(self.get_params(ctx), key=lambda parameter: not parameter.is_eager):
+            self.read_value(ctx, parameter, given, rest)
+        if rest and any(each.param_type_name == "argument" for each in self.params):
+            ctx.fail(f"{self.name} takes one MODEL; {rest[0]!r} is a second one")
+        if rest:
             ctx.fail(f"{rest[0]!r} is not an option: {self.argument_hint}")
+        if self.ends_at_problems and problems_of(ctx):
+            ctx.fail(problems_of(ctx)[0])
+        return rest
+
+    def read_value(self, ctx: Any, parameter: Any, given: dict[str, Any], rest: list[str]) -> None:  # Any: as above
+        """Put the parameter's value into the context. A wrong value becomes a problem, and the default takes its place."""
         try:
-            left: list[str] = super().parse_args(ctx, arguments)
+            parameter.handle_parse_result(ctx, given, rest)
         except typer.BadParameter as error:
-            parameter: Any = getattr(error, "param", None)
-            value = None if parameter is None else parameter.consume_value(ctx, given)[0]
+            value, _ = parameter.consume_value(ctx, given)
             if value is None:  # a required one is missing
                 raise
-            ctx.fail(wrong_value(max(parameter.opts, key=len), value, error))
-        return left
+            problems_of(ctx).append(wrong_value(self.where(ctx, parameter), value, error))
+            ctx.params[parameter.name] = parameter.process_value(ctx, parameter.default)
+
+    def where(self, ctx: Any, parameter: Any) -> str:  # Any: as above
+        """Where the value was given."""
+        return str(max(parameter.opts, key=len))
 
     def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
-        """`args` without the flags of other engines. Prints a note for each flag that it leaves out."""
-        with_value = {name for option in self.params for name in option.opts if not getattr(option, "is_flag", True)}
+        """`args` with our flags only. Prints a note for each flag that is left out."""
+        own = {
+            name: "" if getattr(option, "is_flag", True) else "+" if getattr(option, "multiple", False) else "="
+            for option in self.params
+            for name in (*option.opts, *option.secondary_opts)
+        }
         try:
-            sorted_out = sort_out(args, with_value)
+            arguments, notes = sort_out(args, own)
         except ConfigError as error:
             ctx.fail(str(error))
-        for note in sorted_out.notes:
+        for note in notes:
             typer.echo(f"note: {note}", err=True)
-        return sorted_out.arguments
+        return arguments
 
     def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
         """The options' values as text, by name, and the arguments that are no options."""
@@ -136,8 +174,14 @@ class ModelCommand(GroupedHelp):
     argument_hint = "give a model as -m MODEL"
 
 
+def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
+    """The list of what is wrong with the options. Callers append to it."""
+    found: list[str] = context.meta.setdefault("inflight.problems", [])
+    return found
+
+
 def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
-    """One line for a wrong value: where it was given, the value, and what is allowed. `error` is the parser's."""
+    """One line about a wrong value: where it was given, the value, and what is allowed. `error` comes from typer."""
     message = error.message
     if repr(value) in message:
         return f"{where}: {message}"
@@ -147,7 +191,7 @@ def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
 
 
 def report(error: InflightError | OSError) -> int:
-    """Print the error's first line, at log level DEBUG its traceback before it; returns the exit code."""
+    """Print the first line of the error, and return the exit code. At log level DEBUG the traceback comes first."""
     if logging.getLogger("inflight").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
     first_line, _, rest = str(error).partition("\n")
@@ -156,20 +200,20 @@ def report(error: InflightError | OSError) -> int:
 
 
 def set_log_level(level: str) -> None:
-    """Log to stderr what Inflight reports at `level` and above."""
+    """Write Inflight's log messages of `level` and above to stderr."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("inflight").setLevel(level)
 
 
-def _options_of(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
-        )
-        for field in fields(group)
-    ]
+def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
+    """Start an engine, which the caller closes. If the context has an object, it is called instead of `LLMEngine.from_args`."""
+    if verbose:
+        set_log_level("DEBUG")
+    if context.obj is not None:
+        return cast("Callable[[EngineArgs], LLMEngine]", context.obj)(args)
+    from inflight.engine.llm_engine import LLMEngine  # loads torch: not for `--help`, not for a mistyped option
 
-
-def _default(field: Field[Any]) -> object:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+    engine = LLMEngine.from_args(args)
+    gc.collect()
+    gc.freeze()  # without this a collection looks through everything that was loaded: 100 ms, every 200 steps
+    return engine

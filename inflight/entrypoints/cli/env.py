@@ -1,19 +1,179 @@
-"""`inflight env`: what this installation and this machine are, for people and for bug reports."""
+"""`inflight env`: versions, processor, memory, GPUs, the torch build and the models that can be served, for bug reports.
+
+Facts are read from /proc and /sys. A fact that is not there is None; none is guessed.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import os
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+import inflight
+from inflight.config.control_groups import cpu_quota
+from inflight.config.cuda_driver import CudaFacts, read_cuda_facts, to_version
+from inflight.config.machine import detect_machine
+from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES
 from inflight.entrypoints.cli.command import command
+from inflight.errors import ConfigError
+from inflight.hub import EMBEDDED_MODEL
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "huggingface_hub",
+    "transformers",
+    "triton",
+    "typer",
+    "tqdm",
+)
+# What the choice of kernels depends on: vector width, dot products in bfloat16 and int8, matrix tiles.
+CPU_FLAGS = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
+    *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
+)
+_VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
+_SECRETS = ("TOKEN", "API_KEY")  # in the name of a variable; the value of API_KEY_FILE is not shown either
+
+Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 
 
 @command
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False) -> None:
     """Show versions, processor, memory and the models that can be served."""
-    from inflight.entrypoints.cli.machine_report import make_report, to_text  # not for `--help`
-
     report = make_report()
     typer.echo(json.dumps(report, indent=2) if as_json else to_text(report))
+
+
+def make_report() -> Report:
+    """Every section, in the order in which it is shown. Loads torch."""
+    return {
+        "inflight": {"version": inflight.__version__, "folder": str(Path(inflight.__file__).parent)},
+        "system": {"platform": platform.platform(), "python": platform.python_version()},
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": _cpu(_read(Path("/proc/cpuinfo"))),
+        "memory": _memory(_read(Path("/proc/meminfo"))),
+        "gpu": gpu_facts(read_cuda_facts),
+        "torch": _torch(),
+        "models": {
+            "families": list(SUPPORTED_ARCHITECTURES),
+            "embedded": (EMBEDDED_MODEL / "config.json").is_file(),
+        },
+        "environment": environment(os.environ.items()),
+    }
+
+
+def to_text(report: Report) -> str:
+    """The report as text for people, which can be pasted into an issue."""
+    lines = []
+    for section, facts in report.items():
+        lines.append(section)
+        lines += [f"  {name:<26}{_show(value)}" for name, value in facts.items()]
+    return "\n".join(lines)
+
+
+def environment(variables: Any) -> dict[str, str]:  # Any: os.environ.items() has no public type
+    """The variables that matter. The value of a secret is not shown."""
+    return {
+        name: "(set)" if any(secret in name for secret in _SECRETS) else value
+        for name, value in sorted(variables)
+        if name.startswith(_VARIABLES)
+    }
+
+
+def _show(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "unknown" if value is None else str(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu(cpuinfo: str) -> dict[str, Any]:
+    fields = dict(_fields(cpuinfo, ":"))
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return {
+        "model": fields.get("model name"),
+        "cores": os.cpu_count(),
+        "cores for this process": len(os.sched_getaffinity(0)),
+        "quota of processor time, in cores": cpu_quota() or "none",
+        "flags": [flag for flag in CPU_FLAGS if flag in flags],
+    }
+
+
+def _memory(meminfo: str) -> dict[str, Any]:
+    fields = dict(_fields(meminfo, ":"))
+    thp = _read(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return {
+        "total": _gibibytes(fields.get("MemTotal")),
+        "available": _gibibytes(fields.get("MemAvailable")),
+        "transparent huge pages": thp.partition("[")[2].partition("]")[0] or None,
+    }
+
+
+def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
+    """What the driver reports, and why device="cuda" cannot be used, if it cannot."""
+    try:
+        facts = read_facts()
+    except ConfigError as error:
+        return {"devices": [], "obstacle": str(error)}
+    obstacle = "none"
+    try:
+        detect_machine("cuda", read_facts=lambda: facts)
+    except ConfigError as error:
+        obstacle = str(error)
+    return {
+        "devices": [
+            f"{gpu.name} (compute capability {to_version(gpu.compute_capability)}, {gpu.total_memory_bytes / 2**30:.1f} GiB)"
+            for gpu in facts.gpus
+        ],
+        "CUDA of the driver": to_version(facts.driver),
+        "CUDA of torch": "none" if facts.torch_cuda is None else to_version(facts.torch_cuda),
+        "obstacle": obstacle,
+    }
+
+
+def _torch() -> dict[str, Any]:
+    import torch  # takes seconds, and no other section needs it
+
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return {
+        "build": torch.__version__,
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "OpenMP": torch.backends.openmp.is_available(),  # type: ignore[no-untyped-call]
+        "oneDNN": has_onednn,
+        "oneDNN bfloat16": has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    }
+
+
+def _fields(text: str, separator: str) -> list[tuple[str, str]]:
+    parts = [line.partition(separator) for line in text.splitlines()]
+    return [(name.strip(), value.strip()) for name, found, value in parts if found]
+
+
+def _gibibytes(kibibytes: str | None) -> str | None:
+    return None if kibibytes is None else f"{int(kibibytes.split()[0]) / 2**20:.1f} GiB"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,103 +1,271 @@
-"""Flags of other engines: a flag that has no effect here is ignored with a note, one that cannot be ignored is refused."""
+"""Flags of other engines, vLLM's above all: another name of one of our options, a flag without effect, or a refused one.
+
+The tables are the source of docs/from-vllm.md. A flag with `=` takes a value, one with `+` one or more, and `*` stands for any
+text. Each boolean flag --name has a form --no-name, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+import fnmatch
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-
-@dataclass(frozen=True, slots=True)
-class _Flag:
-    """
-    Attributes:
-        note: why the flag has no effect here, or why it is refused.
-        takes_value: the next argument is the flag's value.
-    """
-
-    note: str
-    takes_value: bool = False
-
-
-_IGNORED = {
-    "--enable-auto-tool-choice": _Flag("tool calls are always read; --tool-call-parser says how"),
-    "--trust-remote-code": _Flag(
-        "no code of a model's folder is ever run; a model that needs such code is refused when it is loaded"
-    ),
-    "--disable-log-requests": _Flag("use --access-log off to log no requests"),
-    "--no-enable-log-requests": _Flag("use --access-log off to log no requests"),
-    "--enable-log-requests": _Flag("--access-log writes a line for every request, without its text"),
-    "--max-log-len": _Flag("prompts are never logged", takes_value=True),
-    "--disable-log-stats": _Flag("statistics are at /metrics only"),
-    "--disable-uvicorn-access-log": _Flag("--access-log off does this"),
-    "--uvicorn-log-level": _Flag("INFLIGHT_LOG_LEVEL sets the level of the log", takes_value=True),
-    "--swap-space": _Flag("preempted requests are computed again, not swapped", takes_value=True),
-    "--cpu-offload-gb": _Flag("weights stay on one device", takes_value=True),
-    "--disable-frontend-multiprocessing": _Flag("--api-server-count is the number of front ends"),
-    "--disable-custom-all-reduce": _Flag("there is one kind of all-reduce"),
-    "--disable-fastapi-docs": _Flag("the server has no such pages"),
-    "--use-v2-block-manager": _Flag("there is one block manager"),
-    "--max-parallel-loading-workers": _Flag("weights are read in parallel anyway", takes_value=True),
-    "--download-dir": _Flag("HF_HOME sets the folder of downloaded models", takes_value=True),
-    "--tokenizer-mode": _Flag("one library reads tokenizer.json; there is no other mode", takes_value=True),
-    "--max-seq-len-to-capture": _Flag("--cuda-graph-max-tokens bounds what is captured", takes_value=True),
-    "--max-seq-len": _Flag("--max-model-len bounds a sequence", takes_value=True),
-    "--compilation-config": _Flag("nothing is compiled at run time", takes_value=True),
-    "--guided-decoding-backend": _Flag("--structured-outputs-backend chooses the library", takes_value=True),
-    "--chat-template-content-format": _Flag("the server finds the format in the template", takes_value=True),
-    "--response-role": _Flag("the role of answers is always assistant", takes_value=True),
-    "--root-path": _Flag("let the proxy remove the prefix from paths", takes_value=True),
-}
-_REFUSED = {
-    "--enable-lora": _Flag("LoRA adapters are not served"),
-    "--lora-modules": _Flag("LoRA adapters are not served", takes_value=True),
-    "--middleware": _Flag("no code from outside is loaded into the server", takes_value=True),
-    "--hf-overrides": _Flag("change config.json in a copy of the model's folder", takes_value=True),
-    "--override-generation-config": _Flag(
-        "change generation_config.json in a copy of the model's folder", takes_value=True
-    ),
-    "--kv-transfer-config": _Flag("KV caches are not transferred", takes_value=True),
+# Their flag, and ours with the same meaning. Those with [] take a JSON list; our option is repeated for each entry.
+SAME = {
+    "-q": "--quantization",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "--device-memory-utilization": "--gpu-memory-utilization",
+    "--max-cudagraph-capture-size": "--cuda-graph-max-tokens",
+    "--max-num-queued-reqs": "--max-queued-requests",
+    "--max-num-queued-tokens": "--max-queued-tokens",
+    "--sse-keep-alive-interval": "--stream-keep-alive-interval",
+    "--trust-request-chat-template": "--enable-request-chat-template",
+    "--allowed-origins[]": "--allowed-origin",
+    "--allowed-methods[]": "--allowed-method",
+    "--allowed-headers[]": "--allowed-header",
 }
 
+# Their value of one of our options, and our value with the same meaning.
+SAME_VALUES = {
+    "--dtype half": "float16",
+    "--dtype float": "float32",
+    "--generation-config vllm": "none",
+    "--kv-cache-dtype fp8_e4m3": "fp8",
+}
 
-@dataclass(slots=True)
-class Sorted:
-    """
-    Attributes:
-        arguments: the arguments without the flags of other engines.
-        notes: a sentence for each flag that was left out.
-    """
+# The reason why flags have no effect here, and the flags.
+NO_EFFECT = {
+    "tool calls are always read; --tool-call-parser says how": "--enable-auto-tool-choice",
+    "thinking is always read; --reasoning-parser says how": "--enable-reasoning",
+    "no code of a model's folder is ever run; a model that needs such code is refused when it is loaded": """
+        --trust-remote-code --code-revision=""",
+    "--access-log writes a line for every request, without its text": """
+        --enable-log-requests --disable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len=""",
+    "--access-log off does this": "--disable-uvicorn-access-log",
+    "answers with 200 of probes and scrapes are not logged": "--disable-access-log-for-endpoints=",
+    "statistics are at /metrics": """
+        --disable-log-stats --aggregate-engine-logging --enable-logging-iteration-details --enable-server-load-tracking
+        --show-hidden-metrics-for-version= --kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics
+        --enable-mfu-metrics --custom-histogram-buckets= --per-request-spec-decode-metrics=""",
+    "INFLIGHT_LOG_LEVEL sets the level of the log": """
+        --uvicorn-log-level= --log-level= --log-config-file= --logging-config= --log-error-stack""",
+    "`inflight trace` shows what each step does": """
+        --enable-layerwise-nvtx-tracing --collect-detailed-traces+ --ray-workers-use-nsight""",
+    "preempted requests are computed again, not swapped": "--swap-space= --preemption-mode=",
+    "weights stay on one device": """
+        --cpu-offload-gb= --cpu-offload-params+ --offload-backend= --offload-group-size= --offload-num-in-group=
+        --offload-params+ --offload-prefetch-step=""",
+    "weights are read in parallel, each file once": """
+        --max-parallel-loading-workers= --safetensors-load-strategy= --safetensors-prefetch-num-threads=
+        --safetensors-prefetch-block-size= --use-tqdm-on-load --ignore-patterns+ --pt-load-map-location=
+        --model-loader-extra-config=""",
+    "HF_HOME sets the folder of downloaded models": "--download-dir=",
+    "HF_TOKEN is the token for the hub": "--hf-token=",
+    "one library reads tokenizer.json; there is no other mode": "--tokenizer-mode= --tokenizer-pool-size=",
+    "--max-model-len bounds a sequence": "--max-seq-len=",
+    "--max-num-seqs and --max-num-batched-tokens bound a step": "--max-num-active-seqs= --max-num-scheduled-tokens=",
+    "nothing is compiled at run time; --cuda-graph-max-tokens bounds what is captured": """
+        --compilation-config= -cc= --optimization-level= --performance-mode= --max-seq-len-to-capture=
+        --cudagraph-capture-sizes+ --jit-monitor-mode= --jit-monitor-verbose""",
+    "--structured-outputs-backend chooses the library": "--guided-decoding-backend=",
+    "the server finds the format in the template": "--chat-template-content-format=",
+    "the role of answers is always assistant": "--response-role=",
+    "--api-server-count is the number of front ends": "--disable-frontend-multiprocessing --renderer-num-workers=",
+    "usage always says how many prompt tokens were cached": "--enable-prompt-tokens-details",
+    "a request asks for usage with stream_options": "--enable-force-include-usage",
+    "every answer has an X-Request-Id": "--enable-request-id-headers",
+    "/tokenizer_info is always there": "--enable-tokenizer-info-endpoint",
+    "the server has no such pages": "--disable-fastapi-docs --enable-offline-docs",
+    "with --ssl-ca-certs clients need a certificate": "--ssl-cert-reqs=",
+    "--max-header-bytes bounds the headers": "--h11-max-incomplete-event-size= --h11-max-header-count=",
+    "up to 100 log-probabilities can be asked for": "--max-logprobs=",
+    "log-probabilities are always those of the raw logits": "--logprobs-mode=",
+    "the fingerprint names version and model": "--fingerprint-mode= --fingerprint-value=",
+    "unknown variables are told in a warning": "--fail-on-environ-validation",
+    "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS bounds a step": """
+        --distributed-timeout-seconds= --cpu-distributed-timeout-seconds= --watchdog-config=""",
+    "--cpu-threads-bind binds the threads to cores": "--numa-bind --numa-bind-nodes+ --numa-bind-cpus+",
+    "each operation has one implementation, chosen by the device": """
+        --model-impl= --attention-config= -ac= --kernel-config= --moe-backend= --linear-backend= --all2all-backend=
+        --gdn-prefill-backend= --kda-prefill-backend= --kda-decode-backend= --sparse-indexer-topk-backend= --ir-op-priority=
+        --enable-flashinfer-autotune --monokernel --use-fp64-gumbel --disable-custom-all-reduce --disable-cascade-attn
+        --enable-cumem-allocator --enable-nccl-comm-suspend --enable-shm-tensor-arena --enable-batch-sharded-sampling
+        --enable-hc-sp --dcp-comm-backend= --enable-flash-late-interaction --calculate-kv-scales""",
+    "the scheduler and the KV cache have no such choice": """
+        --long-prefill-token-threshold= --long-prefill-token-threshold-adaptive --max-num-partial-prefills=
+        --max-long-partial-prefills= --scheduler-reserve-full-isl --watermark= --prefill-schedule-interval=
+        --stream-interval= --num-scheduler-steps= --num-lookahead-slots= --use-v2-block-manager
+        --disable-hybrid-kv-cache-manager --prefix-caching-hash-algo= --prefix-cache-retention-interval=
+        --prefix-match-unit= --kv-sharing-fast-prefill --swa-bounded-replay""",
+    "models take text only": """
+        --limit-mm-per-prompt= --media-io-kwargs= --language-model-only --skip-mm-profiling --interleave-mm-strings
+        --enable-mm-embeds --disable-chunked-mm-input --trust-request-mm-kwargs
+        --allowed-local-media-path= --allowed-media-domains+
+        --mm-device-do-normalize --mm-encoder-only --mm-*= --video-*=""",
+    "no model that is served needs this": """
+        --mamba-*= --enable-mamba-cache-stochastic-rounding
+        --enable-mamba-shared-prefix-checkpoint --use-replayssm --replayssm-buffer-len= --allow-deprecated-quantization
+        --cohere-format= --cohere-is-reasoning-model --anthropic-disabled-thinking-effort=""",
+}
 
-    arguments: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+# The reason why flags are refused, and the flags.
+REFUSED = {
+    "LoRA adapters are not served": """
+        --enable-lora --lora-* --max-lora* --max-cpu-loras --fully-sharded-loras --default-mm-loras --specialize-active-lora
+        --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
+    "one replica is served: start several servers behind a load balancer": """
+        --data-parallel-* -dp -dpl -dpn -dpr -dpa -dpp -dpb -dph -dpe -dpm --dp-* --disable-nccl-for-dp-synchronization""",
+    "layers with experts are not split over ranks in this way": """
+        --enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --eplb-config --expert-placement-strategy
+        --enable-elastic-ep --elastic-ep-max-dp-size --enable-dbo --dbo-decode-token-threshold
+        --dbo-prefill-token-threshold --ubatch-size --enable-return-routed-experts""",
+    "a sequence is not split over ranks: use --tensor-parallel-size": """
+        --decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --dcp-q-replicate
+        --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size""",
+    "run `inflight worker` on the other machines": "--headless --worker-use-ray",
+    "CUDA_VISIBLE_DEVICES says which GPUs to use": "--device-ids",
+    "no code from outside is loaded into the server": """
+        --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin
+        --worker-cls --worker-extension-cls --scheduler-cls --model-class-overrides --additional-config""",
+    "KV caches are not transferred": """
+        --kv-transfer-config --kv-offloading-size --kv-offloading-backend --kv-events-config --ec-transfer-config
+        --ec-manager-config""",
+    "only texts are generated; there are no embeddings or scores": "--runner --convert --pooler-config --task",
+    "use --speculative-config": """
+        --spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens""",
+    "use --structured-outputs-backend": "--structured-outputs-config",
+    "use --kv-cache-memory-bytes": "--num-gpu-blocks-override",
+    "use --hf-overrides": "--hf-config-path --config-format --rope-scaling --rope-theta",
+    "use --quantization, or a checkpoint that is quantized": "--quantization-config",
+    "the KV cache has one data type in all layers: --kv-cache-dtype": "--kv-cache-dtype-skip-layers",
+    "windows are always computed as the model defines them": "--disable-sliding-window",
+    "--tokenizer takes a folder: download the revision that you want": "--tokenizer-revision",
+    "the engine does not sleep, and its weights stay as they are": """
+        --enable-sleep-mode --sleep-mode-backend --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names
+        --weight-transfer-config""",
+    "a failed step or rank ends the engine: let a supervisor start the server again": """
+        --enable-fault-tolerance --fault-tolerance-config""",
+    "certificates are read at the start, with Python's own list of ciphers": "--enable-ssl-refresh --ssl-ciphers",
+    "only HTTP is spoken": "--grpc --grpc-port",
+    "the server runs no tools": "--tool-server",
+    "a tool says itself with `strict` whether its arguments follow the schema": "--tool-strict-level",
+    "tools are in the prompt for every tool_choice": "--exclude-tools-when-tool-choice-none",
+    "a request sets variables of its template with chat_template_kwargs": "--reasoning-effort-map --reasoning-config",
+    "a request asks for it with return_tokens_as_token_ids": "--return-tokens-as-token-ids",
+    "`inflight trace` and /metrics have figures; answers have none": "--enable-per-request-metrics --profiler-config",
+    "prompts are texts or token ids, and only texts and token ids are returned": """
+        --enable-prompt-embeds --return-sampling-mask --aux-output-config --tokens-only --enable-scale-out
+        --enable-trace-replay --diffusion-config -dc --watermark-config --engram-config""",
+}
 
 
-def sort_out(arguments: Sequence[str], with_value: Collection[str]) -> Sorted:
-    """
+class _Flag(NamedTuple):
+    reason: str
+    arity: str  # "", "=" or "+"
+    is_refused: bool
+
+
+def _read(table: dict[str, str], is_refused: bool) -> dict[str, _Flag]:
+    return {
+        flag.rstrip("=+"): _Flag(reason, flag[len(flag.rstrip("=+")) :], is_refused)
+        for reason, flags in table.items()
+        for flag in flags.split()
+    }
+
+
+_FOREIGN = _read(NO_EFFECT, False) | _read(REFUSED, True)
+
+
+def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The command line with our flags only, and a sentence for each flag that was left out.
+
     Args:
         arguments: of a command line.
-        with_value: our own options whose value is the next argument, even if that looks like a flag.
+        own: our flags, with "" for a flag without a value, "=" for one with a value, "+" for one that may be repeated.
 
     Raises:
         ConfigError: one of the flags is refused.
     """
-    found, rest = Sorted(), list(arguments)
+    found: list[str] = []
+    notes: list[str] = []
+    rest, has_model = list(arguments), False
     while rest:
         argument = rest.pop(0)
-        name, has_value, _ = argument.partition("=")
-        spelled = name.replace("_", "-") if name.startswith("--") else name
         if argument == "--":
-            found.arguments += [argument, *rest]
+            found += [argument, *rest]
             break
-        if spelled in _REFUSED:
-            raise ConfigError(f"{spelled} is not supported: {_REFUSED[spelled].note}")
-        if (flag := _IGNORED.get(spelled)) is not None:
-            if flag.takes_value and not has_value and rest and not rest[0].startswith("--"):
-                rest.pop(0)
-            found.notes.append(f"{spelled} has no effect here: {flag.note}")
+        if not argument.startswith("-") or argument == "-":
+            found.append(argument)
+            has_model = True
             continue
-        found.arguments.append(argument)
-        if argument in with_value and rest:
-            found.arguments.append(rest.pop(0))
-    return found
+        if argument.startswith("-O") and argument not in own:  # -O3
+            argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
+        flag, equals, value = argument.partition("=")
+        flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
+        is_list = flag.endswith("[]")
+        flag = flag.removesuffix("[]")
+        if own.get(flag):
+            values = [value] if equals else rest[:1]
+            del rest[: 0 if equals else 1]
+            while own[flag] == "+" and has_model and rest and not rest[0].startswith("-"):
+                values.append(rest.pop(0))  # as in --served-model-name a b
+            values = [entry for text in values for entry in (_json_list(text) if is_list else [text])]
+            for text in values:
+                found += [flag, SAME_VALUES.get(f"{flag} {text}", text)]
+            found += [] if values else [flag]
+            has_model |= flag in ("-m", "--model")
+        elif (foreign := _foreign(flag, own)) is not None:
+            notes.append(f"{flag} has no effect here: {foreign.reason}")
+            if foreign.arity == "=" and not equals and rest and not rest[0].startswith("--"):
+                rest.pop(0)
+            while foreign.arity == "+" and not equals and rest and not rest[0].startswith("-"):
+                rest.pop(0)
+        else:
+            found.append(f"{flag}{equals}{value}")
+    return found, notes
+
+
+def _translate(flag: str, own: Collection[str]) -> str:
+    """Our flag with the same meaning, with "[]" if the value is a list; or the flag as it is."""
+    if flag in own:
+        return flag
+    for theirs, ours in SAME.items():
+        name, mark, _ = theirs.partition("[]")
+        if ours in own and flag in (name, name.replace("--", "--no-", 1)):
+            return flag.replace(name.lstrip("-"), ours.lstrip("-")) + mark if name.startswith("--") else ours
+    return flag
+
+
+def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
+    """The flag of another engine that has no effect here; None: it is none that is known.
+
+    Raises:
+        ConfigError: the flag is refused.
+    """
+    name = flag.partition(".")[0]  # --compilation-config.mode is a field of --compilation-config
+    if name in own and name != flag:
+        raise ConfigError(f"{flag} is not supported: give {name} one JSON object with all fields")
+    foreign = _find(name)
+    if foreign is None and (switch := _find(name.replace("--no-", "--", 1))) is not None and not switch.arity:
+        return switch  # to switch off what there is not
+    if foreign is not None and foreign.is_refused:
+        raise ConfigError(f"{flag} is not supported: {foreign.reason}")
+    return foreign
+
+
+def _find(name: str) -> _Flag | None:
+    return next((flag for pattern, flag in _FOREIGN.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def _json_list(text: str) -> list[str]:
+    """The entries of a JSON list of texts. Another text is the only entry."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return [text]
+    return found if isinstance(found, list) and all(isinstance(entry, str) for entry in found) else [text]

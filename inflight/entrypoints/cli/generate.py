@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inflight.entrypoints.cli.batch import RequestMaker, error_to_json, run_batch, to_json
-from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions, start_engine
-from inflight.entrypoints.cli.interrupt import InterruptFlag
-from inflight.entrypoints.cli.printer import CompletionPrinter
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.batch import (
+    GivenSampling,
+    RequestMaker,
+    check_sampling,
+    error_to_json,
+    run_batch,
+    to_json,
+)
+from inflight.entrypoints.cli.command import Verbose, command, start_engine
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.entrypoints.cli.rows import STANDARD_STREAM, Row, count_rows, open_input, read_rows
-from inflight.entrypoints.cli.sampling_options import SamplingOptions
+from inflight.entrypoints.cli.terminal import CompletionPrinter, InterruptFlag
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+INTERRUPTED = 130  # the exit code that a shell reports for a process that SIGINT ended
 NOTHING_RUN = 2  # no row of the input could be run
 
 EPILOG = """\b
@@ -64,22 +69,24 @@ def generate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print results of --prompt as JSON lines.")] = False,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="Put token ids into JSON results.")] = False,
+    verbose: Verbose = False,
     *,
-    sampling: SamplingOptions,
-    engine: EngineOptions,
+    sampling: GivenSampling,
+    engine: EngineArgs,
 ) -> None:
     """Generate text, for a few prompts or for a file of them.
 
     A row of --input is a JSON object with one of "prompt" (text), "prompt_token_ids" or "messages" (a chat), and
     optionally "id", "tools" and "params" (sampling parameters over those of the command line).
 
-    A row of --output has the row's line number and id and either "outputs" or, where the row could not be run, "error".
-    Results are written as they are ready, not in order. Started again, the command skips the rows whose results are there
-    (by id, else by line number), so an interrupted run goes on where it stopped. The exit code is 2 if no row could be run.
+    A row of --output has the line number and the id of its input row, and "outputs", or "error" if the row could not be run.
+    Results are written when they are ready, not in order. If the command is started again, it skips the rows that have a
+    result (found by id, else by line number), so an interrupted run goes on where it stopped. The exit code is 2 if no row
+    could be run.
     """
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
-    sampling.check()
-    running = start_engine(context, engine)
+    check_sampling(sampling)
+    running = start_engine(context, engine, verbose)
     try:
         maker = RequestMaker(running, sampling, as_chat=as_chat)
         with_token_ids = token_ids or running.tokenizer is None
@@ -97,14 +104,14 @@ def _check_usage(
     output: Path | None,
     overwrite: bool,
     as_json: bool,
-    sampling: SamplingOptions,
+    sampling: GivenSampling,
 ) -> None:
-    """Before the model is loaded."""
+    """Raise for options that do not fit each other, before the model is loaded."""
     if bool(prompt) == (input is not None):
         raise typer.BadParameter("give either --prompt, once or more, or --input")
     if input is None and (output is not None or overwrite):
         raise typer.BadParameter("--output and --overwrite go with --input; --json prints results of --prompt as JSON")
-    if input is None and not as_json and (sampling.logprobs is not None or sampling.prompt_logprobs is not None):
+    if input is None and not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
         raise typer.BadParameter("log-probabilities are in JSON results only: add --json, or use --input")
     if input is None or input == STANDARD_STREAM:
         return

@@ -1,12 +1,12 @@
-"""`LayeredCommand`: options from flags, the environment and a file, and everything that is wrong with them at once.
+"""`LayeredCommand`: reads options from flags, the environment and a file, and reports all that is wrong at once.
 
-A value is taken from the first that has one: the command line, the environment (PREFIX_ and the option's name in capitals), the
-file of `--config`, the default. Wherever it stands, it is read as on the command line.
+A value is taken from the first of these that has one: the command line, the environment (PREFIX_ and the option's name in
+capitals), the file of `--config`, the default. A value has the same format in all of them.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,20 +16,22 @@ from typing import Any, TypeVar
 import typer
 
 from inflight import envs
-from inflight.entrypoints.cli.command import GroupedHelp, wrong_value
-from inflight.entrypoints.serve.config_file import read_config_file
+from inflight.entrypoints.cli.command import GroupedHelp, problems_of
+from inflight.entrypoints.serve.config_file import OptionValue, read_config_file
 from inflight.errors import ConfigError
+from inflight.setting import check_values
 
 _T = TypeVar("_T")
 
-_PROBLEMS = "inflight.problems"
 _ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")  # how a ConfigError begins: port=70000 is not ...
-NOT_IN_ENVIRONMENT = frozenset({"check"})  # these say what to do, not how
+NOT_IN_ENVIRONMENT = frozenset({"check"})  # options that say what to do, not how
 NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 
 class LayeredCommand(GroupedHelp):
-    """The command has an option `config`. Its body calls `problems_of`: what cannot be read is left at its default."""
+    """The command has an option `config`. Its body looks at `problems_of`: an option with a wrong value has its default."""
+
+    ends_at_problems = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # Any: typer's own
         super().__init__(*args, **kwargs)
@@ -39,31 +41,27 @@ class LayeredCommand(GroupedHelp):
                 parameter.allow_from_autoenv = parameter.name not in NOT_IN_ENVIRONMENT  # type: ignore[attr-defined]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
-        problems = ctx.meta.setdefault(_PROBLEMS, [])
         self._read_variables(ctx)
-        given, rest = self.read_line(ctx, self.own_arguments(ctx, args))
-        for parameter in sorted(self.get_params(ctx), key=lambda parameter: not parameter.is_eager):
-            try:
-                parameter.handle_parse_result(ctx, given, rest)
-            except typer.BadParameter as error:
-                value, _ = parameter.consume_value(ctx, given)
-                problems.append(wrong_value(_where(ctx, parameter.name), value, error))
-                ctx.params[parameter.name] = parameter.process_value(ctx, parameter.default)
-            if parameter.name == "config" and (path := ctx.params["config"]) is not None:
-                several = {known.name: getattr(known, "multiple", False) for known in self.params}
-                names = {known.name for known in self.params if known.param_type_name == "option"} - NOT_IN_FILE
-                try:
-                    values, wrong = read_config_file(Path(path).expanduser(), names)
-                    problems += wrong
-                    ctx.default_map = {
-                        name: [value] if several[name] and isinstance(value, str) else value
-                        for name, value in values.items()
-                    }
-                except ConfigError as error:
-                    problems.append(str(error))
-        if rest:
-            ctx.fail(f"{self.name} takes one MODEL; {rest[0]!r} is a second one")
-        return rest
+        return super().parse_args(ctx, args)
+
+    def read_value(self, ctx: Any, parameter: Any, given: dict[str, Any], rest: list[str]) -> None:  # Any: as above
+        super().read_value(ctx, parameter, given, rest)
+        if parameter.name != "config" or (path := ctx.params["config"]) is None:
+            return
+        several = {known.name: getattr(known, "multiple", False) for known in self.params}
+        names = {known.name for known in self.params if known.param_type_name == "option"} - NOT_IN_FILE
+        values: dict[str, OptionValue] = {}
+        try:
+            values, problems = read_config_file(Path(path).expanduser(), names)
+            problems_of(ctx).extend(problems)
+        except ConfigError as error:
+            problems_of(ctx).append(str(error))
+        ctx.default_map = {
+            name: [value] if several[name] and isinstance(value, str) else value for name, value in values.items()
+        }
+
+    def where(self, ctx: Any, parameter: Any) -> str:  # Any: as above
+        return _where(ctx, parameter.name)
 
     def _read_variables(self, ctx: Any) -> None:  # Any: as above
         """Warn of variables that name no option. Remove those of Kubernetes, as INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
@@ -79,50 +77,36 @@ class LayeredCommand(GroupedHelp):
 
 def _where(context: Any, name: str) -> str:  # Any: as above
     """Where the value of an option was given: the variable, the key in the config file, or the option."""
-    source = context.get_parameter_source(name)
-    kind = "" if source is None else source.name
-    if kind == "ENVIRONMENT":
+    source = source_of(context, name)
+    if source == "ENVIRONMENT":
         return f"{context.auto_envvar_prefix}_{name.upper()}"
-    if kind == "DEFAULT_MAP":
-        return f"{name} in {context.params['config']}"
-    return f"--{name.replace('_', '-')}"
+    return f"{name} in {context.params['config']}" if source == "DEFAULT_MAP" else f"--{name.replace('_', '-')}"
 
 
-def with_sources(context: typer.Context, problem: str) -> str:
-    """The problem; behind each value that is not from the command line its source: port=0 (INFLIGHT_SERVE_PORT) is"""
+def source_of(context: typer.Context, name: str) -> str:
+    """COMMANDLINE, ENVIRONMENT, DEFAULT_MAP (the config file) or DEFAULT; "" if the command has no such option."""
+    source = context.get_parameter_source(name)
+    return "" if source is None else source.name
 
-    def add(match: re.Match[str]) -> str:
-        source = context.get_parameter_source(match[1])
-        is_elsewhere = source is not None and source.name in ("ENVIRONMENT", "DEFAULT_MAP")
+
+def checked(
+    context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]
+) -> _T | None:  # Any: checked here
+    """`kind` with these values. Problems are added to `problems_of`, each with the source of the value.
+
+    If there are problems, it is `kind` with the right values only, so that these can be judged further. None if these
+    contradict each other.
+    """
+
+    def add_source(match: re.Match[str]) -> str:
+        is_elsewhere = source_of(context, match[1]) in ("ENVIRONMENT", "DEFAULT_MAP")
         return f"{match[0]} ({_where(context, match[1])})" if is_elsewhere else match[0]
 
-    return _ASSIGNMENT.sub(add, problem)
-
-
-def problems_of(context: typer.Context) -> list[str]:
-    """The list of problems so far; callers append to it."""
-    found: list[str] = context.meta[_PROBLEMS]
-    return found
-
-
-def is_given_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def collect(problems: list[str], make: Callable[[], _T]) -> _T | None:
-    """What `make` returns; a `ConfigError` of it becomes a problem."""
     try:
-        return make()
+        return kind(**values)
     except ConfigError as error:
-        problems.append(str(error))
-        return None
-
-
-def without_wrong_values(kind: Callable[..., _T], values: Mapping[str, Any]) -> _T | None:
-    """`kind` of those values that it takes one by one, so that the others can be judged, too; None if these do not go together.
-
-    Every field of `kind` has a default.
-    """
-    good = {name: value for name, value in values.items() if collect([], functools.partial(kind, **{name: value}))}
-    return collect([], lambda: kind(**good))
+        problems_of(context).append(_ASSIGNMENT.sub(add_source, str(error)))
+    wrong = check_values(kind, values)  # type: ignore[arg-type]  # a class
+    with contextlib.suppress(ConfigError):
+        return kind(**{name: value for name, value in values.items() if name not in wrong})
+    return None

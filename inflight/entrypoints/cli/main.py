@@ -15,11 +15,12 @@ from inflight.entrypoints.cli.command import (
     GenerateCommand,
     GroupedHelp,
     ModelCommand,
+    Verbose,
     command,
     set_log_level,
 )
 from inflight.entrypoints.cli.layered import LayeredCommand
-from inflight.entrypoints.cli.standard_streams import open_standard_streams
+from inflight.entrypoints.cli.terminal import open_standard_streams
 
 EPILOG = """\b
 Examples:
@@ -39,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback is a defect of Inflight: plain, to be pasted
+    pretty_exceptions_enable=False,  # a traceback is a defect of Inflight; as plain text it can be pasted
     context_settings=HELP_SETTINGS,
 )
 bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -73,14 +74,7 @@ def inflight_options(
         bool,
         typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave."),
     ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="Log what happens, and show tracebacks. Also: INFLIGHT_LOG_LEVEL=DEBUG.",
-        ),
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     set_log_level("DEBUG" if verbose else envs.log_level())
     others = {name: value for name, value in os.environ.items() if not name.startswith(f"{serve.ENVIRONMENT_PREFIX}_")}

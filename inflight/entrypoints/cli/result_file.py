@@ -1,7 +1,7 @@
-"""`ResultFile`: the JSON-lines output that a run can be resumed from.
+"""`ResultFile`: the JSON-lines output of a run, from which the run can be resumed.
 
-Owns the file, under an advisory lock. A row is one write and one flush, so whatever ends the process leaves whole lines
-and at most one half line at the end; opening the file again drops that half line and knows which rows are done.
+Owns the file, under an advisory lock. A row is one write and one flush. So if the process is killed, the file has whole lines
+and at most one half line at its end. Opening the file again removes the half line and reads which rows are done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inflight.errors import ConfigError
 
 
 class ResultFile:
-    """A context manager. For the path "-" it is standard output, which nothing can be resumed from.
+    """A context manager. The path "-" is standard output, from which no run can be resumed.
 
     Attributes:
         num_done: rows that the file held when it was opened.
@@ -62,7 +62,7 @@ class ResultFile:
             self._file.close()
 
     def _read_done(self, path: Path) -> None:
-        """Take in the rows that are there and place the file's end after the last whole one."""
+        """Read the rows that are there, and truncate the file after the last whole row."""
         self._file.seek(0)
         end = 0
         for number, line in enumerate(self._file, 1):
@@ -79,7 +79,7 @@ class ResultFile:
                 self._done_ids.add(result["id"])
             else:
                 self._done_rows.add(result["row"])
-            if not line.endswith(b"\n"):  # an editor took the last newline
+            if not line.endswith(b"\n"):  # an editor has removed the last newline
                 self._file.seek(end)
                 self._file.write(b"\n")
                 end += 1
@@ -111,6 +111,6 @@ def _open_locked(path: Path) -> IO[bytes]:
         raise ConfigError(
             f"--output {path} is being written by another run; wait for it, or choose another file"
         ) from (error)
-    except OSError:  # a file system without locks: two runs at once are then the user's care
+    except OSError:  # a file system without locks: here the user must not start two runs at once
         pass
     return file

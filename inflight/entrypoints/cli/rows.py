@@ -2,7 +2,7 @@
 
     {"id": optional, "prompt": text | "prompt_token_ids": [...] | "messages": [...], "tools": [...], "params": {...}}
 
-A row's number is its line's, from 1; empty lines count and are passed over.
+A row's number is the number of its line, from 1. Empty lines are counted, but they are no rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RowId = str | int
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. `problem`, where there is one, says why `fields` cannot be used."""
+    """One line. If `problem` is not empty, it says why `fields` cannot be used."""
 
     number: int
     id: RowId | None
@@ -51,7 +51,7 @@ def open_input(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
-    """Parse line by line. Never raises for what a line holds."""
+    """Parse line by line. A wrong line is a row with a problem, and raises nothing."""
     rows_by_id: dict[RowId, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -59,7 +59,7 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         row = parse_row(number, line)
         if row.id is not None:
             first = rows_by_id.setdefault(row.id, number)
-            if first != number:  # without its id: that one names the other row's result
+            if first != number:  # without its id, which belongs to the result of the other row
                 row = Row(number, None, {}, f"id {row.id!r} is the one of row {first} already; give each its own")
         yield row
 

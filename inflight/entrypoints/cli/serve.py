@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from inflight import envs
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.command import command, set_log_level
-from inflight.entrypoints.cli.engine_options import EngineOptions
-from inflight.entrypoints.cli.layered import (
-    collect,
-    is_given_on_command_line,
-    problems_of,
-    with_sources,
-    without_wrong_values,
-)
-from inflight.entrypoints.cli.serve_options import ServerOptions
+from inflight.entrypoints.cli.command import Verbose, command, problems_of, set_log_level
+from inflight.entrypoints.cli.layered import checked, source_of
+from inflight.entrypoints.cli.options import Options
+from inflight.entrypoints.serve.api_keys import read_key_file
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
 
@@ -45,32 +40,27 @@ def serve(
         bool,
         typer.Option("--check", help="Only report everything that is wrong, reading no weights: exit code 0 or 2."),
     ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Makes texts repeatable: requests without a seed get one from it. Default: a new seed at each start.",
-        ),
-    ] = None,
+    verbose: Verbose = False,
     *,
-    server: ServerOptions,
-    engine: EngineOptions,
+    server: Annotated[dict[str, Any], Options(ServerSettings)],
+    engine: Annotated[dict[str, Any], Options(EngineArgs)],
 ) -> None:
     """Serve a model over HTTP, with the API of OpenAI."""
-    set_log_level("DEBUG" if engine.verbose else envs.log_level("INFO"))
+    set_log_level("DEBUG" if verbose else envs.log_level("INFO"))
     problems = problems_of(context)
-    engine_values, server_values = {**engine.to_values(), "seed": seed}, server.to_values()
-    server_values["api_keys"] = collect(problems, server.read_keys) or ()
+    if server["api_key_file"] is not None:
+        try:
+            keys = read_key_file(Path(server["api_key_file"]).expanduser())
+            server["api_keys"] = (*server.get("api_keys", ()), *keys)
+        except ConfigError as error:
+            problems.append(str(error))
     if given_model is not None:
-        if engine.model != given_model and is_given_on_command_line(context, "model"):
-            problems.append(f"the model is {given_model!r}, and with --model {engine.model!r}: give one")
-        engine_values["model"] = given_model
-    settings = collect(problems, lambda: ServerSettings(**server_values))
-    args = collect(problems, lambda: EngineArgs(**engine_values))
-    problems[:] = [with_sources(context, problem) for problem in problems]
+        if engine["model"] != given_model and source_of(context, "model") == "COMMANDLINE":
+            problems.append(f"the model is {given_model!r}, and with --model {engine['model']!r}: give one")
+        engine["model"] = given_model
+    settings = checked(context, ServerSettings, server)
+    args = checked(context, EngineArgs, engine)
     if check:
-        settings = settings or without_wrong_values(ServerSettings, server_values)
-        args = args or without_wrong_values(EngineArgs, engine_values)
         _report(problems, settings, args)
     if problems or settings is None or args is None:
         raise ConfigError("; ".join(problems))

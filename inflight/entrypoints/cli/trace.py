@@ -1,4 +1,4 @@
-"""`inflight trace`: what engine and ranks did in every step of a workload, as a Chrome trace and as figures."""
+"""`inflight trace`: shows what engine and ranks did in each step of a workload, as a Chrome trace and as figures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.engine_options import EngineOptions
-from inflight.entrypoints.cli.workload_options import WorkloadOptions, start_for
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.cli.bench import WorkloadOptions, start_for
+from inflight.entrypoints.cli.command import Verbose, command
 from inflight.entrypoints.cli.workloads import WARM_UP, run
 from inflight.timeline import chrome_trace
 
@@ -35,19 +35,20 @@ def trace(
         Path | None, typer.Option("--output", "-o", help="Write a Chrome trace to this file.", metavar="FILE")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as a JSON object.")] = False,
+    verbose: Verbose = False,
     *,
     workloads: WorkloadOptions,
-    engine: EngineOptions,
+    engine: EngineArgs,
 ) -> None:
     """Run workloads (default: decode8) and show, step by step, who did what: the last 1,000 steps or so.
 
-    Prints the time of every phase, for how long devices stood idle, and the share of the host's work that they hid. Requests
-    are those of `inflight bench offline`, behind a warm-up that does not count.
+    Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while they
+    were busy. The requests are those of `inflight bench offline`. A warm-up comes first and is not counted.
     """
     from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy: not for `--help`
 
     chosen = workloads.chosen(default="decode8")
-    running, max_token_id = start_for(context, engine, chosen)
+    running, max_token_id = start_for(context, engine, verbose, chosen)
     try:
         run(running, WARM_UP, max_token_id)
         warm_up = running.timeline_events()[ENGINE]

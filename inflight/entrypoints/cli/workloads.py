@@ -1,7 +1,8 @@
 """The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
-They are greedy, go on past end tokens, and use no prefix cache. The figure is output tokens per second; for `prefill*` it is
-prompt tokens per second. The time of `decode*` in `LONG` includes the prompt: compare these only with those of other engines.
+Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The figure is output tokens per second; for
+`prefill*` it is prompt tokens per second. The figures of `decode*` in `LONG` include the time of the prompts, so compare them
+between engines only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_TOKEN_ID = 3900  # excluded; smaller vocabularies lower it
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`batch_size` requests of `input_len` prompt tokens, `output_len` tokens each."""
+    """`batch_size` requests, each with `input_len` prompt tokens and `output_len` output tokens."""
 
     name: str
     batch_size: int
@@ -31,11 +32,11 @@ class Workload:
 
     @property
     def num_counted_tokens(self) -> int:
-        """The tokens that the figure counts."""
+        """The number of tokens that the figure counts."""
         return self.batch_size * (self.input_len if self.name.startswith("prefill") else self.output_len)
 
     def prompts(self, seed: int = 0, max_token_id: int = MAX_TOKEN_ID) -> list[list[int]]:
-        """The same for every engine."""
+        """The prompts, as token ids. They are the same for every engine."""
         rng = random.Random(seed)
         return [
             [rng.randrange(FIRST_TOKEN_ID, max_token_id) for _ in range(self.input_len)] for _ in range(self.batch_size)
@@ -77,7 +78,7 @@ def select(names: str) -> list[Workload]:
 
 
 def run(engine: LLMEngine, workload: Workload, max_token_id: int = MAX_TOKEN_ID) -> float:
-    """Seconds from the first request to the last token."""
+    """Run the workload; returns the seconds from the first request to the last token."""
     prompts = workload.prompts(max_token_id=max_token_id)
     params = SamplingParams(temperature=0.0, max_tokens=workload.output_len, ignore_eos=True, detokenize=False)
     num_tokens = 0

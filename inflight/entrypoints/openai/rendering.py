@@ -34,7 +34,10 @@ async def render_messages(
         "documents": body.documents,
         "add_generation_prompt": not continues if opens is None else opens,
         "continue_final_message": continues,
-        "chat_template_kwargs": chat_template_kwargs,
+        "chat_template_kwargs": {
+            **(server.settings.default_chat_template_kwargs or {}),
+            **(chat_template_kwargs or {}),
+        },
     }
     template, templates = engine.chat_template, server.templates
     special_tokens = {} if engine.tokenizer is None else engine.tokenizer.special_tokens

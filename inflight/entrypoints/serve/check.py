@@ -1,4 +1,4 @@
-"""What would keep a server from starting, all of it at once, found without torch and without reading a weight."""
+"""`inflight serve --check`: finds everything that would keep the server from starting, without torch and without weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def server_problems(settings: ServerSettings) -> list[str]:
-    """Of the address, the TLS files, the parsers and the optional packages. The address is taken for a moment."""
+    """Problems of the address, the TLS files, the parsers and the optional packages. Listens on the address for a moment."""
     found = _problems_of(lambda: Listener(settings).close())
     found += _problems_of(lambda: make_ssl_context(settings))
     found += _problems_of(lambda: resolve_parsers(settings.tool_call_parser, NONE, None))
@@ -34,18 +34,18 @@ def server_problems(settings: ServerSettings) -> list[str]:
 
 
 def model_problems(args: EngineArgs) -> list[str]:
-    """Of the model's files, of what serves them, and of arguments that do not fit each other, the model or the machine."""
+    """Problems of the model's files, and of arguments that do not fit each other, the model or the machine."""
     try:
         source = _find_model(args)
     except ConfigError as error:
-        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # of no model
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # a tokenizer without a model
         return [str(error), *own]
     found = _tokenizer_problems(args, source)
     if source.is_dir() and args.generation_config == "auto":
         found += _problems_of(lambda: read_generation_config(source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
-        architecture = parse_architecture(read_model_config(source))
+        architecture = parse_architecture(read_model_config(source, args.hf_overrides))
     except ConfigError as error:
         return [*found, str(error)]
     try:
@@ -65,7 +65,7 @@ def _find_model(args: EngineArgs) -> Path:
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:
-    """That they are there; whether they are whole is seen when they are read."""
+    """Raise if a file is missing. Whether the files are whole is seen when they are read."""
     if args.load_format == "dummy" or source.is_file() or (args.model is not None and not Path(args.model).exists()):
         return
     files = {path.name for path in source.glob("*.safetensors")}

@@ -1,4 +1,4 @@
-"""`run_server`: what `inflight serve` does once its options are known to be right."""
+"""`run_server`: runs the server after the options of `inflight serve` have been checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
 
     Raises:
         ConfigError: the address, a file, the model or the machine does not fit.
-        EngineError: the engine could not start, or has died; a front end has.
+        EngineError: the engine or a front end could not start, or has died.
     """
     clock = StartUpClock()
     ssl_context = make_ssl_context(settings)
@@ -46,7 +46,9 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
             if settings.api_server_count == 1:
                 code = runner.run(_serve(settings, args, listener, ssl_context, clock))
             else:
-                supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")  # for several only
+                supervisor = importlib.import_module(
+                    "inflight.entrypoints.serve.supervisor"
+                )  # needed for several front ends only
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
             # Exit without waiting for threads that still run. No process that this one started outlives it.
             listener.close()
@@ -58,7 +60,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
 
 
 def warn_if_open(settings: ServerSettings) -> None:
-    """Others can reach a server that asks for no key."""
+    """Log a warning if other machines can reach a server that asks for no key."""
     if not settings.is_local and not settings.api_keys and settings.ssl_ca_certs is None:
         logger.warning(
             "%s answers everybody who can reach it: give --api-key-file, or listen on 127.0.0.1 only", settings.url
@@ -73,7 +75,7 @@ async def _serve(
     clock: StartUpClock,
 ) -> int:
     async def start() -> Running:
-        # imported on a thread: /live is answered meanwhile
+        # imported on a thread, so that /live is answered meanwhile
         engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
         clock.mark("importing")
         model = cast("_DescribedModel", await engine_start.start(settings, args, clock))

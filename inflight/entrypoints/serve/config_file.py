@@ -1,4 +1,4 @@
-"""The YAML file of `--config`: option names and values, brought into the form in which a command line gives them."""
+"""Reads the YAML file of `--config`. Each value becomes the text that it would be on a command line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, Op
     """The values of the options that the file names, and the problems of its other entries. `options` are the names of all
     options, in the form `max_model_len`.
 
-    Numbers and booleans become the text that the command line would have, mappings become JSON, lists stay lists, and null is
-    an option that is not given. So the code that reads the command line reads these values too.
+    Numbers, booleans and mappings become JSON, lists stay lists, and null means that the option is not given. So the code that
+    reads the command line reads these values, too.
 
     Raises:
         ConfigError: the file cannot be read, or is no YAML mapping.
@@ -66,12 +66,12 @@ def _read(path: Path) -> object:
         raise ConfigError(f"config={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
     try:
         return yaml.load(content, Loader=_UniqueKeyLoader)  # a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, or no date there can be
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
         raise ConfigError(f"config={str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """yaml's safe loader takes the last of two equal keys without a word; and aliases could multiply a small file."""
+    """A safe loader that refuses a key that is given twice, and aliases, with which a small file could become large."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         keys = [key.value for key, _ in node.value]

@@ -41,7 +41,7 @@ def wrap(
         max_total_body_bytes=settings.max_total_body_bytes,
     )
     app = AccessLog(app, settings.access_log, observe, lines)
-    return Spellings(RequestIds(app))
+    return Spellings(RequestIds(app), settings.root_path)
 
 
 def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:

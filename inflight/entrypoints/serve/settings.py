@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from inflight import envs
 from inflight.errors import ConfigError
+from inflight.setting import check_values, parse_bytes, setting
 
-_CHOICES = {"access_log": ("text", "json", "off")}
-_BOUNDS = {  # inclusive
-    "port": (0, 65535),
-    "max_body_bytes": (1024, 2**32),
-    "max_total_body_bytes": (1024, 2**40),
-    "max_header_bytes": (1024, 2**20),
-    "max_connections": (1, 2**20),
-    "backlog": (1, 65535),
-    "api_server_count": (1, 64),
-    "max_queued_requests": (1, 2**20),
-    "max_queued_tokens": (1, 2**40),
-}
-_MAX_SECONDS = 7 * 24 * 3600.0
-_SECONDS = (
-    "shutdown_timeout",
-    "request_timeout",
-    "keep_alive_timeout",
-    "header_timeout",
-    "body_timeout",
-    "write_timeout",
-    "stream_keep_alive_interval",
-    "template_timeout",
-)
-_BOUNDLESS = (
-    "max_queued_requests",
-    "max_queued_tokens",
-    "request_timeout",
-    "stream_keep_alive_interval",
-)  # None: no bound
-_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields")
-_TEXTS = ("host", "tool_call_parser", "reasoning_parser")
-_OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
-_TUPLES = (
-    "served_model_names",
-    "api_keys",
-    "allowed_hosts",
-    "allowed_origins",
-    "allowed_methods",
-    "allowed_headers",
-)
+_server = partial(setting, group="Server")
+_access = partial(setting, group="Access")
+_limit = partial(setting, group="Limits")
+_answer = partial(setting, group="Answers")
+_LONGEST = 7 * 24 * 3600.0
+_SECONDS = {"bounds": (0.001, _LONGEST), "metavar": "SECONDS"}
+_SIZE = {"metavar": "BYTES", "parse": parse_bytes}
+_PATH = {"metavar": "PATH"}
+
 LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
 MIN_KEY_LENGTH = 8
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
@@ -56,90 +28,127 @@ _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """
-    Attributes:
-        host: address or name to listen on.
-        port: 0 takes a free one, which the log names.
-        uds: path of a unix socket to listen on instead of host and port.
-        served_model_names: what requests may call the model; the first is what answers say. Empty: the model's own name.
-        api_keys: any one of them lets a request in. Empty: no key is asked for.
-        metrics_public: serve /metrics without a key.
-        allowed_hosts: names that the `Host` header may have; "*.example.com" is every name below example.com, "*" every name.
-            Empty: local names only if the server is local and asks for no key, else every name.
-        max_body_bytes: largest request body; more is a 413.
-        max_total_body_bytes: size of the bodies of all requests that a front end has not answered yet; more is a 503.
-        max_header_bytes: request line and headers together; more is a 431.
-        shutdown_timeout: seconds that requests have to end after SIGTERM.
-        request_timeout: seconds from a request's arrival to its last token; None is no deadline.
-        keep_alive_timeout: seconds that an idle connection stays open: more than a load balancer keeps its own.
-        header_timeout: seconds that a client has to send its request line and headers, and for TLS's handshake before.
-        body_timeout: seconds that it has to send the body then.
-        write_timeout: if a client reads nothing of its response for this many seconds, its connection is closed.
-        stream_keep_alive_interval: seconds without an event after which a stream sends a comment; None: it sends none.
-        template_timeout: seconds of processor time in which a chat template of a request must compile and render.
-        max_connections: that each front end holds open; one more is a 503, and closed.
-        backlog: connections that the kernel holds until they are accepted.
-        allowed_origins: of browsers (CORS), "*" for all; empty: no CORS headers are sent.
-        allowed_methods: of CORS requests.
-        allowed_headers: that CORS requests may send, "*" for all.
-        allow_credentials: whether browsers may send cookies along.
-        ssl_certfile: PEM file with the certificate chain; with it the server speaks TLS only.
-        ssl_keyfile: PEM file with its private key; None: it is in ssl_certfile.
-        ssl_ca_certs: PEM file; clients must show a certificate signed by one of these.
-        access_log: "text" or "json" lines on stdout, or "off".
-        api_server_count: front-end processes, all before one engine.
-        max_queued_requests: requests that may wait for the engine; more is a 503. None is no bound.
-        max_queued_tokens: prompt tokens that may wait for the engine. None is no bound.
-        tool_call_parser: its name, "auto" for the one that fits the chat template, or "none".
-        reasoning_parser: the same for a model's thinking.
-        enable_request_chat_template: let a request bring a chat template of its own (it runs in the sandbox).
-        strict_fields: refuse requests with unknown fields; by default these fields are ignored, and the answer names them.
-        otlp_traces_endpoint: URL that OpenTelemetry traces are sent to.
+    """What the operator decides. Each field is also an option of `inflight serve`.
 
     Raises:
         ConfigError: names everything that is wrong, not just the first.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    served_model_names: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    metrics_public: bool = False
-    allowed_hosts: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 2**20
-    max_total_body_bytes: int = 512 * 2**20
-    max_header_bytes: int = 64 * 2**10
-    shutdown_timeout: float = 30.0
-    request_timeout: float | None = None
-    keep_alive_timeout: float = 75.0
-    header_timeout: float = 20.0
-    body_timeout: float = 120.0
-    write_timeout: float = 60.0
-    stream_keep_alive_interval: float | None = 10.0
-    template_timeout: float = 1.0
-    max_connections: int = 4096
-    backlog: int = 2048
-    allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = ("GET", "POST")
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    ssl_ca_certs: str | None = None
-    access_log: str = "text"
-    api_server_count: int = 1
-    max_queued_requests: int | None = 1024
-    max_queued_tokens: int | None = 4 * 2**20
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    enable_request_chat_template: bool = False
-    strict_fields: bool = False
-    otlp_traces_endpoint: str | None = None
+    host: str = _server("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", metavar="HOST")
+    port: int = _server(8000, "Port to listen on; 0 takes a free one.", bounds=(0, 65535), metavar="PORT")
+    uds: str | None = _server(None, "Listen on this unix socket instead.", **_PATH)
+    root_path: str = _server("", "Prefix of every path that a proxy forwards without removing it.", **_PATH)
+    backlog: int = _server(2048, "Connections that the kernel holds until accepted.", bounds=(1, 65535))
+    api_server_count: int = _server(
+        1,
+        "Processes for HTTP and tokenisation, which share one engine.",
+        bounds=(1, 64),
+        flags=("--api-server-count", "-asc"),
+    )
+    shutdown_timeout: float = _server(
+        30.0, "Time that running requests have after SIGTERM.", bounds=(0, _LONGEST), metavar="SECONDS"
+    )
+    keep_alive_timeout: float = _server(
+        75.0, "How long an idle connection stays open; more than a load balancer keeps its own.", **_SECONDS
+    )
+    access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
+    otlp_traces_endpoint: str | None = _server(None, "Send OpenTelemetry traces there (extra: tracing).", metavar="URL")
+    api_keys: tuple[str, ...] = _access(
+        (),
+        "Key that requests must have. May be repeated. Everybody on this machine sees it in `ps`: use INFLIGHT_API_KEY or "
+        "--api-key-file instead.",
+        option="api_key",
+        metavar="KEY",
+        variables=tuple(reversed(envs.API_KEY_VARIABLES)),
+        is_secret=True,
+    )
+    api_key_file: str | None = _access(
+        None, "File with more keys, one a line; lines that begin with # are comments.", **_PATH
+    )
+    metrics_public: bool = _access(False, "Serve /metrics without a key.")
+    ssl_certfile: str | None = _access(None, "Speak TLS, and only TLS, with this certificate chain (PEM).", **_PATH)
+    ssl_keyfile: str | None = _access(
+        None, "Private key of the certificate (PEM). Default: the file of --ssl-certfile.", **_PATH
+    )
+    ssl_ca_certs: str | None = _access(None, "Clients must show a certificate signed by one of these.", **_PATH)
+    allowed_hosts: tuple[str, ...] = _access(
+        (),
+        "Name that the `Host` header may have; *.example.com for all names below it, * for every name. May be repeated. "
+        "Default: every name; only local names if the server listens on loopback and asks for no key.",
+        metavar="NAME",
+    )
+    allowed_origins: tuple[str, ...] = _access(
+        (),
+        "Origin whose web pages may send requests (CORS); * for all. May be repeated. Default: none.",
+        option="allowed_origin",
+        metavar="ORIGIN",
+    )
+    allowed_methods: tuple[str, ...] = _access(
+        ("GET", "POST"),
+        "Method that these pages may use (CORS). May be repeated. Default: GET, POST.",
+        option="allowed_method",
+        metavar="METHOD",
+    )
+    allowed_headers: tuple[str, ...] = _access(
+        ("*",),
+        "Header that these pages may send (CORS). May be repeated. Default: all.",
+        option="allowed_header",
+        metavar="HEADER",
+    )
+    allow_credentials: bool = _access(False, "Allow browsers to send cookies (CORS).")
+    max_queued_requests: int | None = _limit(
+        1024, "Sequences that may wait, n of a request; more is a 503.", bounds=(1, 2**20)
+    )
+    max_queued_tokens: int | None = _limit(4 * 2**20, "Prompt tokens that may wait; more is a 503.", bounds=(1, 2**40))
+    request_timeout: float | None = _limit(
+        None, "A request's deadline, from arrival to last token. Default: none.", **_SECONDS
+    )
+    header_timeout: float = _limit(
+        20.0, "Time that a client has to send its headers, and before them for the handshake of TLS.", **_SECONDS
+    )
+    body_timeout: float = _limit(120.0, "Time that a client then has to send the body.", **_SECONDS)
+    write_timeout: float = _limit(
+        60.0, "Time after which the connection of a client that reads nothing is closed.", **_SECONDS
+    )
+    template_timeout: float = _limit(1.0, "Processor time that a chat template of a request may take.", **_SECONDS)
+    max_connections: int = _limit(4096, "Open connections of each front end; one more is a 503.", bounds=(1, 2**20))
+    max_body_bytes: int = _limit(16 * 2**20, "Largest request body; more is a 413.", bounds=(1024, 2**32), **_SIZE)
+    max_total_body_bytes: int = _limit(
+        512 * 2**20,
+        "Size of the bodies of all requests that a front end has not answered yet; more is a 503.",
+        bounds=(1024, 2**40),
+        **_SIZE,
+    )
+    max_header_bytes: int = _limit(
+        64 * 2**10, "Size of request line and headers together; more is a 431.", bounds=(1024, 2**20), **_SIZE
+    )
+    stream_keep_alive_interval: float | None = _answer(
+        10.0,
+        "Send a comment on a stream that has had no event for this time.",
+        bounds=(0.001, _LONGEST),
+        metavar="SECONDS|none",
+    )
+    served_model_names: tuple[str, ...] = _answer(
+        (),
+        "Name by which requests ask for the model. May be repeated; answers have the first. Default: the model's own name.",
+        option="served_model_name",
+        metavar="NAME",
+    )
+    tool_call_parser: str = _answer("auto", "How the model writes tool calls.", metavar="auto|none|NAME")
+    reasoning_parser: str = _answer("auto", "How the model marks its thinking.", metavar="auto|none|NAME")
+    default_chat_template_kwargs: Mapping[str, Any] | None = _answer(  # Any: JSON
+        None, "Variables of the chat template, if the request does not set them: '{\"enable_thinking\": false}'."
+    )
+    enable_request_chat_template: bool = _answer(
+        False, "Let requests bring a chat template of their own (it runs in a sandbox)."
+    )
+    strict_fields: bool = _answer(
+        False, "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header."
+    )
 
     def __post_init__(self) -> None:
         # A combination is judged only where its parts are what they should be.
-        if problems := list(self._wrong_values()) or list(self._conflicts()):
+        if problems := list(check_values(ServerSettings, vars(self)).values()) or list(self._conflicts()):
             raise ConfigError("; ".join(problems))
 
     @property
@@ -170,38 +179,9 @@ class ServerSettings:
         is_unguarded = self.is_local and self.uds is None and not self.api_keys and self.ssl_ca_certs is None
         return LOCAL_HOSTS if is_unguarded else ("*",)
 
-    def _wrong_values(self) -> Iterator[str]:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                yield f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}"
-        for name, (low, high) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is None and name in _BOUNDLESS:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                yield f"{name}={value!r} is not an integer in [{low}, {high}]"
-        for name in _SECONDS:
-            value = getattr(self, name)
-            if value is None and name in _BOUNDLESS:
-                continue
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            shortest = 0.0 if name == "shutdown_timeout" else 0.001  # not to wait at all is a way to shut down
-            if not is_number or not shortest <= value <= _MAX_SECONDS:
-                yield f"{name}={value!r} is not a number of seconds in [{shortest:g}, {_MAX_SECONDS:.0f}]"
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                yield f"{name}={getattr(self, name)!r} is not True or False"
-        for name in (*_TEXTS, *_OPTIONAL_TEXTS):
-            value = getattr(self, name)
-            if not (value is None and name in _OPTIONAL_TEXTS) and not (isinstance(value, str) and value.strip()):
-                yield f"{name}={value!r} is not a text, or is empty"
-        for name in _TUPLES:
-            value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(isinstance(entry, str) and entry.strip() for entry in value):
-                shown = "" if name == "api_keys" else f"={value!r}"
-                yield f"{name}{shown} is not a tuple of texts, none of them empty"
-
     def _conflicts(self) -> Iterator[str]:
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            yield f"root_path={self.root_path!r} does not begin with a slash, or ends with one: give one like '/llm'"
         if any(len(key) < MIN_KEY_LENGTH for key in self.api_keys):
             yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: take a longer one"
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):

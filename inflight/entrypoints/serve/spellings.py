@@ -1,4 +1,4 @@
-"""`Spellings`: other spellings of a request: /v1/models/ is the route /v1/models, and HEAD is GET without the body."""
+"""`Spellings`: /v1/models/ is the same route as /v1/models, HEAD is GET without the body, and a proxy's prefix is removed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ class Spellings:
     uvicorn keeps the original scope, with HEAD as the method, and therefore sends no body.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
+        """`root_path`: a prefix that is removed from each path that begins with it."""
         self._app = app
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
+        if self._root_path and path.startswith(f"{self._root_path}/"):
+            path = path.removeprefix(self._root_path)
         if len(path) > 1 and path.endswith("/"):
-            scope = {**scope, "path": path[:-1]}
+            path = path[:-1]
+        if path != scope["path"]:
+            scope = {**scope, "path": path}
         if method == "HEAD":
             scope = {**scope, "method": "GET", "state": {**scope.get("state", {}), SENT_METHOD: method}}
         await self._app(scope, receive, send)

@@ -182,7 +182,7 @@ def test_all_conflicts_are_found() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "gpu"}, "device='gpu' is not one of 'auto', 'cpu', 'cuda'; give one of them, or leave it out"),
+        ({"device": "gpu"}, "device='gpu' is not one of 'auto', 'cpu', 'cuda'; give one, or leave it out"),
         ({"attention_backend": "flash"}, "'auto', 'triton', 'flashinfer'"),
         ({"enforce_eager": 1}, "enforce_eager=1 is not True or False"),
         ({"cuda_graph_max_tokens": -1}, "cuda_graph_max_tokens=-1"),

@@ -88,12 +88,17 @@ def test_a_partition_that_is_given() -> None:
     assert config.parallel.pipeline_layer_partition == (1, 3, 2)
 
 
-@pytest.mark.parametrize("text", ["", "1", "1,0", "1,2", "2,-1", "1,1,0", "a,b", "1,1,", "1.0,1"])
+@pytest.mark.parametrize("text", ["1", "1,0", "1,2", "2,-1", "1,1,0", "a,b", "1,1,", "1.0,1"])
 def test_a_partition_that_does_not_fit(text: str) -> None:
     with pytest.raises(
         ConfigError, match=r"must be 2 numbers .* add up to the model's 2 layers; correct it, or leave it out"
     ):
         resolved(pipeline_parallel_size=2, pipeline_layer_partition=text)
+
+
+def test_an_empty_partition() -> None:
+    with pytest.raises(ConfigError, match="pipeline_layer_partition='' is not a text with something in it; give one"):
+        resolved(pipeline_parallel_size=2, pipeline_layer_partition="")
 
 
 def test_more_stages_than_layers() -> None:

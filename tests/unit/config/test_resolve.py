@@ -205,7 +205,7 @@ def test_ranks_are_split_evenly_over_nodes() -> None:
 def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'enable_prefix_caching'"):
         EngineArgs.from_kwargs({"enable_prefix_cache": True})
-    with pytest.raises(ConfigError, match="known arguments: model, "):
+    with pytest.raises(ConfigError, match="known are model, "):
         EngineArgs.from_kwargs({"zzz": True})
 
 
@@ -286,9 +286,8 @@ def test_a_wrong_value_says_what_is_allowed() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineArgs(quantization="bnb", max_num_seqs=0)
     assert str(caught.value) == (
-        "quantization='bnb' is not one of 'int8', 'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', "
-        "'compressed-tensors', 'gguf'; give one of them, or leave it out; max_num_seqs=0 is not an integer in [1, 65536]; give "
-        "one, or leave it out"
+        "max_num_seqs=0 is not an integer in [1, 65536]; give one, or leave it out; quantization='bnb' is not one of 'int8', "
+        "'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', 'compressed-tensors', 'gguf'; give one, or leave it out"
     )
 
 
@@ -305,3 +304,10 @@ def test_the_kv_cache_has_the_dtype_of_the_model_or_its_own() -> None:
     config = resolved(kv_cache_dtype="int8")
     assert (config.model.dtype, config.cache.dtype) == ("bfloat16", "int8")
     assert resolved(dtype="float32").cache.dtype == "float32"
+
+
+def test_the_fields_of_generation_config_that_are_replaced() -> None:
+    assert resolved().model.generation_overrides == {}
+    assert resolved(override_generation_config={"top_k": 3}).model.generation_overrides == {"top_k": 3}
+    with pytest.raises(ConfigError, match="override_generation_config='x' is not a dictionary; give one"):
+        EngineArgs(override_generation_config="x")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inflight.config.engine import SpeculativeConfig
-from inflight.config.speculative import resolve_speculative
+from inflight.config.resolve import resolve_speculative
 from inflight.errors import ConfigError
 
 
@@ -50,4 +50,4 @@ def test_none_is_no_speculation() -> None:
 def test_what_does_not_fit_is_named(given: Any, text: str) -> None:  # Any: wrong on purpose
     with pytest.raises(ConfigError, match=text) as caught:
         resolve_speculative(given)
-    assert re.search("; (give|leave|lower) ", str(caught.value))
+    assert re.search("; (give|leave|lower|correct) ", str(caught.value))

@@ -31,7 +31,7 @@ def make(
     )  # fmt: skip
     config = ModelConfig(
         folder=Path("."), name="m", architecture=architecture, dtype="float32", max_model_len=MAX_MODEL_LEN,
-        load_format="dummy", seed=0, fingerprint="f",
+        load_format="dummy", seed=0, fingerprint="f", generation_overrides=kwargs.pop("generation_overrides", {}),
     )  # fmt: skip
     parts = SimpleNamespace(
         model=config,
@@ -216,6 +216,14 @@ def test_default_params() -> None:
     [child] = processor.process("r", "x", None, arrival_time=0.0).children
     assert child.sampling.params == SamplingParams()
     assert child.sampling.eos_token_ids == {7, EOS_ID}
+
+
+@pytest.mark.parametrize(("uses_file", "expected"), [(True, {"temperature": 0.5, "top_k": 3}), (False, {"top_k": 3})])
+def test_fields_that_replace_those_of_generation_config(uses_file: bool, expected: dict[str, Any]) -> None:
+    config, overrides = {"temperature": 0.5, "top_k": 9, "eos_token_id": 7}, {"top_k": 3, "eos_token_id": [8]}
+    processor = make(generation_config=config, generation_overrides=overrides, use_generation_defaults=uses_file)
+    assert processor.default_params == SamplingParams(**expected)
+    assert processor.eos_token_ids == {8, EOS_ID}
 
 
 @pytest.mark.parametrize(

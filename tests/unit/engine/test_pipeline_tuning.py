@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from inflight.config.engine import EngineConfig, SchedulerConfig
-from inflight.config.speculative import resolve_speculative
+from inflight.config.resolve import resolve_speculative
 from inflight.engine import pipeline_tuning
 from inflight.engine.pipeline_tuning import choose_stagger, tuned
 from inflight.errors import StepError

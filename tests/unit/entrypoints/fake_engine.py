@@ -72,7 +72,7 @@ class FakeEngine:
             raise InvalidRequestError("prompt_token_ids are not integers")
         text = prompt["prompt"] if ids is None else "".join(map(chr, ids))
         room = self._max_model_len - len(text)
-        if room < 1 or (params.max_tokens or 1) > room:
+        if room < 1:
             raise InvalidRequestError(f"too long: {room} tokens are left")
         self.params[request_id], self.prompts[request_id] = params, text
         self._unfinished[request_id] = ""
@@ -125,7 +125,8 @@ class FakeEngine:
     def _advance(self, request_id: str) -> RequestOutput:
         prompt, params = self.prompts[request_id], self.params[request_id]
         answer = self._answer(prompt)
-        room = params.max_tokens or self._max_model_len - len(prompt)
+        left = self._max_model_len - len(prompt)
+        room = min(left, params.max_tokens or left)
         if params.ignore_eos:
             answer += "." * room
         count = len(self._unfinished[request_id]) + 1

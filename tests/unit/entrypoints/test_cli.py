@@ -14,23 +14,21 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.engine_options import EngineOptions, parse_bytes
-from inflight.entrypoints.cli.machine_report import environment, gpu_facts
-from inflight.entrypoints.cli.main import app
-from inflight.entrypoints.cli.printer import CompletionPrinter
-from inflight.entrypoints.cli.sampling_options import SamplingOptions
+from inflight.entrypoints.cli.env import environment, gpu_facts
+from inflight.entrypoints.cli.terminal import CompletionPrinter
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
 from inflight.sampling_params import SamplingParams
+from inflight.setting import parse_bytes
 from tests.architecture.source import ROOT
 from tests.unit.config.fake_driver import H200, facts
 from tests.unit.entrypoints.fake_engine import FakeEngine
+from tests.unit.entrypoints.runner import COMMAND, invoke
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +39,7 @@ def _log_level() -> Iterator[None]:
 
 
 def run(*arguments: str, engine: FakeEngine | None = None, input: str = "") -> Result:
-    return CliRunner().invoke(app, list(arguments), obj=engine or FakeEngine(), input=input)
+    return invoke(list(arguments), obj=engine or FakeEngine(), input=input)
 
 
 # -- help and options --------------------------------------------------------------------------------------------------
@@ -71,6 +69,7 @@ def test_options_are_grouped() -> None:
     text = run("generate", "--help").output
     titles = ["Options:", "Sampling (default", "Model:", "Engine:", "Examples:"]
     assert sorted(titles, key=text.index) == titles
+    assert "|none " not in text.replace("auto|none ", "")  # what is not given is None already
     assert "<" not in text.replace("<file", "").replace("</think>", "")  # no type names of Python
 
 
@@ -79,12 +78,14 @@ def test_version() -> None:
 
 
 def test_engine_options_are_engine_args() -> None:
-    args = {field.name: field.default for field in dataclasses.fields(EngineArgs)}
-    options = {field.name: field.default for field in dataclasses.fields(EngineOptions)}
-    assert options.pop("verbose") is False
-    del args["seed"]  # on a command line it is that of the requests
-    assert options == args
-    assert EngineOptions().to_args() == EngineArgs()
+    engine = FakeEngine()
+    assert run("generate", "-p", "a", engine=engine).exit_code == 0
+    assert engine.args == EngineArgs()
+    command = COMMAND.commands["generate"]
+    names = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert names <= {option.name for option in command.params}
+    assert run("generate", "-p", "a", "--seed", "3", engine=engine).exit_code == 0
+    assert engine.args == EngineArgs(), "the seed is that of the requests"
 
 
 def test_every_option_reaches_the_engine() -> None:
@@ -100,8 +101,6 @@ def test_every_option_reaches_the_engine() -> None:
 
 
 def test_sampling_options_are_sampling_params() -> None:
-    names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert {field.name for field in dataclasses.fields(SamplingOptions)} <= names
     engine = FakeEngine(default_params=SamplingParams(temperature=0.3, top_k=9, max_tokens=99))
     options = "--top-p 0.5 --stop a --stop b --stop-token-id 4 --ignore-eos --max-tokens 2 --seed 0 --n 2 --bad-word x"
     done = run("generate", "-p", "a", *options.split(), engine=engine)
@@ -121,7 +120,7 @@ def test_bytes(text: str, value: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "-5", "2X", "1e9", "5 5"])
 def test_no_bytes(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(ValueError, match="is not a number of bytes"):
         parse_bytes(text)
 
 
@@ -226,8 +225,8 @@ def test_max_tokens_has_a_default_that_gives_way_to_the_context() -> None:
     for max_model_len, expected in ((1000, 256), (100, 99)):
         engine = FakeEngine(max_model_len=max_model_len, answer=lambda prompt: "x" * 5000)
         assert len(run("generate", "-p", "a", engine=engine).stdout) == expected + 1
-    # a limit that was asked for does not
-    assert run("generate", "-p", "a", "--max-tokens", "100", engine=FakeEngine(max_model_len=100)).exit_code == 2
+    assert run("generate", "-p", "a", "--max-tokens", "100", engine=FakeEngine(max_model_len=100)).exit_code == 0
+    assert run("generate", "-p", "a" * 100, engine=FakeEngine(max_model_len=100)).exit_code == 2
 
 
 def test_the_printer_streams_whose_turn_it_is() -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from inflight.entrypoints.cli.batch import LOOKAHEAD
-from inflight.entrypoints.cli.main import app
 from inflight.entrypoints.cli.result_file import ResultFile
 from inflight.errors import StepError
 from tests.architecture.source import ROOT
 from tests.unit.entrypoints.fake_engine import FakeEngine
+from tests.unit.entrypoints.runner import invoke
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "one"},
@@ -36,7 +36,7 @@ ROWS: list[dict[str, Any]] = [
 
 def run(engine: FakeEngine, source: Path, target: Path, *options: str) -> Result:
     arguments = ["generate", "--input", str(source), "--output", str(target), *options]
-    return CliRunner().invoke(app, arguments, obj=engine)
+    return invoke(arguments, obj=engine)
 
 
 def write_rows(path: Path, rows: list[Any]) -> Path:
@@ -166,13 +166,18 @@ def test_an_id_may_stand_once(tmp_path: Path) -> None:
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def whole(tmp_path: Path) -> bytes:
+    """The output file of a run of all rows in in.jsonl."""
+    target = tmp_path / "out.jsonl"
+    assert run(FakeEngine(), write_rows(tmp_path / "in.jsonl", ROWS), target).exit_code == 0
+    return target.read_bytes()
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_cut_anywhere_is_completed(tmp_path: Path, data: st.DataObject) -> None:
-    source, target = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    target.unlink(missing_ok=True)
-    assert run(FakeEngine(), source, target).exit_code == 0
-    whole = target.read_bytes()
+def test_a_file_cut_anywhere_is_completed(tmp_path: Path, whole: bytes, data: st.DataObject) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     cut = whole[: data.draw(st.integers(0, len(whole)))]
     target.write_bytes(cut)
     engine = FakeEngine()
@@ -317,7 +322,7 @@ def test_the_exit_code_says_when_no_row_could_be_run(tmp_path: Path) -> None:
 
 
 def test_standard_streams() -> None:
-    done = CliRunner().invoke(app, ["generate", "-i", "-"], obj=FakeEngine(), input='{"prompt": "a"}\n{"id": 1}\n')
+    done = invoke(["generate", "-i", "-"], obj=FakeEngine(), input='{"prompt": "a"}\n{"id": 1}\n')
     assert done.exit_code == 0
     results = {result["row"]: result for result in map(json.loads, done.stdout.splitlines())}
     assert results[1]["outputs"][0]["text"] == "a!"

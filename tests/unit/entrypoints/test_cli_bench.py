@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from inflight.entrypoints.cli.main import app
 from inflight.entrypoints.cli.workloads import BY_NAME, LONG, STANDARD, Workload, select
 from tests.unit.entrypoints.fake_engine import FakeEngine
+from tests.unit.entrypoints.runner import invoke
 
 # sha256 of the JSON of each workload's prompts, taken from the script that measures the other engines
 PROMPT_HASHES = {
@@ -28,7 +28,7 @@ PROMPT_HASHES = {
 
 
 def run(*arguments: str, engine: FakeEngine) -> Result:
-    return CliRunner().invoke(app, ["bench", "offline", *arguments], obj=engine)
+    return invoke(["bench", "offline", *arguments], obj=engine)
 
 
 def test_the_token_ids_are_the_shared_ones() -> None:

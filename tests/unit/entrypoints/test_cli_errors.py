@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
 from inflight.entrypoints.cli.foreign_flags import sort_out
-from inflight.entrypoints.cli.main import app
 from inflight.errors import ConfigError
+from tests.unit.entrypoints.runner import invoke
 
 
 def said(line: str, code: int = 2) -> str:
-    done = CliRunner().invoke(app, line.split())
+    done = invoke(line.split())
     assert done.exit_code == code, done.output
     return done.output
 
@@ -62,8 +61,8 @@ def test_only_what_belongs_to_a_foreign_flag_goes_with_it() -> None:
         "--",
         "--swap-space",
     ]
-    found = sort_out(line, {"-p", "--port", "--host"})
-    assert found.arguments == ["m", "--port", "1", "--host", "x", "-p", "--swap-space", "--", "--swap-space"]
-    assert len(found.notes) == 3
-    with pytest.raises(ConfigError, match="--hf-overrides is not supported"):
-        sort_out(["--hf_overrides={}"], set())
+    arguments, notes = sort_out(line, {"-p": "=", "--port": "=", "--host": "="})
+    assert arguments == ["m", "--port", "1", "--host", "x", "-p", "--swap-space", "--", "--swap-space"]
+    assert len(notes) == 3
+    with pytest.raises(ConfigError, match="--kv-transfer-config is not supported"):
+        sort_out(["--kv_transfer_config={}"], {})

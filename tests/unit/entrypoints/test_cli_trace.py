@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from inflight.entrypoints.cli.main import app
 from tests.unit.entrypoints.fake_engine import FakeEngine
+from tests.unit.entrypoints.runner import invoke
 
 
 def run(*arguments: str, engine: FakeEngine) -> Result:
-    return CliRunner().invoke(app, ["trace", *arguments], obj=engine)
+    return invoke(["trace", *arguments], obj=engine)
 
 
 def test_the_trace_holds_the_workload_without_its_warm_up(tmp_path: Path) -> None:

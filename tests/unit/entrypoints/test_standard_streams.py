@@ -9,7 +9,7 @@ import pytest
 
 CHECK = """
 import os, sys
-from inflight.entrypoints.cli.standard_streams import open_standard_streams
+from inflight.entrypoints.cli.terminal import open_standard_streams
 open_standard_streams()
 null = os.stat(os.devnull)
 print("text", flush=True)

@@ -87,6 +87,19 @@ def test_health_asks_for_none(path: str) -> None:
     assert call(wrapped(api_keys=KEYS, metrics_public=True), "/metrics")[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/llm/health", "/llm/health/", "/health"])
+def test_the_prefix_of_a_proxy_is_removed(path: str) -> None:
+    assert call(wrapped(api_keys=KEYS, root_path="/llm"), path)[0] == 200
+    assert call(wrapped(api_keys=KEYS, root_path="/llm"), "/llmx/health")[0] == 401
+    assert call(wrapped(api_keys=KEYS), "/llm/health")[0] == 401
+
+
+@pytest.mark.parametrize("root_path", ["llm", "/llm/", "/"])
+def test_a_prefix_that_is_none(root_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"root_path=.* does not begin with a slash, or ends with one"):
+        ServerSettings(root_path=root_path)
+
+
 def test_all_digests_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
     monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append(a) or a == b)

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-from typer.testing import CliRunner
 
-from inflight.entrypoints.cli.main import app
 from inflight.entrypoints.serve.config_file import read_config_file
 from inflight.errors import ConfigError
+from tests.unit.entrypoints.runner import COMMAND, invoke
 
-COMMAND: Any = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+SERVE: Any = COMMAND.commands["serve"]
 OPTIONS = {
     parameter.name: parameter
-    for parameter in COMMAND.params
+    for parameter in SERVE.params
     if parameter.param_type_name == "option" and parameter.name not in ("config", "check")
 }
 
@@ -32,7 +30,7 @@ def texts(option: Any) -> tuple[str, str, str]:
 
 
 def parsed(arguments: list[str]) -> Any:
-    return COMMAND.make_context("serve", arguments).params
+    return SERVE.make_context("serve", arguments).params
 
 
 def flag(option: Any, text: str) -> list[str]:
@@ -96,7 +94,7 @@ def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
     file.write_text(json.dumps({"max_body_bytes": 3, "dtype": "float7"}))
     wrong = "--port x --uds /nodir/x --ssl-certfile /nope --chat-template /nope/x.jinja --max-model-len 999999 -tp 7"
     wrong += " --tool-call-parser tulip --reasoning-parser rose"
-    done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file), *wrong.split()])
+    done = invoke(["serve", "--check", "--config", str(file), *wrong.split()])
     assert done.exit_code == 2
     for part in (
         "port",
@@ -111,11 +109,11 @@ def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
         "rose",
     ):
         assert part in done.output, part
-    assert CliRunner().invoke(app, ["serve", "--check", "--port", "0"]).exit_code == 0
+    assert invoke(["serve", "--check", "--port", "0"]).exit_code == 0
 
 
 def test_a_wrong_option_is_one_line_and_code_2() -> None:
-    done = CliRunner().invoke(app, ["serve", "--port", "70000", "--access-log", "xml"])
+    done = invoke(["serve", "--port", "70000", "--access-log", "xml"])
     assert done.exit_code == 2
     assert done.output.count("error:") == 1
     assert "port=70000" in done.output
@@ -126,14 +124,14 @@ def test_a_wrong_option_is_one_line_and_code_2() -> None:
 def test_the_seed_reaches_the_engine(arguments: list[str], seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("inflight.entrypoints.serve.command.run_server", lambda _, args: started.append(args) or 0)
-    assert CliRunner().invoke(app, ["serve", *arguments]).exit_code == 0
+    assert invoke(["serve", *arguments]).exit_code == 0
     assert [args.seed for args in started] == [seed]
 
 
 def test_every_fault_of_a_file_is_told_with_its_key(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("port: abc\nprot: 3\nmax_num_seqs: x\nbacklog: -1\nhost: 2024-01-01\n")
-    done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file)])
+    done = invoke(["serve", "--check", "--config", str(file)])
     assert done.exit_code == 2
     for part in (
         f"port in {file}: 'abc' should be an integer",
@@ -150,15 +148,13 @@ def test_a_wrong_value_is_told_with_its_source(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("INFLIGHT_SERVE_PORT", "abc")
     monkeypatch.setenv("INFLIGHT_SERVE_BACKLOG", "0")
     monkeypatch.setenv("INFLIGHT_SERVE_METRICS_PUBLIC", "perhaps")
-    done = CliRunner().invoke(
-        app, ["serve", "--check", "--max-model-len", "4k", "--max-body-bytes", "4x", "--port", "0"]
-    )
+    done = invoke(["serve", "--check", "--max-model-len", "4k", "--max-body-bytes", "4x", "--port", "0"])
     assert "--max-model-len: '4k' should be an integer" in done.output
     assert "--max-body-bytes: '4x' is not a number of bytes like 1500000, 512M or 2G" in done.output
     assert "backlog=0 (INFLIGHT_SERVE_BACKLOG) is not an integer in [1, 65535]" in done.output
     assert "INFLIGHT_SERVE_METRICS_PUBLIC: 'perhaps' should be true or false" in done.output
     assert "'abc'" not in done.output, "the command line goes before it"
-    assert "INFLIGHT_SERVE_PORT: 'abc' should be an integer" in CliRunner().invoke(app, ["serve", "--check"]).output
+    assert "INFLIGHT_SERVE_PORT: 'abc' should be an integer" in invoke(["serve", "--check"]).output
 
 
 def test_variables_of_kubernetes_are_told_and_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,7 +167,7 @@ def test_variables_of_kubernetes_are_told_and_not_read(monkeypatch: pytest.Monke
         ("PORT_80_TCP_ADDR", "10.0.0.1"),
     ):
         monkeypatch.setenv(f"INFLIGHT_SERVE_{name}", value)
-    done = CliRunner().invoke(app, ["serve", "--check", "--config", str(file)])
+    done = invoke(["serve", "--check", "--config", str(file)])
     assert done.exit_code == 0, done.output
     assert done.output.count("note:") == 1
     assert "INFLIGHT_SERVE_PORT='tcp://10.0.0.1:80' was set by Kubernetes" in done.output
@@ -183,7 +179,7 @@ def test_variables_of_kubernetes_are_told_and_not_read(monkeypatch: pytest.Monke
 def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFLIGHT_SERVE_PROT", "1")
     monkeypatch.setenv("INFLIGHT_LOG_LEVL", "DEBUG")
-    done = CliRunner().invoke(app, ["serve", "--check", "--port", "0"])
+    done = invoke(["serve", "--check", "--port", "0"])
     assert done.exit_code == 0
     assert (
         "warning: INFLIGHT_SERVE_PROT is not a variable of Inflight; it is ignored; did you mean INFLIGHT_SERVE_PORT?"

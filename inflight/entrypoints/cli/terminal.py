@@ -1,0 +1,111 @@
+"""What commands do with a terminal: show completions while they grow, stop at Ctrl-C, open missing standard streams."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Self, TextIO
+
+from inflight.outputs import RequestOutput
+
+
+class TextStream:
+    """Writes a text that only grows: each update writes the new part."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._num_written = 0
+
+    def update(self, text: str) -> None:
+        if len(text) > self._num_written:
+            self._file.write(text[self._num_written :])
+            self._file.flush()
+            self._num_written = len(text)
+
+
+class CompletionPrinter:
+    """Prints the completions of several prompts in the order of the prompts, in whatever order they end.
+
+    The current prompt is streamed if it has one completion. If there are several prompts, each has a header.
+    """
+
+    def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
+        self._file = file
+        self._prompts = prompts
+        self._outputs: dict[int, RequestOutput] = {}  # the newest output of each prompt that is not printed yet
+        self._turn = 0
+        self._stream: TextStream | None = None
+
+    def update(self, index: int, output: RequestOutput) -> None:
+        """`index` is the index of the prompt. `output` has all its text so far."""
+        self._outputs[index] = output
+        while (current := self._outputs.get(self._turn)) is not None:
+            if len(current.outputs) == 1:
+                self._stream_text(current.outputs[0].text)
+            if not current.finished:
+                return
+            if len(current.outputs) > 1:
+                self._header()
+                for completion in current.outputs:
+                    self._file.write(f"[{completion.index}] {completion.text}\n")
+            else:
+                self._file.write("\n")
+            self._file.flush()
+            del self._outputs[self._turn]
+            self._turn, self._stream = self._turn + 1, None
+
+    def _stream_text(self, text: str) -> None:
+        if self._stream is None:
+            self._header()
+            self._stream = TextStream(self._file)
+        self._stream.update(text)
+
+    def _header(self) -> None:
+        if len(self._prompts) > 1:
+            self._file.write(f"{'' if self._turn == 0 else chr(10)}> {self._prompts[self._turn]}\n")
+
+
+class InterruptFlag:
+    """A context manager. Inside it the first SIGINT sets `is_set`, so that a loop can stop between two steps. The second SIGINT
+    raises KeyboardInterrupt, as usual."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._previous: signal._HANDLER = None
+        self._can_handle = (
+            threading.current_thread() is threading.main_thread()
+        )  # Python sets handlers in the main thread only
+
+    def __enter__(self) -> Self:
+        self.is_set = False
+        if self._can_handle:
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._can_handle:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+def open_standard_streams() -> None:
+    """Open empty standard streams if the command was started with closed ones, as some daemons are.
+
+    Otherwise the next files and sockets take their numbers, and a child's output goes into a client's connection.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  until the process ends

@@ -1,0 +1,177 @@
+"""`setting`: declares a field of a settings class once: default, help and bounds. Checks and options are made from it.
+
+    port: int = setting(8000, "Port to listen on.", bounds=(0, 65535), metavar="PORT")
+
+`check_values` compares a value with its type and bounds. `entrypoints/cli/options.py` makes the option --port from the same
+declaration. `inflight serve` also reads the variable INFLIGHT_SERVE_PORT and the key `port` of its configuration file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_KEY = "setting"  # in the metadata of a field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """
+    Attributes:
+        help: what the value means, for `--help` and for readers of the class.
+        group: title of the setting's section in `--help`. A field without one is no option.
+        bounds: the smallest and the largest number that are allowed.
+        excludes_low: the value must be greater than the smallest number.
+        choices: all values that are allowed.
+        metavar: what `--help` shows in place of the value.
+        flags: how the option is written, if not as --name.
+        option: name of the option, if it differs from the field's. So a list may have an option in the singular.
+        parse: makes the value from the text of a command line. Raises ValueError.
+        variables: further variables of the environment.
+        is_secret: neither `repr` nor an error shows the value.
+        name, type, is_optional, default: of the field. `type` is None if there are several beside None.
+        element: type of a list's elements, None if the value is no list.
+    """
+
+    help: str
+    group: str = ""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    excludes_low: bool = False
+    choices: tuple[object, ...] = ()
+    metavar: str = ""
+    flags: tuple[str, ...] = ()
+    option: str = ""
+    parse: Callable[[str], object] | None = None
+    variables: tuple[str, ...] = ()
+    is_secret: bool = False
+    name: str = ""
+    type: Any = None  # Any: a class or a generic alias
+    is_optional: bool = False
+    default: Any = None  # Any: of the field's type
+    element: Any = None  # Any: as `type`
+
+    def problem(self, value: object) -> str | None:
+        """Why the value is wrong: "port=-1 is not an integer in [0, 65535]". None: it is right."""
+        if value is None and self.is_optional:
+            return None
+        if self.choices:
+            if value in self.choices and type(value) in {type(choice) for choice in self.choices}:
+                return None
+            allowed = f"one of {', '.join(repr(choice) for choice in self.choices if choice is not None)}"
+        elif self.type is bool:
+            if isinstance(value, bool):
+                return None
+            allowed = "True, False or None" if self.is_optional else "True or False"
+        elif self.type in (int, float):
+            low, high = self.bounds
+            kind = int if self.type is int else (int, float)
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if is_number and low <= value <= high and not (self.excludes_low and value == low):  # type: ignore[operator]
+                return None
+            what = "an integer" if self.type is int else "a number"
+            allowed = f"{what} in {'(' if self.excludes_low else '['}{_text(low)}, {_text(high)}]"
+        elif self.type is str:
+            if isinstance(value, str) and (value.strip() or self.default == ""):
+                return None
+            allowed = "a text" if self.default == "" else "a text with something in it"
+        elif self.type == tuple[str, ...]:
+            if isinstance(value, tuple) and all(isinstance(entry, str) and entry.strip() for entry in value):
+                return None
+            allowed = "a tuple of texts with something in them"
+        elif get_origin(self.type) is Mapping:
+            if isinstance(value, Mapping):
+                return None
+            allowed = "a dictionary"
+        else:
+            return None  # the class checks it
+        return f"{self.name}{'' if self.is_secret else f'={value!r}'} is not {allowed}"
+
+
+def setting(default: Any, help: str, **more: Any) -> Any:  # Any: as `dataclasses.field`
+    """A field of a dataclass. `more` are attributes of `Setting`."""
+    declared = Setting(help=help, **more)
+    return field(default=default, metadata={_KEY: declared}, repr=not declared.is_secret)
+
+
+@functools.cache
+def settings_of(kind: type) -> dict[str, Setting]:
+    """The settings of a dataclass, by the names of their fields."""
+    hints = get_type_hints(kind)
+    found = {}
+    for each in fields(kind):
+        declared: Setting | None = each.metadata.get(_KEY)
+        if declared is None:
+            continue
+        hint = hints[each.name]
+        kinds = [part for part in get_args(hint) if part is not NoneType] if NoneType in get_args(hint) else [hint]
+        elements = [get_args(part)[0] for part in kinds if get_origin(part) in (tuple, Sequence)]
+        found[each.name] = replace(
+            declared,
+            name=each.name,
+            type=kinds[0] if len(kinds) == 1 else None,
+            is_optional=kinds != [hint],
+            default=each.default,
+            element=elements[0] if elements else None,
+        )
+    return found
+
+
+def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
+    """What is wrong with each value of `kind`, by the name of its field; empty if nothing is."""
+    problems = {}
+    for name, declared in settings_of(kind).items():
+        value = values.get(name, declared.default)
+        if value is not declared.default and (problem := declared.problem(value)) is not None:
+            problems[name] = problem
+    return problems
+
+
+def unknown_name(kind: type, names: Iterable[str]) -> str:
+    """The first name that is no field of the dataclass, with a hint: "'prot'; did you mean 'port'?". "" if there is none."""
+    known = [each.name for each in fields(kind)]
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is None:
+        return ""
+    near = difflib.get_close_matches(unknown, known, n=1)
+    return f"{unknown!r}; did you mean {near[0]!r}?" if near else f"{unknown!r}; known are {', '.join(known)}"
+
+
+def parse_bytes(text: str) -> int:
+    """ "1500000", "512M", "2GiB", "1.5g": units are powers of 1024.
+
+    Raises:
+        ValueError: the text is no such number.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number of bytes like 1500000, 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON
+    """A JSON object, or the name of a file that holds one.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    source = text.strip()
+    try:
+        found = json.loads(source if source.startswith("{") else Path(source).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{source!r} is neither a JSON object nor a file that holds one: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{source!r} holds no JSON object, but a {type(found).__name__}")
+    return found
+
+
+def _text(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -1,0 +1,86 @@
+"""`setting`: what is refused, with which words, and what a class of settings says about its fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.setting import check_values, parse_json_object, setting, settings_of, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    count: int = setting(1, "How many.", bounds=(1, 9))
+    share: float | None = setting(0.5, "Which part.", bounds=(0.0, 1.0), excludes_low=True)
+    wait: float = setting(1.0, "How long.")
+    color: str | None = setting(None, "Which color.", choices=(None, "red", "blue"))
+    name: str = setting("x", "What it is called.")
+    note: str = setting("", "More words.")
+    switch: bool = setting(False, "Whether.")
+    perhaps: bool | None = setting(None, "Whether, if that is known.")
+    keys: tuple[str, ...] = setting((), "Secrets.", is_secret=True)
+    words: str | Sequence[str] | None = setting((), "Words.")
+    more: Mapping[str, Any] | None = setting(None, "Anything.")
+    plain: int = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "allowed"),
+    [
+        ("count", [1, 9], [0, 10, True, 1.0, "1", None], "an integer in [1, 9]"),
+        ("share", [1, 0.1, None], [0, 0.0, 1.1, math.nan, True, "1"], "a number in (0, 1]"),
+        ("wait", [0, -1.5, math.inf], [math.nan, "1", None], "a number in [-inf, inf]"),
+        ("color", ["red", None], ["green", 1, ["red"]], "one of 'red', 'blue'"),
+        ("name", ["a"], ["", " ", 1, None], "a text with something in it"),
+        ("note", ["a", ""], [1, None], "a text"),
+        ("switch", [True, False], [0, "yes", None], "True or False"),
+        ("perhaps", [True, False, None], [0, "yes"], "True, False or None"),
+        ("more", [{}, {"a": 1}, None], [[], "a"], "a dictionary"),
+    ],
+)
+def test_values(name: str, good: list[object], bad: list[object], allowed: str) -> None:
+    assert [check_values(Example, {name: value}) for value in good] == [{}] * len(good)
+    for value in bad:
+        assert check_values(Example, {name: value}) == {name: f"{name}={value!r} is not {allowed}"}
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "key-1" not in repr(Example(keys=("key-1",)))
+    assert check_values(Example, {"keys": ["key-1"]}) == {"keys": "keys is not a tuple of texts with something in them"}
+    assert check_values(Example, {"keys": ("key-1",)}) == {}
+
+
+def test_all_wrong_values_are_named() -> None:
+    assert list(check_values(Example, vars(replace(Example(), count=0, name="", words=5)))) == ["count", "name"]  # type: ignore[arg-type]
+
+
+def test_what_a_class_says_about_its_fields() -> None:
+    found = settings_of(Example)
+    assert "plain" not in found
+    assert (found["share"].type, found["share"].is_optional, found["share"].default) == (float, True, 0.5)
+    assert (found["words"].type, found["words"].element, found["keys"].element) == (None, str, str)
+    assert found["count"].help == "How many."
+
+
+def test_a_json_object_as_text_or_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    (tmp_path / "list.json").write_text("[1]")
+    assert parse_json_object(' {"a": 1}') == parse_json_object(str(tmp_path / "a.json")) == {"a": 1}
+    for text, message in (
+        ("{", "neither a JSON object nor"),
+        ("nothing", "neither"),
+        (f"{tmp_path}/list.json", "a list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_json_object(text)
+
+
+def test_a_name_that_there_is_not() -> None:
+    assert unknown_name(Example, ["count", "plain"]) == ""
+    assert unknown_name(Example, ["count", "colour"]) == "'colour'; did you mean 'color'?"
+    assert unknown_name(Example, ["zzz"]).startswith("'zzz'; known are count, share, ")
