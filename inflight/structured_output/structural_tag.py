@@ -1,7 +1,7 @@
 """Reads a structural tag, vLLM's and xgrammar's JSON for text with tags in it. msgspec checks its shape.
 
-Offline generation also runs where msgspec is not installed. So this is a file of its own, which is imported only when a structural tag
-is read.
+Offline generation also runs where msgspec is not installed. So this is a file of its own, imported only when a structural
+tag is read.
 """
 
 from __future__ import annotations
