@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.serve.asgi import PROBES
 from inflight.entrypoints.serve.middlewares import wrap
-from inflight.entrypoints.serve.probes import PROBES
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
 from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of

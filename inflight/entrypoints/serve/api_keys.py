@@ -1,4 +1,4 @@
-"""The keys that let a request in: from a file, and compared without telling how much of one was right."""
+"""The API keys: how they are read from a file, and how they are compared in constant time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _MAX_FILE_BYTES = 2**20
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:
-    """One key a line; empty lines and those that begin with # are left out.
+    """One key a line; empty lines and lines that begin with # are left out.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no key: then the server would stand open. No key is ever quoted.
+        ConfigError: the file cannot be read, or holds no key: without a key the server would let everybody in. No message
+            quotes a key.
     """
     try:
         with path.open("rb") as file:
@@ -25,7 +26,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     except OSError as error:
         raise ConfigError(f"api_key_file={str(path)!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"api_key_file={str(path)!r} is no text") from error
+        raise ConfigError(f"api_key_file={str(path)!r} is not UTF-8 text") from error
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"api_key_file={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
     keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
@@ -35,7 +36,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
 
 
 class ApiKeys:
-    """Holds digests only. The time of `accepts` depends on the number of keys and the length of what is shown, not on keys."""
+    """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]

@@ -7,19 +7,21 @@ import gc
 import importlib
 import socket
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.entrypoints.serve.error_response import ASGIApp
-from inflight.entrypoints.serve.reasoning_end import with_reasoning_end
+from inflight.engine.front_end import read_chat_template
+from inflight.entrypoints.serve.asgi import ASGIApp
+from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.entrypoints.serve.template_process import TemplateProcesses
+from inflight.hub import resolve_model_folder
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
-from inflight.parsers.selector import resolve_parsers
+from inflight.parsers.selector import reasoning_end, resolve_parsers
 
 
 class ServedModel:
@@ -53,7 +55,7 @@ class ServedModel:
 
     async def close(self) -> None:
         if self._templates is not None:
-            self._templates.close()
+            await self._templates.close()
         await self._engine.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
@@ -102,3 +104,17 @@ async def start(
     gc.freeze()  # what has been made so far stays: a collection that looks through it all holds up every stream
     clock.mark("app")
     return ServedModel(engine, app, metrics, tracing, name, templates)
+
+
+def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:
+    """`args` with the `reasoning_end` of the parser that reads the model's answers, unless `args` name one. Grammars begin
+    behind this text; without it they would begin in the reasoning.
+
+    Raises:
+        ConfigError: there is no such parser, model or chat template.
+    """
+    if args.reasoning_end or args.skip_tokenizer_init:
+        return args
+    template = read_chat_template(resolve_model_folder(args.model, args.revision), args.tokenizer, args.chat_template)
+    parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, template)
+    return replace(args, reasoning_end=reasoning_end(parsers.reasoning))

@@ -1,31 +1,114 @@
-"""The program of one of several front ends: `python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD`.
+"""The program of one of several front ends, and the messages between it and the command, over a socket pair.
 
-It ignores SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole group: the command says when to end. When
-the command is gone, it ends at once.
+    python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD
+
+command    -- `FrontEndStart`: length, JSON with the settings and their keys -->  front end
+command    -- an order, a byte; with ENGINE comes the socket to the engine -->    front end
+front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
+
+If the socket ends, the process at the other end is gone. A front end ignores SIGINT and SIGTERM, which a terminal or systemd
+sends to the whole group: the command says when to end. If the command is gone, the front end ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import json
 import logging
 import os
 import signal
 import socket
+import struct
 import sys
-from typing import NoReturn, cast
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 
-from inflight.entrypoints.serve.control import EXIT_COMMAND_GONE, Control, FrontEndStart, tell_failure, tell_ready
-from inflight.entrypoints.serve.server import Running, Server
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.serve.server import Server, StartUpClock
+from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
-from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import InflightError
 from inflight.executor.process import name_process
 
-EXIT_FAILED = 1
+if TYPE_CHECKING:
+    from inflight.entrypoints.serve.engine_start import ServedModel
+
+ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"
+EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEndStart:
+    settings: ServerSettings
+    args: EngineArgs
+    records_engine: bool
+
+    def send(self, control: socket.socket) -> None:
+        content = json.dumps(asdict(self)).encode()
+        control.sendall(_LENGTH.pack(len(content)) + content)
+
+    @classmethod
+    def receive(cls, control: socket.socket) -> FrontEndStart | None:
+        """None if the command is gone. The orders that follow stay in the socket."""
+        head = control.recv(_LENGTH.size, socket.MSG_WAITALL)
+        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+        content = control.recv(length, socket.MSG_WAITALL) if length > 0 else b""
+        if len(content) != length:
+            return None
+        values: dict[str, Any] = json.loads(content)  # Any: the fields check their values
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values["settings"].items()
+        }
+        return cls(
+            settings=ServerSettings(**settings),
+            args=EngineArgs(**values["args"]),
+            records_engine=values["records_engine"],
+        )
+
+
+class Control:
+    """The front end's end of the socket, on its event loop. Orders to stop reach `shutdown`.
+
+    Attributes:
+        engine_socket: once it has come.
+        opened: set by the order to take requests.
+    """
+
+    def __init__(self, control: socket.socket, shutdown: Shutdown) -> None:
+        loop = asyncio.get_running_loop()
+        self.engine_socket: asyncio.Future[socket.socket] = loop.create_future()
+        self.opened = asyncio.Event()
+        self._socket = control
+        self._shutdown = shutdown
+        loop.add_reader(control, self._read)
+
+    def _read(self) -> None:
+        orders, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
+        for fd in fds:
+            self.engine_socket.set_result(socket.socket(fileno=fd))
+        if OPEN in orders:
+            self.opened.set()
+        if DRAIN in orders:
+            self._shutdown.begin()
+        if CUT in orders or not orders:
+            self._shutdown.cut_now(EXIT_COMMAND_GONE)
+        if not orders:
+            self.close()
+
+    def close(self) -> None:
+        """Orders are no longer read. The socket stays open until this process ends."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+
+
+def _report(control: socket.socket, report: object) -> None:
+    with contextlib.suppress(OSError):  # the command is gone, which `Control` sees
+        control.sendall(json.dumps(report).encode() + b"\n")
 
 
 def main() -> int:
@@ -38,9 +121,9 @@ def main() -> int:
         return EXIT_COMMAND_GONE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            _leave(runner.run(_serve(start, listener, control)))  # exits without waiting for threads
+            _exit(runner.run(_serve(start, listener, control)))  # without waiting for threads
     except InflightError as error:
-        tell_failure(control, error)
+        _report(control, {"failed": [type(error).__name__, str(error)]})
         return EXIT_FAILED
 
 
@@ -49,23 +132,23 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
     control = Control(control_socket, shutdown)
     clock = StartUpClock()
 
-    async def start_model() -> Running:
+    async def start_model() -> ServedModel:
         engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
         clock.mark("importing")
-        model = await engine_start.start(
+        model: ServedModel = await engine_start.start(
             start.settings,
             start.args,
             clock,
             engine_socket=control.engine_socket,
             records_engine=start.records_engine,
         )
-        tell_ready(control_socket, model.description)
+        _report(control_socket, {"ready": model.description})
         try:
-            await control.opened.wait()  # all are ready: what one says holds for the others
+            await control.opened.wait()  # the front ends take requests when all of them are ready
         except BaseException:
             await model.close()
             raise
-        return cast("Running", model)
+        return model
 
     try:
         return await Server(start.settings, make_ssl_context(start.settings), start_model, shutdown).run(listener)
@@ -73,11 +156,11 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         control.close()
 
 
-def _leave(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    _leave(main())
+    _exit(main())

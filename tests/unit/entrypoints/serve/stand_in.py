@@ -16,7 +16,7 @@ import sys
 from typing import Any
 from urllib.parse import parse_qs
 
-from inflight.entrypoints.serve.error_response import Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.asgi import Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server
 from inflight.entrypoints.serve.settings import ServerSettings

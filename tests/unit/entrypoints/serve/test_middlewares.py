@@ -14,7 +14,7 @@ import pytest
 
 from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
-from inflight.entrypoints.serve.error_response import Message, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
