@@ -70,6 +70,10 @@ class ServerOptions:
     )
     keep_alive_timeout: Annotated[float, _server("How long an idle connection stays open.", metavar="SECONDS")] = 75.0
     access_log: Annotated[str, _server("A line on stdout for every request.", metavar="text|json|off")] = "text"
+    log_stats_interval: Annotated[
+        float,
+        _server("Time between two log lines about the engine while it has requests; 0 for none.", metavar="SECONDS"),
+    ] = 10.0
     otlp_traces_endpoint: Annotated[
         str | None, _server("Send OpenTelemetry traces there (extra: tracing).", metavar="URL")
     ] = None

@@ -31,6 +31,7 @@ _SECONDS = (
     "write_timeout",
     "stream_keep_alive_interval",
     "template_timeout",
+    "log_stats_interval",
 )
 _BOUNDLESS = (
     "max_queued_requests",
@@ -38,6 +39,7 @@ _BOUNDLESS = (
     "request_timeout",
     "stream_keep_alive_interval",
 )  # None: no bound
+_ZERO_SECONDS = ("shutdown_timeout", "log_stats_interval")  # 0: do not wait; write no lines
 _FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields")
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
 _OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
@@ -87,6 +89,7 @@ class ServerSettings:
         ssl_keyfile: PEM file with its private key; None: it is in ssl_certfile.
         ssl_ca_certs: PEM file; clients must show a certificate signed by one of these.
         access_log: "text" or "json" lines on stdout, or "off".
+        log_stats_interval: seconds between two lines of the log about the engine while there are requests; 0 for no lines.
         api_server_count: front-end processes, all before one engine.
         max_queued_requests: requests that may wait for the engine; more is a 503. None is no bound.
         max_queued_tokens: prompt tokens that may wait for the engine. None is no bound.
@@ -128,6 +131,7 @@ class ServerSettings:
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
     access_log: str = "text"
+    log_stats_interval: float = 10.0
     api_server_count: int = 1
     max_queued_requests: int | None = 1024
     max_queued_tokens: int | None = 4 * 2**20
@@ -185,7 +189,7 @@ class ServerSettings:
             if value is None and name in _BOUNDLESS:
                 continue
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            shortest = 0.0 if name == "shutdown_timeout" else 0.001  # not to wait at all is a way to shut down
+            shortest = 0.0 if name in _ZERO_SECONDS else 0.001
             if not is_number or not shortest <= value <= _MAX_SECONDS:
                 yield f"{name}={value!r} is not a number of seconds in [{shortest:g}, {_MAX_SECONDS:.0f}]"
         for name in _FLAGS:
