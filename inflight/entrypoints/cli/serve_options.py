@@ -74,6 +74,14 @@ class ServerOptions:
         float,
         _server("Time between two log lines about the engine while it has requests; 0 for none.", metavar="SECONDS"),
     ] = 10.0
+    log_requests: Annotated[
+        bool,
+        _server(
+            "Log a line when a request begins, and one when it ends, without its texts.",
+            "--log-requests/--no-log-requests",
+            show_default=False,
+        ),
+    ] = False
     otlp_traces_endpoint: Annotated[
         str | None, _server("Send OpenTelemetry traces there (extra: tracing).", metavar="URL")
     ] = None

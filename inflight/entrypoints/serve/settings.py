@@ -40,7 +40,7 @@ _BOUNDLESS = (
     "stream_keep_alive_interval",
 )  # None: no bound
 _ZERO_SECONDS = ("shutdown_timeout", "log_stats_interval")  # 0: do not wait; write no lines
-_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields")
+_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields", "log_requests")
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
 _OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
 _TUPLES = (
@@ -90,6 +90,7 @@ class ServerSettings:
         ssl_ca_certs: PEM file; clients must show a certificate signed by one of these.
         access_log: "text" or "json" lines on stdout, or "off".
         log_stats_interval: seconds between two lines of the log about the engine while there are requests; 0 for no lines.
+        log_requests: write a line to the log when a request begins, and one when it ends; never its texts.
         api_server_count: front-end processes, all before one engine.
         max_queued_requests: requests that may wait for the engine; more is a 503. None is no bound.
         max_queued_tokens: prompt tokens that may wait for the engine. None is no bound.
@@ -132,6 +133,7 @@ class ServerSettings:
     ssl_ca_certs: str | None = None
     access_log: str = "text"
     log_stats_interval: float = 10.0
+    log_requests: bool = False
     api_server_count: int = 1
     max_queued_requests: int | None = 1024
     max_queued_tokens: int | None = 4 * 2**20
