@@ -116,6 +116,14 @@ class ServerOptions:
             metavar="NAME",
         ),
     ] = None
+    forwarded_allow_ips: Annotated[
+        str,
+        _access(
+            "Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks, separated by commas; "
+            "* for all.",
+            metavar="LIST",
+        ),
+    ] = "127.0.0.1"
     allowed_origin: Annotated[
         list[str] | None,
         _access("Origin whose web pages may send requests (CORS); * for all. May be repeated.", metavar="ORIGIN"),

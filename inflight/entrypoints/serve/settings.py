@@ -68,6 +68,8 @@ class ServerSettings:
         metrics_public: serve /metrics without a key.
         allowed_hosts: names that the `Host` header may have; "*.example.com" is every name below example.com, "*" every name.
             Empty: local names only if the server is local and asks for no key, else every name.
+        forwarded_allow_ips: addresses and networks of the proxies whose X-Forwarded-For and X-Forwarded-Proto are believed,
+            separated by commas; "*" believes everybody, "" nobody. As uvicorn's.
         max_body_bytes: largest request body; more is a 413.
         max_total_body_bytes: size of the bodies of all requests that a front end has not answered yet; more is a 503.
         max_header_bytes: request line and headers together; more is a 431.
@@ -111,6 +113,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_public: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    forwarded_allow_ips: str = "127.0.0.1"
     max_body_bytes: int = 16 * 2**20
     max_total_body_bytes: int = 512 * 2**20
     max_header_bytes: int = 64 * 2**10
@@ -158,6 +161,10 @@ class ServerSettings:
         return f"{scheme}://{host}:{self.port}"
 
     @property
+    def trusted_proxies(self) -> list[str]:
+        return [entry for part in self.forwarded_allow_ips.split(",") if (entry := part.strip())]
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
         if self.uds is not None or self.host == "localhost":
@@ -201,6 +208,11 @@ class ServerSettings:
             value = getattr(self, name)
             if not (value is None and name in _OPTIONAL_TEXTS) and not (isinstance(value, str) and value.strip()):
                 yield f"{name}={value!r} is not a text, or is empty"
+        if not isinstance(self.forwarded_allow_ips, str) or not all(map(_is_network, self.trusted_proxies)):
+            yield (
+                f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not a list of addresses and networks, separated by "
+                "commas, like 127.0.0.1,10.0.0.0/8; '*' is everybody"
+            )
         for name in _TUPLES:
             value = getattr(self, name)
             if not isinstance(value, tuple) or not all(isinstance(entry, str) and entry.strip() for entry in value):
@@ -229,6 +241,13 @@ class ServerSettings:
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             yield f"otlp_traces_endpoint={endpoint!r} is not an http:// or https:// URL"
+
+
+def _is_network(text: str) -> bool:
+    try:
+        return text == "*" or bool(ipaddress.ip_network(text))
+    except ValueError:
+        return False
 
 
 def is_loopback(address: str) -> bool:
