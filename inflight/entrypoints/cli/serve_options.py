@@ -206,6 +206,15 @@ class ServerOptions:
         ),
     ] = False
 
+    disable_fastapi_docs: Annotated[
+        bool,
+        _answer(
+            "Serve neither the page /docs nor /openapi.json.",
+            "--disable-fastapi-docs/--no-disable-fastapi-docs",
+            show_default=False,
+        ),
+    ] = False
+
     def to_values(self) -> dict[str, Any]:  # Any: ServerSettings checks every value
         """By the names of `ServerSettings`, without keys."""
         several = {

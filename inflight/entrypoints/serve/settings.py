@@ -40,7 +40,14 @@ _BOUNDLESS = (
     "stream_keep_alive_interval",
 )  # None: no bound
 _ZERO_SECONDS = ("shutdown_timeout", "log_stats_interval")  # 0: do not wait; write no lines
-_FLAGS = ("metrics_public", "allow_credentials", "enable_request_chat_template", "strict_fields", "log_requests")
+_FLAGS = (
+    "metrics_public",
+    "allow_credentials",
+    "enable_request_chat_template",
+    "strict_fields",
+    "log_requests",
+    "disable_fastapi_docs",
+)
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
 _OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
 _TUPLES = (
@@ -100,6 +107,7 @@ class ServerSettings:
         reasoning_parser: the same for a model's thinking.
         enable_request_chat_template: let a request bring a chat template of its own (it runs in the sandbox).
         strict_fields: refuse requests with unknown fields; by default these fields are ignored, and the answer names them.
+        disable_fastapi_docs: serve neither the page /docs nor /openapi.json.
         otlp_traces_endpoint: URL that OpenTelemetry traces are sent to.
 
     Raises:
@@ -144,6 +152,7 @@ class ServerSettings:
     reasoning_parser: str = "auto"
     enable_request_chat_template: bool = False
     strict_fields: bool = False
+    disable_fastapi_docs: bool = False
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
