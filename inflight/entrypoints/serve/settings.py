@@ -49,7 +49,7 @@ _FLAGS = (
     "disable_fastapi_docs",
 )
 _TEXTS = ("host", "tool_call_parser", "reasoning_parser")
-_OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint")
+_OPTIONAL_TEXTS = ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "otlp_traces_endpoint", "api_key_file")
 _TUPLES = (
     "served_model_names",
     "api_keys",
@@ -72,6 +72,7 @@ class ServerSettings:
         uds: path of a unix socket to listen on instead of host and port.
         served_model_names: what requests may call the model; the first is what answers say. Empty: the model's own name.
         api_keys: any one of them lets a request in. Empty: no key is asked for.
+        api_key_file: file that some of `api_keys` were read from, and are read from again at SIGHUP.
         metrics_public: serve /metrics without a key.
         allowed_hosts: names that the `Host` header may have; "*.example.com" is every name below example.com, "*" every name.
             Empty: local names only if the server is local and asks for no key, else every name.
@@ -119,6 +120,7 @@ class ServerSettings:
     uds: str | None = None
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: str | None = None
     metrics_public: bool = False
     allowed_hosts: tuple[str, ...] = ()
     forwarded_allow_ips: str = "127.0.0.1"
