@@ -36,7 +36,6 @@ _IGNORED = {
     "--cpu-offload-gb": _Flag("weights stay on one device", takes_value=True),
     "--disable-frontend-multiprocessing": _Flag("--api-server-count is the number of front ends"),
     "--disable-custom-all-reduce": _Flag("there is one kind of all-reduce"),
-    "--disable-fastapi-docs": _Flag("the server has no such pages"),
     "--use-v2-block-manager": _Flag("there is one block manager"),
     "--max-parallel-loading-workers": _Flag("weights are read in parallel anyway", takes_value=True),
     "--download-dir": _Flag("HF_HOME sets the folder of downloaded models", takes_value=True),
