@@ -14,6 +14,7 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.ignored_fields import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
+from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
 
@@ -26,6 +27,7 @@ class ApiServer:
     Attributes:
         metrics: None counts nothing.
         model_names: under which the one model is served; the first is its name in answers that name none.
+        request_log: None logs no requests.
         templates: renders chat templates of requests; None: requests may not bring any.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         ignored_fields: removes and reports unknown fields.
@@ -38,9 +40,11 @@ class ApiServer:
         settings: ServerSettings,
         metrics: ServingMetrics | None = None,
         templates: TemplateProcesses | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.engine = engine
         self.metrics = metrics
+        self.request_log = request_log
         self.templates = templates
         self.settings = settings
         self.model_names = settings.served_model_names or (engine.model.name,)
