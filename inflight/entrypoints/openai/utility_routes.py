@@ -168,6 +168,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
 
     for path, endpoint in (("/version", version), ("/health", health), ("/ping", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
+    app.add_api_route("/ping", health, methods=["POST"], responses=ERRORS)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
     if metrics is None:
         return

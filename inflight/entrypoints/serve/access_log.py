@@ -75,7 +75,7 @@ class AccessLog:
         client = scope.get("client")
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "client": client[0] if client else "-",
+            "client": _printable(client[0]) if client else "-",
             "method": scope.get("state", {}).get(SENT_METHOD, scope["method"]),
             "path": _printable(scope["path"]),
             "status": status,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from inflight.errors import ConfigError
 
+MIN_KEY_LENGTH = 8
 _MAX_FILE_BYTES = 2**20
 
 
@@ -32,14 +33,35 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
     if not keys:
         raise ConfigError(f"api_key_file={str(path)!r} holds no key")
+    if problems := list(key_problems(keys)):
+        raise ConfigError(f"api_key_file={str(path)!r}: {'; '.join(problems)}")
     return keys
 
 
-class ApiKeys:
-    """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone."""
+def key_problems(keys: Sequence[str]) -> Iterator[str]:
+    """Why some of the keys cannot be used. No key is quoted."""
+    if any(len(key) < MIN_KEY_LENGTH for key in keys):
+        yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: use a longer one"
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        yield "an API key has characters that a header cannot carry: use printable ASCII without blanks"
 
-    def __init__(self, keys: Iterable[str]) -> None:
+
+class ApiKeys:
+    """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
+
+    Args:
+        keys: all of them.
+        file: where some of `keys` come from; `read_file_again` replaces these.
+
+    Raises:
+        ConfigError: as `read_key_file`.
+    """
+
+    def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
+        self._file = file
         self._digests = [_digest(key.encode()) for key in keys]
+        from_file = self._read_file()
+        self._given = [digest for digest in self._digests if digest not in from_file]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -50,6 +72,19 @@ class ApiKeys:
         for known in self._digests:  # all of them, always
             found |= hmac.compare_digest(known, digest)
         return found
+
+    def read_file_again(self) -> int:
+        """Returns how many keys there are now.
+
+        Raises:
+            ConfigError: as `read_key_file`. The keys are unchanged.
+        """
+        self._digests = self._given + self._read_file()
+        return len(self._digests)
+
+    def _read_file(self) -> list[bytes]:
+        keys = () if self._file is None else read_key_file(Path(self._file).expanduser())
+        return [_digest(key.encode()) for key in keys]
 
 
 def _digest(key: bytes) -> bytes:

@@ -18,6 +18,7 @@ import importlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -112,7 +113,7 @@ def _report(control: socket.socket, report: object) -> None:
 
 
 def main() -> int:
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGHUP):  # the `Server` handles SIGHUP, once it runs
         signal.signal(number, signal.SIG_IGN)
     name_process(sys.argv[1])
     listener, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[2:])
@@ -157,6 +158,8 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
 
 
 def _exit(code: int) -> NoReturn:
+    if code == EXIT_COMMAND_GONE:  # it cannot remove the folder of the metrics any more
+        shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)

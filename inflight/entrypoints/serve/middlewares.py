@@ -2,6 +2,7 @@
 
 The outermost comes first, and sees every response of those within:
 
+ProxyHeaders     uvicorn's: the address of the client, as trusted proxies tell it
 Spellings        gives all that follow one spelling of each path and method
 RequestIds       every response, also a refusal, has an id ...
 AccessLog        ... and a line in the log, and counts in the metrics
@@ -18,7 +19,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
+
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from inflight.entrypoints.serve.access_log import AccessLog, LineWriter, Observe
 from inflight.entrypoints.serve.api_keys import ApiKeys
@@ -34,16 +37,25 @@ _MAX_SHOWN = 100  # characters of a refused name
 
 
 def wrap(
-    app: ASGIApp, settings: ServerSettings, observe: Observe | None = None, lines: LineWriter | None = None
+    app: ASGIApp,
+    settings: ServerSettings,
+    observe: Observe | None = None,
+    lines: LineWriter | None = None,
+    keys: ApiKeys | None = None,
 ) -> ASGIApp:
-    """The app behind all of them. Without `lines` there is no access log, whatever the settings say."""
-    app = Authentication(app, ApiKeys(settings.api_keys), metrics_public=settings.metrics_public)
+    """The app behind all of them. Without `lines` there is no access log, whatever the settings say. Without `keys` those of
+    the settings count."""
+    keys = keys or ApiKeys(settings.api_keys)
+    app = Authentication(app, keys, metrics_public=settings.metrics_public)
     if settings.allowed_origins:
         app = _cors(app, settings)
     app = AllowedHosts(app, settings.accepted_hosts)
     app = SizeLimits(app, settings)
     app = AccessLog(app, settings.access_log, observe, lines)
-    return Spellings(RequestIds(app))
+    app = Spellings(RequestIds(app))
+    return cast(
+        "ASGIApp", ProxyHeadersMiddleware(cast("Any", app), settings.trusted_proxies)
+    )  # Any: uvicorn's own types
 
 
 def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import ssl
 import time
@@ -25,13 +26,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import uvicorn
 
 from inflight.entrypoints.serve.access_log import LineWriter
+from inflight.entrypoints.serve.api_keys import ApiKeys
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
-from inflight.errors import EngineError
+from inflight.entrypoints.serve.tls import reload_certificate
+from inflight.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
@@ -91,8 +94,12 @@ class Server:
         self._shutdown = shutdown
         self._gate = Gate(self._count_refusal)
         self._model: ServedModel | None = None
+        self._ssl_context = ssl_context
+        self._keys = ApiKeys(settings.api_keys, settings.api_key_file)
         self._lines = None if settings.access_log == "off" else LineWriter()
-        self._http = make_uvicorn(wrap(self._gate, settings, self._count, self._lines), settings, ssl_context)
+        self._http = make_uvicorn(
+            wrap(self._gate, settings, self._count, self._lines, self._keys), settings, ssl_context
+        )
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until the shutdown; returns the exit code. To be called once.
@@ -100,6 +107,8 @@ class Server:
         Raises:
             ConfigError, EngineError: the engine could not start, or has died. Nothing is left running.
         """
+        if reads_files_again(self._settings):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_files_again)
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
         http.add_done_callback(lambda _: self._shutdown.begin())  # if it ends early, it has failed
         try:
@@ -115,6 +124,20 @@ class Server:
             if self._lines is not None:
                 await asyncio.to_thread(self._lines.close, LOG_SECONDS)
         return self._shutdown.exit_code
+
+    def _read_files_again(self) -> None:
+        """Certificate, private key and API keys. If a file is wrong, what was read before stays in use."""
+        try:
+            if self._ssl_context is not None:
+                reload_certificate(self._ssl_context, self._settings)
+                logger.info("SIGHUP: new connections get the certificate in %s", self._settings.ssl_certfile)
+        except ConfigError as error:
+            logger.error("SIGHUP: the old certificate stays in use: %s", error)
+        try:
+            if self._settings.api_key_file is not None:
+                logger.info("SIGHUP: %d API keys are in use", self._keys.read_file_again())
+        except ConfigError as error:
+            logger.error("SIGHUP: the old API keys stay in use: %s", error)
 
     async def _serve(self, model: ServedModel) -> None:
         """Until all requests have ended once the shutdown has begun, or are cut.
@@ -172,6 +195,11 @@ class Server:
             self._model.request_refused(reason)
 
 
+def reads_files_again(settings: ServerSettings) -> bool:
+    """Whether SIGHUP makes a server read files again. Without such files it ends the process, as the end of a terminal does."""
+    return settings.ssl_certfile is not None or settings.api_key_file is not None
+
+
 class _Uvicorn(uvicorn.Server):
     """Without uvicorn's signal handlers, which would close the listener at the first signal.
 
@@ -219,7 +247,7 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
         lifespan="off",
         log_config=None,
         access_log=False,  # `AccessLog`
-        proxy_headers=False,  # whoever sends X-Forwarded-For could choose what is logged
+        proxy_headers=False,  # `middlewares` has them
         server_header=False,
         backlog=settings.backlog,
         timeout_keep_alive=math.ceil(settings.keep_alive_timeout),

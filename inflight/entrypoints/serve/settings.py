@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from inflight.entrypoints.serve.api_keys import key_problems
 from inflight.errors import ConfigError
 
 _CHOICES = {"access_log": ("text", "json", "off")}
@@ -59,7 +60,6 @@ _TUPLES = (
     "allowed_headers",
 )
 LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
-MIN_KEY_LENGTH = 8
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
 
@@ -231,10 +231,7 @@ class ServerSettings:
                 yield f"{name}{shown} is not a tuple of texts, none of them empty"
 
     def _conflicts(self) -> Iterator[str]:
-        if any(len(key) < MIN_KEY_LENGTH for key in self.api_keys):
-            yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: take a longer one"
-        if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
-            yield "an API key has characters that a header cannot carry: use printable ASCII without blanks"
+        yield from key_problems(self.api_keys)
         if self.max_total_body_bytes < self.max_body_bytes:
             yield f"max_total_body_bytes={self.max_total_body_bytes} is less than max_body_bytes={self.max_body_bytes}"
         if self.uds is not None and len(self.uds.encode()) > _MAX_UDS_BYTES:

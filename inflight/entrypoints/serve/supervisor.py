@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import json
 import logging
+import signal
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
-from inflight.entrypoints.serve.server import StartUpClock
+from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.errors import EngineError, InflightError, error_by_name
@@ -142,6 +143,8 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
         tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
     ):
         try:
+            if reads_files_again(settings):
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
             for index in range(settings.api_server_count):
                 variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
                 front_ends.append(FrontEndProcess(index, listener.socket, variables))
@@ -153,6 +156,11 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     if failed := [front_end.failure for front_end in front_ends if front_end.failure is not None]:
         raise failed[0]
     return shutdown.exit_code
+
+
+def _pass_on_sighup(front_ends: Sequence[FrontEndProcess]) -> None:
+    for front_end in front_ends:
+        front_end.process.send_signal(signal.SIGHUP)
 
 
 async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProcess], shutdown: Shutdown) -> None:
