@@ -10,7 +10,7 @@ import gc
 import importlib
 import socket
 from collections.abc import Awaitable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
@@ -28,41 +28,29 @@ from inflight.metrics.tracing import RequestTracing
 from inflight.parsers.selector import reasoning_end, resolve_parsers
 
 
+@dataclass(frozen=True)
 class ServedModel:
-    """The engine and the app that a `Server` serves.
+    """The engine and the app that a `Server` serves. `name` is the model's first name."""
 
-    Attributes:
-        app: the endpoints.
-        description: of the model, for the log.
-    """
+    name: str
+    engine: AsyncLLM
+    app: ASGIApp
+    metrics: ServingMetrics
+    tracing: RequestTracing | None = None
+    templates: TemplateProcesses | None = None
 
-    def __init__(
-        self,
-        engine: AsyncLLM,
-        app: ASGIApp,
-        metrics: ServingMetrics,
-        tracing: RequestTracing | None,
-        name: str,
-        templates: TemplateProcesses | None = None,
-    ) -> None:
-        self._engine = engine
-        self._tracing = tracing
-        self._templates = templates
-        self.app = app
-        self.check_health = engine.check_health
-        self.drain = engine.drain
-        self.http_request = metrics.http_request
-        self.request_refused = metrics.request_refused
-        self.engine_died = metrics.engine_died
-        model = engine.model
-        self.description = f"{name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
+    @property
+    def description(self) -> str:
+        """For the log."""
+        model = self.engine.model
+        return f"{self.name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
 
     async def close(self) -> None:
-        if self._templates is not None:
-            await self._templates.close()
-        await self._engine.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        if self.templates is not None:
+            await self.templates.close()
+        await self.engine.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
 
 async def start(
@@ -112,7 +100,7 @@ async def start(
     gc.collect()
     gc.freeze()  # modules and model stay: a collection that looks through them would delay every stream
     clock.mark("app")
-    return ServedModel(engine, app, metrics, tracing, name, templates)
+    return ServedModel(name, engine, app, metrics, tracing, templates)
 
 
 def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:

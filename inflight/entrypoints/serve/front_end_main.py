@@ -1,8 +1,9 @@
 """The program of one of several front ends, and the messages between it and the command, over a socket pair.
 
-    python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD
+    python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
 
-command    -- `FrontEndStart`: length, JSON with the settings and their keys -->  front end
+START_FD is a file in memory with a `FrontEndStart` as JSON, API keys included. The messages are
+
 command    -- an order, a byte; with ENGINE comes the socket to the engine -->    front end
 front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
 
@@ -21,10 +22,9 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import uvloop
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +49,17 @@ class FrontEndStart:
     args: EngineArgs
     records_engine: bool
 
-    def send(self, control: socket.socket) -> None:
-        content = json.dumps(asdict(self)).encode()
-        control.sendall(_LENGTH.pack(len(content)) + content)
+    def to_file(self) -> TextIO:
+        """A file in memory, so that no other process sees the keys."""
+        file = open(os.memfd_create("inflight-start"), "w+")  # noqa: SIM115  # the caller closes it
+        json.dump(asdict(self), file)
+        file.seek(0)
+        return file
 
     @classmethod
-    def receive(cls, control: socket.socket) -> FrontEndStart | None:
-        """None if the command is gone. The orders that follow stay in the socket."""
-        head = control.recv(_LENGTH.size, socket.MSG_WAITALL)
-        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
-        content = control.recv(length, socket.MSG_WAITALL) if length > 0 else b""
-        if len(content) != length:
-            return None
-        values: dict[str, Any] = json.loads(content)  # Any: the fields check their values
+    def from_file(cls, fd: int) -> FrontEndStart:
+        with open(fd) as file:
+            values: dict[str, Any] = json.load(file)  # Any: the fields check their values
         settings: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values["settings"].items()
         }
@@ -116,10 +113,8 @@ def main() -> int:
     for number in (*SIGNALS, signal.SIGHUP):  # the `Server` handles SIGHUP, once it runs
         signal.signal(number, signal.SIG_IGN)
     name_process(sys.argv[1])
-    listener, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[2:])
-    start = FrontEndStart.receive(control)
-    if start is None:
-        return EXIT_COMMAND_GONE
+    listener, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[2:4])
+    start = FrontEndStart.from_file(int(sys.argv[4]))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             _exit(runner.run(_serve(start, listener, control)))  # without waiting for threads

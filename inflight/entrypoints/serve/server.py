@@ -148,10 +148,10 @@ class Server:
         try:
             await self._unless(self._shutdown.begun, _watch(model))
             self._gate.drain()
-            await self._unless(self._shutdown.cut, model.drain(self._settings.shutdown_timeout))
+            await self._unless(self._shutdown.cut, model.engine.drain(self._settings.shutdown_timeout))
         except EngineError:
             self._gate.fail()
-            model.engine_died()
+            model.metrics.engine_died()
             raise
 
     async def _close(self, model: ServedModel) -> None:
@@ -188,11 +188,11 @@ class Server:
 
     def _count(self, route: str, status: int, seconds: float) -> None:
         if self._model is not None:
-            self._model.http_request(route, status, seconds)
+            self._model.metrics.http_request(route, status, seconds)
 
     def _count_refusal(self, reason: str) -> None:
         if self._model is not None:
-            self._model.request_refused(reason)
+            self._model.metrics.request_refused(reason)
 
 
 def reads_files_again(settings: ServerSettings) -> bool:
@@ -265,5 +265,5 @@ async def _watch(model: ServedModel) -> None:
         EngineDeadError: the engine has died.
     """
     while True:
-        await model.check_health()
+        await model.engine.check_health()
         await asyncio.sleep(HEALTH_SECONDS)

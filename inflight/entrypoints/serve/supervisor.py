@@ -50,7 +50,7 @@ class FrontEndProcess:
         failure: why it has ended, if nobody asked for that.
     """
 
-    def __init__(self, index: int, listener: socket.socket, variables: dict[str, str]) -> None:
+    def __init__(self, index: int, listener: socket.socket, start: FrontEndStart, variables: dict[str, str]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -59,19 +59,16 @@ class FrontEndProcess:
         self._received = b""
         self._socket, theirs = socket.socketpair()
         try:
-            fds = [listener.fileno(), theirs.fileno()]
-            module = "inflight.entrypoints.serve.front_end_main"
-            self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
+            with start.to_file() as file:
+                fds = [listener.fileno(), theirs.fileno(), file.fileno()]
+                module = "inflight.entrypoints.serve.front_end_main"
+                self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
         except BaseException:
             self._socket.close()
             raise
         finally:
             theirs.close()
         loop.add_reader(self._socket, self._read)
-
-    def start(self, start: FrontEndStart) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # if it is gone, `_read` sees that
-            start.send(self._socket)
 
     def send(self, order: bytes, fds: Sequence[int] = ()) -> None:
         """Send an order. Nothing happens once the process has ended."""
@@ -146,9 +143,9 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
             if reads_files_again(settings):
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
             for index in range(settings.api_server_count):
+                front_end_start = FrontEndStart(settings=settings, args=args, records_engine=index == 0)
                 variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
-                front_ends.append(FrontEndProcess(index, listener.socket, variables))
-                front_ends[-1].start(FrontEndStart(settings=settings, args=args, records_engine=index == 0))
+                front_ends.append(FrontEndProcess(index, listener.socket, front_end_start, variables))
             listener.socket.close()  # only the front ends accept: when they are gone, the kernel refuses clients
             await _serve(asyncio.ensure_future(start()), front_ends, shutdown)
         finally:

@@ -31,6 +31,7 @@ class StandInEngine:
         self.aborting = asyncio.Event()
         self.is_dead = False
         self.app = make_app(self)
+        self.engine = self.metrics = self
 
     async def check_health(self) -> None:
         if self.is_dead:
