@@ -24,7 +24,7 @@ from tests.unit.engine.serving import mock_engine
 
 KEY = "a-key-of-the-test"
 COMPLETION = {"model": MODEL, "prompt": "Once", "max_tokens": 1}
-NUM_STREAMS, NUM_TOKENS = 20, 600
+NUM_STREAMS, NUM_TOKENS = 20, 300
 
 
 def test_sigterm_lets_twenty_streams_end_and_leaves_nothing() -> None:

@@ -14,7 +14,7 @@ from inflight.engine.llm_engine import LLMEngine
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
-NUM_REQUESTS = 10_000 if FULL else 250
+NUM_REQUESTS = 10_000 if FULL else 120
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
