@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from inflight.errors import ConfigError
 
 MIN_KEY_LENGTH = 8
-_MAX_FILE_BYTES = 2**20
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:
@@ -21,15 +21,11 @@ def read_key_file(path: Path) -> tuple[str, ...]:
             quotes a key.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        lines = content.decode("utf-8").splitlines()
+        lines = path.read_text("utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"api_key_file={str(path)!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"api_key_file={str(path)!r} is not UTF-8 text") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"api_key_file={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
     keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
     if not keys:
         raise ConfigError(f"api_key_file={str(path)!r} holds no key")
@@ -50,8 +46,8 @@ class ApiKeys:
     """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
 
     Args:
-        keys: all of them.
-        file: where some of `keys` come from; `read_file_again` replaces these.
+        keys: all of them, those of `file` included.
+        file: `read_file_again` replaces the keys that come from it.
 
     Raises:
         ConfigError: as `read_key_file`.
@@ -60,8 +56,7 @@ class ApiKeys:
     def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
         self._file = file
         self._digests = [_digest(key.encode()) for key in keys]
-        from_file = self._read_file()
-        self._given = [digest for digest in self._digests if digest not in from_file]
+        self._given = list((Counter(self._digests) - Counter(self._read_file())).elements())
 
     def __bool__(self) -> bool:
         return bool(self._digests)

@@ -5,9 +5,9 @@
      |-- front end 0    a `Server`; records the engine's statistics
      |-- front end 1    a `Server`
 
-All front ends accept on the one listener, and take requests once all of them are ready. A signal to this process drains, or
-cuts, all of them. If one fails or dies, the others are drained, and the command fails, so that systemd or Kubernetes starts it
-again.
+All front ends accept on the one listener, and take requests once all of them are ready. The first signal to this process drains
+all of them, the second one cuts their connections. If one fails or dies, the others are drained, and the command fails, so that
+systemd or Kubernetes starts it again.
 """
 
 from __future__ import annotations

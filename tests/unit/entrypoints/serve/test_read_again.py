@@ -20,9 +20,11 @@ def test_keys_of_the_file_are_replaced_and_other_keys_stay(tmp_path: Path) -> No
     file = tmp_path / "keys"
     file.write_text("first-key-1\n")
     keys = ApiKeys(("given-key", "first-key-1"), str(file))
+    given_twice = ApiKeys(("first-key-1", "first-key-1"), str(file))
     assert keys.accepts(b"given-key") and keys.accepts(b"first-key-1")
     file.write_text("second-key-2\nthird-key-3\n")
-    assert keys.read_file_again() == 3
+    assert keys.read_file_again() == given_twice.read_file_again() == 3
+    assert given_twice.accepts(b"first-key-1"), "not only the file has it"
     assert keys.accepts(b"given-key") and keys.accepts(b"second-key-2") and not keys.accepts(b"first-key-1")
 
 
