@@ -105,11 +105,7 @@ def _respond(
             if server.metrics is not None:
                 server.metrics.request_refused("queue_full")
             raise
-        if server.request_log is not None:
-            for started in (stream.request for stream in streams):
-                server.request_log.request_started(
-                    request.url.path, started.request_id, len(started.prompt_token_ids), started.params
-                )
+        server.log_started(request, streams)
         unenforced = [place for stream in streams for place in stream.request.unenforced]
         send = with_headers(send, server.ignored_fields.header([*ignored, *unenforced]))
         await answer(

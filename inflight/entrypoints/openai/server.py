@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
 import inflight
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.output_stream import OutputStream
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.ignored_fields import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -66,6 +68,13 @@ class ApiServer:
         if name not in self.model_names:
             raise ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
         return name
+
+    def log_started(self, request: Request, streams: Sequence[OutputStream]) -> None:
+        if self.request_log is not None:
+            for each in (stream.request for stream in streams):
+                self.request_log.request_started(
+                    request.url.path, each.request_id, len(each.prompt_token_ids), each.params
+                )
 
 
 def answer_id(request: Request, prefix: str) -> str:

@@ -35,8 +35,10 @@ class TemplateProcesses:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._idle: list[_Helper] = []
-        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+        # None: a process that is not running. The process that was used last is taken first.
+        self._free: asyncio.LifoQueue[_Helper | None] = asyncio.LifoQueue()
+        for _ in range(MAX_PROCESSES):
+            self._free.put_nowait(None)
         self._num_waiting = 0
 
     async def render(self, source: str, special_tokens: Mapping[str, str], **job: Any) -> str:  # Any: JSON
@@ -56,26 +58,32 @@ class TemplateProcesses:
         content = await asyncio.to_thread(lambda: json.dumps(job).encode() + b"\n")
         self._num_waiting += 1
         try:
-            await self._slots.acquire()
+            helper = await self._free.get()
         finally:
             self._num_waiting -= 1
+        running: _Helper | None = None
         try:
-            answer = await self._ask(content)
+            running, answer = await self._ask(helper, content)
         finally:
-            self._slots.release()
+            self._free.put_nowait(running)
         if "error" in answer:
             name, message = answer["error"]
             raise _ERRORS[name](message)
         text: str = answer["text"]
         return text
 
-    async def _ask(self, content: bytes) -> dict[str, Any]:
-        helper = await self._take_idle()
-        seconds = WALL_FACTOR * self._seconds + (0.0 if helper is not None else START_SECONDS)
-        helper = helper or _Helper()
+    async def _ask(self, helper: _Helper | None, content: bytes) -> tuple[_Helper, dict[str, Any]]:
+        """The process that has answered, and its answer."""
+        seconds = WALL_FACTOR * self._seconds
+        if helper is not None and not helper.is_alive:  # something has ended it: the kernel, when memory ran short
+            await helper.close()
+            helper = None
+        if helper is None:
+            helper = _Helper()
+            seconds += START_SECONDS
         try:
             async with asyncio.timeout(seconds):
-                answer = await helper.ask(content)
+                return helper, await helper.ask(content)
         except (TimeoutError, EOFError, ConnectionError) as error:
             ended_by = await helper.close()
             why = "cannot be rendered"
@@ -85,21 +93,12 @@ class TemplateProcesses:
         except BaseException:  # the client has gone
             await helper.close()
             raise
-        self._idle.append(helper)
-        return answer
-
-    async def _take_idle(self) -> _Helper | None:
-        while self._idle:
-            helper = self._idle.pop()
-            if helper.is_alive:
-                return helper
-            await helper.close()  # something has ended it while it waited: the kernel, when memory ran short
-        return None
 
     async def close(self) -> None:
         """End the idle processes. A process that renders ends with its request, or when its time is over."""
-        while self._idle:
-            await self._idle.pop().close()
+        while not self._free.empty():
+            if (helper := self._free.get_nowait()) is not None:
+                await helper.close()
 
 
 class _Helper:
