@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram, Metric
@@ -23,38 +23,25 @@ MODEL_LABEL = "model_name"
 
 
 class CountingHistogram(Histogram):
-    """A histogram that takes many equal observations at once."""
+    """A histogram with a second way to observe: `observe_many` counts in plain Python until `flush`, so that it may be called
+    for every token."""
 
-    @property
-    def upper_bounds(self) -> Sequence[float]:
-        """Of the buckets, infinity included; a bucket holds its bound."""
-        return self._upper_bounds
-
-    def add(self, total: float, counts: dict[int, int]) -> None:
-        """`counts`: bucket index -> observations in it; `total`: the sum of all."""
-        self._sum.inc(total)
-        for index, count in counts.items():
-            self._buckets[index].inc(count)
-
-
-class PendingHistogram:
-    """Counts observations in plain Python until `flush`, so that it may be called for every token."""
-
-    def __init__(self, histogram: CountingHistogram) -> None:
-        self._histogram = histogram
-        self._upper_bounds = histogram.upper_bounds
-        self._counts: dict[int, int] = {}
-        self._total = 0.0
+    def _metric_init(self) -> None:  # called for the metric of each set of label values
+        super()._metric_init()
+        self._pending: dict[int, int] = {}  # index of a bucket -> observations
+        self._pending_total = 0.0
 
     def observe_many(self, value: float, count: int) -> None:
         index = bisect_left(self._upper_bounds, value)
-        self._counts[index] = self._counts.get(index, 0) + count
-        self._total += value * count
+        self._pending[index] = self._pending.get(index, 0) + count
+        self._pending_total += value * count
 
     def flush(self) -> None:
-        self._histogram.add(self._total, self._counts)
-        self._counts = {}
-        self._total = 0.0
+        self._sum.inc(self._pending_total)
+        for index, count in self._pending.items():
+            self._buckets[index].inc(count)
+        self._pending = {}
+        self._pending_total = 0.0
 
 
 class Exposition(Collector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from inflight.interface.statistics import SchedulerStats
-from inflight.metrics.exposition import Exposition, PendingHistogram
+from inflight.metrics.exposition import CountingHistogram, Exposition
 from inflight.metrics.instruments import FINISHED_REASONS, INSTRUMENTS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 
@@ -21,7 +21,7 @@ class ServingMetrics(EngineObserver):
         self._metrics = Exposition(INSTRUMENTS, model_name)
         self._records_engine = records_engine
         self._last_step_id: int | None = None
-        self._inter_token = PendingHistogram(self._metrics.get("inter_token_latency_seconds"))
+        self._inter_token: CountingHistogram = self._metrics.get("inter_token_latency_seconds")
         self._num_pending_tokens = 0
         for reason in FINISHED_REASONS:  # exposed from the start, as zero
             self._metrics.get("request_success", reason)

@@ -1,4 +1,4 @@
-"""`make_ssl_context`: TLS from the files that the settings name, with errors that say which file is wrong."""
+"""`make_ssl_context`: the TLS context of the files in the settings, with errors that name the wrong file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """None without a certificate.
 
     Raises:
-        ConfigError: a file is missing, is no PEM, or the key does not belong to the certificate.
+        ConfigError: a file is missing or not PEM, or the key does not belong to the certificate.
     """
     if settings.ssl_certfile is None:
         return None
@@ -51,8 +51,7 @@ def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> Non
     Raises:
         ConfigError: a file is wrong; `context` is unchanged.
     """
-    make_ssl_context(
-        settings
-    )  # a failed `load_cert_chain` would leave `context` with a certificate and another one's key
+    # if `load_cert_chain` failed for `context`, that would have the new certificate with the old key: so test the files first
+    make_ssl_context(settings)
     assert settings.ssl_certfile is not None
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
