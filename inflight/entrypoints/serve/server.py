@@ -20,6 +20,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -213,21 +214,18 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with a time limit for handshakes, which uvicorn does not have."""
-        config, loop = self.config, asyncio.get_running_loop()
-
-        def make_protocol() -> asyncio.Protocol:
-            protocol: Any = config.http_protocol_class  # Any: a name or a class
-            made: asyncio.Protocol = protocol(
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
-
+        make_protocol = partial(
+            cast("Any", self.config.http_protocol_class),  # Any: a name or a class
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
         self.servers = [
-            await loop.create_server(
+            await asyncio.get_running_loop().create_server(
                 make_protocol,
                 sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
                 ssl_handshake_timeout=self._handshake_timeout,
             )
             for listener in sockets or []
