@@ -14,7 +14,7 @@ from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_CANARY_TOKENS = 1  # of the prompt of a request that only tests whether an idle engine makes steps
+CANARY_TOKENS = 1  # of the prompt of a request that only tests whether an idle engine makes steps
 
 
 class StatsLog(EngineObserver):
@@ -31,7 +31,7 @@ class StatsLog(EngineObserver):
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         if self._newest is None:
-            if not _has_requests(stats) and _num_computed(stats) <= _CANARY_TOKENS:
+            if not _has_requests(stats) and _num_computed(stats) <= CANARY_TOKENS:
                 return
             self._start_interval()
         self._newest = stats
