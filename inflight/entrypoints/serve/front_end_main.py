@@ -39,7 +39,7 @@ from inflight.executor.process import name_process
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"
+ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"  # the orders; OPEN: take requests from now on
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 

@@ -37,15 +37,14 @@ class Listener:
         try:
             if self._path is not None:
                 self.socket = _bind_unix(self._path)
-                self.socket.listen(settings.backlog)
                 self._inode = self._path.stat().st_ino
             else:
-                self.socket = _bind_tcp(settings.host, settings.port, settings.backlog)
+                self.socket = _bind_tcp(settings.host, settings.port)
+            self.socket.listen(settings.backlog)
         except OSError as error:
             where = f"uds={settings.uds!r}" if settings.uds is not None else f"{settings.host}:{settings.port}"
             hint = "; stop the program that has it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
-            # `create_server` adds the address to its reason
-            reason = error.strerror.partition(" (while")[0] if error.strerror else str(error)
+            reason = error.strerror or str(error)
             raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from error
         self.socket.setblocking(False)
 
@@ -74,10 +73,18 @@ def _allow_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-def _bind_tcp(host: str, port: int, backlog: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    is_ipv6 = family == socket.AF_INET6
-    return socket.create_server(address, family=family, backlog=backlog, dualstack_ipv6=is_ipv6)
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is named
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server linger
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _bind_unix(path: Path) -> socket.socket:

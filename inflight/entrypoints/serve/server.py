@@ -141,7 +141,7 @@ class Server:
             logger.error("SIGHUP: the old API keys stay in use: %s", error)
 
     async def _serve(self, model: ServedModel) -> None:
-        """Until all requests have ended once the shutdown has begun, or are cut.
+        """Serve until the shutdown has begun and all requests have ended or are cut.
 
         Raises:
             EngineError: the engine has died.
@@ -173,7 +173,7 @@ class Server:
         await http
 
     async def _unless(self, event: asyncio.Event, work: Awaitable[_T]) -> _T | None:
-        """What `work` returns. If `event` is set first, `work` is cancelled; a cut does not wait for its end. Then: None."""
+        """The result of `work`; None if `event` is set first: then `work` is cancelled, and except in a cut its end awaited."""
         task = asyncio.ensure_future(work)
         waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._shutdown.cut.wait())]
         try:
@@ -197,7 +197,7 @@ class Server:
 
 
 def reads_files_again(settings: ServerSettings) -> bool:
-    """Whether SIGHUP makes a server read files again. Without such files it ends the process, as the end of a terminal does."""
+    """Whether the server has files that SIGHUP makes it read again. If not, SIGHUP ends the process, as usual."""
     return settings.ssl_certfile is not None or settings.api_key_file is not None
 
 
@@ -257,7 +257,7 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
 
 
 async def _watch(model: ServedModel) -> None:
-    """Returns never.
+    """Check the engine again and again; never returns.
 
     Raises:
         EngineDeadError: the engine has died.

@@ -19,8 +19,8 @@ from inflight.executor.process import ChildProcess, stop_processes
 
 MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that may wait for a process
-START_SECONDS = 30.0  # within which a process must start, even on a busy machine
-WALL_FACTOR = 5  # seconds of wall-clock time in which a job must use up one second of processor time
+START_SECONDS = 30.0  # in which a process must start
+WALL_FACTOR = 5  # a job may last this many times its processor time, in case the machine is busy
 MAX_ANSWER_BYTES = 2**31  # more than the process has memory
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
