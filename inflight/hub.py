@@ -17,13 +17,13 @@ _WEIGHTS_PATTERNS = ["*.safetensors"]
 
 
 def resolve_model_folder(model: str | None, revision: str | None = None) -> Path:
-    """The folder of the model: the embedded one for None, an existing folder, or a hub id's snapshot.
+    """The folder that holds the model: the embedded one for None, an existing folder, or a hub id's snapshot.
 
-    For GGUF it is the file: `model` itself, or the only one in a folder without safetensors. The variables HF_HOME, HF_TOKEN
-    and HF_HUB_OFFLINE set the hub's cache, token and offline mode.
+    A model that is one GGUF file is that file: named itself, or the only one in a folder without safetensors.
+    The hub's cache, token and offline mode are set by its own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
 
     Raises:
-        ModelNotFoundError: there is no such folder or hub id, or it has no config.json.
+        ModelNotFoundError: there is no such folder or hub id, or it holds no config.json.
     """
     if model is None:
         folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
@@ -36,7 +36,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
             raise ModelNotFoundError(
-                f"{what} holds several GGUF files ({names}); name the one to serve (models in several files are not served)"
+                f"{what} holds several GGUF files ({names}); name the one to serve (a model split over several is not read)"
             )
         return gguf_files[0]
     if not (folder / "config.json").is_file():
@@ -45,7 +45,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
 
 
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
-    """As `resolve_model_folder`, for a tokenizer alone: it needs no config.json, and fetches no weights."""
+    """As `resolve_model_folder`, for a tokenizer of its own: no config.json is needed, no weights are fetched."""
     return _resolve(tokenizer, revision, _TOKENIZER_PATTERNS)
 
 
@@ -64,7 +64,7 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def _is_hub_id(model: str) -> bool:
-    """Whether it is `org/name`, and not clearly a path."""
+    """`org/name`, and nothing that can only be a path."""
     parts = model.split("/")
     return len(parts) == 2 and all(part.strip(".~") for part in parts) and "\\" not in model and model[0] not in "./~"
 
@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each fi
     """The JSON object in `path`.
 
     Raises:
-        ConfigError: there is no such file, or it holds no JSON object.
+        ConfigError: there is no such file, or it holds something else than a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -126,6 +126,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_generation_config(folder: Path) -> dict[str, Any] | None:
-    """`generation_config.json`, or None if there is none."""
+    """`generation_config.json`, or None where there is none."""
     path = folder / "generation_config.json"
     return read_json(path) if path.is_file() else None
