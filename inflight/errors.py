@@ -4,22 +4,22 @@
     +-- ConfigError (ValueError)             an argument of the engine, or a model folder, is wrong
     |   +-- ModelNotFoundError               no such folder or hub id
     |   +-- UnsupportedModelError            the folder is a model, but not one of the families served
-    |   +-- CheckpointError                  weights are missing, extra, misshapen or truncated
+    |   +-- CheckpointError                  weights are missing, unknown, of a wrong shape or truncated
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
     +-- InvalidRequestError (ValueError)     one request is wrong; no other request is touched
     |   +-- ContextLengthExceededError       the prompt leaves no room for a token within the model's context
-    +-- OverloadedError                      the queue is full: come again later
-    +-- RequestTimeoutError (TimeoutError)   a request outlived its own deadline
+    +-- OverloadedError                      the queue is full: try again later
+    +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
         +-- StepError                        a step raised on a rank; carries its traceback
-        +-- StepTimeoutError                 a step, or a call, outlived its budget
-        +-- WorkerDiedError                  a rank is gone
+        +-- StepTimeoutError                 a step or a call took longer than its budget
+        +-- WorkerDiedError                  a rank's process has ended
         +-- CodecError                       a value cannot cross a process boundary, or a frame is damaged
         +-- EngineClosedError                the engine was shut down before the call
-        +-- EngineDeadError                  the engine has failed before the call, or its process is gone
+        +-- EngineDeadError                  the engine has failed for good, or its process has ended
 
-A message says what was given, what is allowed and what to do.
+Each message says what was given, what is allowed and what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 
 class InflightError(Exception):
-    """Base of everything Inflight raises on purpose."""
+    """Base of all errors that Inflight raises."""
 
 
 class ConfigError(InflightError, ValueError):
@@ -36,7 +36,7 @@ class ConfigError(InflightError, ValueError):
 
 
 class ModelNotFoundError(ConfigError):
-    """The model is neither a folder nor an id that the hub (or its cache) knows."""
+    """The model is neither a folder nor an id that the hub or its cache has."""
 
 
 class UnsupportedModelError(ConfigError):
@@ -44,7 +44,7 @@ class UnsupportedModelError(ConfigError):
 
 
 class CheckpointError(ConfigError):
-    """A weight is missing, extra, misshapen, or its file is truncated."""
+    """A weight is missing, unknown or of a wrong shape, or its file is truncated."""
 
 
 class TokenizerError(ConfigError):
@@ -68,10 +68,10 @@ class ContextLengthExceededError(InvalidRequestError):
 
 
 class OverloadedError(InflightError):
-    """The queue is full. Nothing has been started.
+    """The queue is full, and the request has not been started.
 
     Attributes:
-        retry_after_seconds: when it is worth trying again.
+        retry_after_seconds: how long to wait before another try.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: int) -> None:
@@ -80,11 +80,11 @@ class OverloadedError(InflightError):
 
 
 class RequestTimeoutError(InflightError, TimeoutError):
-    """A request did not end within its own deadline; it has been aborted."""
+    """A request did not end before its own deadline, and has been aborted."""
 
 
 class EngineError(InflightError, RuntimeError):
-    """The engine failed, not the user."""
+    """The engine failed; the request or argument was right."""
 
 
 class RankError(EngineError):
@@ -96,7 +96,7 @@ class RankError(EngineError):
         request_ids: the requests in that step.
         worker_traceback: the traceback on the worker, as text; empty when there is none.
         type_name: the class of the worker's exception; empty when there is none.
-        is_echo: the rank failed because another rank did; the other rank is the cause.
+        is_echo: the rank failed because another rank had failed.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RankError(EngineError):
 
     @property
     def summary(self) -> str:
-        """What a client may see: no text of an exception, which may hold a path, and no other client's requests."""
+        """The error for clients: without the exception's text, which may have paths, and without the requests of others."""
         return f"rank {self.rank} failed"
 
 
@@ -133,7 +133,7 @@ class StepError(RankError):
 
 
 class StepTimeoutError(RankError, TimeoutError):
-    """A rank did not answer within the budget."""
+    """A rank did not answer within the budget of a step or call."""
 
     @property
     def summary(self) -> str:
@@ -141,7 +141,7 @@ class StepTimeoutError(RankError, TimeoutError):
 
 
 class WorkerDiedError(RankError):
-    """A rank is gone."""
+    """A rank's process has ended."""
 
     @property
     def summary(self) -> str:
@@ -149,18 +149,18 @@ class WorkerDiedError(RankError):
 
 
 class CodecError(EngineError):
-    """A value is no plain data and cannot cross a process boundary, or the bytes that came are no frame of ours."""
+    """A value is not plain data, so it cannot cross a process boundary; or received bytes are not a valid frame."""
 
 
 class EngineClosedError(EngineError):
-    """The engine was closed before, or while, the call was made."""
+    """The engine was closed before or during the call."""
 
 
 class EngineDeadError(EngineError):
-    """The engine has failed for good, or its process is gone: its requests get no more tokens.
+    """The engine has failed for good, or its process has ended: its requests get no more tokens.
 
     Attributes:
-        summary: why, in words that a client may see; empty if that is not known.
+        summary: the reason for clients; empty if it is not known.
     """
 
     def __init__(self, message: str, *, summary: str = "") -> None:
@@ -169,7 +169,7 @@ class EngineDeadError(EngineError):
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:
-    """The exception that another process raised. None if its class is not in this module, or needs more than a message."""
+    """The exception that another process has raised; None if its class is not here, or needs more than a message."""
     kind = globals().get(name)
     if (
         isinstance(kind, type)

@@ -1,4 +1,4 @@
-"""Sockets that ranks listen on: at one address of the machine, never on all of them."""
+"""`listen`: a TCP socket that ranks listen on, at one address of the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BACKLOG = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A TCP socket that listens at this address of the machine only. Port 0 takes a free port.
+    """Listen at this address only, never at all addresses of the machine. Port 0 takes a free port.
 
     Raises:
         OSError: it is not an address of this machine, or the port is taken.

@@ -1,11 +1,9 @@
-"""A ring of the last step events: who did what in which step, from when to when.
+"""`Timeline`: a ring of the last events of the engine or of a rank: which phase of which step ran from when to when.
 
-Owns one preallocated ring per `Timeline`. Recording is two list stores; it is always on. The engine core has a `Timeline` and
-every rank has one, whose parts record their own phases:
+Recording is always on and costs two list stores. The engine core has a `Timeline`, and each rank has one. Their phases:
 
-    engine   plan      mask      filled and sent              wait      for the oldest step   commit
-             idle      no request is there, until this step's plan
-    rank     prepare   receive   what it needs of others      forward   sample   drain   copies the draws out   send
+    engine   plan, mask, wait (for the oldest step), commit, idle (there is no request, until this step's plan)
+    rank     prepare, receive (from other ranks), forward, sample, drain (copy the drawn tokens out), send
 
 Times are `time.perf_counter_ns()`: on Linux one clock for all processes of a machine.
 """
@@ -36,7 +34,7 @@ class Event:
 
 
 class Timeline:
-    """The ring. Writers may be several threads: an index is drawn atomically, a slot is written once."""
+    """The ring. Several threads may write: each takes its index atomically."""
 
     def __init__(self, capacity: int = 8192) -> None:
         self._ring: list[Event | None] = [None] * capacity
@@ -48,7 +46,7 @@ class Timeline:
 
     @contextmanager
     def span(self, step_id: int, phase: str) -> Iterator[None]:
-        """Record the time of the `with` body as one event, also when it raises."""
+        """Record the time of the `with` body as one event, even if the body raises."""
         thread, start = threading.get_ident(), time.perf_counter_ns()
         outer = self._under_way.get(thread)
         self._under_way[thread] = step_id, phase, start
@@ -73,9 +71,10 @@ class Timeline:
 
 
 def chrome_trace(events_by_process: Mapping[str, Sequence[Event]]) -> dict[str, Any]:  # Any: JSON
-    """The events in Chrome's trace format, for chrome://tracing and Perfetto: a process for each key, in this order, and in it
-    a lane for each phase, because a phase is one thread's and never overlaps itself. Times are microseconds since the first
-    event; the processes' clocks must be one."""
+    """The events in Chrome's trace format, for chrome://tracing and Perfetto.
+
+    Each key is a process, in this order. Each phase is a lane in it: events of one phase never overlap. Times are microseconds
+    since the first event; all processes must share one clock."""
     entries: list[dict[str, Any]] = []
     start_ns = min((event.start_ns for events in events_by_process.values() for event in events), default=0)
     for pid, (process, events) in enumerate(events_by_process.items()):

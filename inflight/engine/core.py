@@ -320,6 +320,12 @@ class EngineCore:
             prefix_cache_queries=now.num_queried_tokens - before.num_queried_tokens,
             prefix_cache_hits=now.num_hit_tokens - before.num_hit_tokens,
             num_preemptions=now.num_preemptions - before.num_preemptions,
+            num_generation_tokens=now.num_sampled_tokens
+            + now.num_forced_tokens
+            - before.num_sampled_tokens
+            - before.num_forced_tokens,
+            num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
+            num_accepted_tokens=now.num_accepted_tokens - before.num_accepted_tokens,
             step_gaps=gaps,
             hidden_share=hidden_share,
         )

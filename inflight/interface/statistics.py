@@ -18,6 +18,9 @@ class SchedulerStats:
         prefix_cache_queries: prompt tokens looked up since the last report.
         prefix_cache_hits: those of them that were found.
         num_preemptions: since the last report.
+        num_generation_tokens: tokens added to requests since the last report.
+        num_draft_tokens: drafts that were verified since the last report.
+        num_accepted_tokens: those of them that were accepted.
         step_gaps: seconds that the devices stood still between two steps, each since the last report.
         hidden_share: share of the host's work that was done while a step ran, over the steps since the last report; None
             without a step.
@@ -31,5 +34,8 @@ class SchedulerStats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    num_generation_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     step_gaps: tuple[float, ...] = ()
     hidden_share: float | None = None

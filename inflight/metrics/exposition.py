@@ -1,15 +1,16 @@
 """`Exposition`: the instruments as prometheus_client's metrics, exposed under their own names and their aliases.
 
-Several front ends: where PROMETHEUS_MULTIPROC_DIR names a folder (prometheus_client reads it when it is imported, so it is
-set by who starts the processes, and empty then), every process keeps its values in files there, and what any one of them
-exposes is the sum over all, or of a gauge the value set last.
+With several front ends PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each process keeps its values in
+files there, and exposes the sums over all processes; of a gauge, the value that was set last. prometheus_client reads the
+variable when it is imported, so the process that starts the front ends sets it.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram, Metric
 from prometheus_client.exposition import choose_encoder
@@ -22,46 +23,29 @@ MODEL_LABEL = "model_name"
 
 
 class CountingHistogram(Histogram):
-    """A histogram that takes many equal observations at once."""
+    """A histogram with a second way to observe: `observe_many` counts in plain Python until `flush`, so that it may be called
+    for every token."""
 
-    @property
-    def upper_bounds(self) -> Sequence[float]:
-        """Of the buckets, infinity included; a bucket holds its bound."""
-        return self._upper_bounds
-
-    def observe_many(self, value: float, count: int) -> None:
-        """As `count` times `observe(value)`, at the price of one."""
-        self.add(value * count, {bisect_left(self._upper_bounds, value): count})
-
-    def add(self, total: float, counts: dict[int, int]) -> None:
-        """`counts`: bucket index -> observations in it; `total`: the sum of all."""
-        self._sum.inc(total)
-        for index, count in counts.items():
-            self._buckets[index].inc(count)
-
-
-class PendingHistogram:
-    """Observations counted in plain Python and moved on by `flush`: what may be called for every token."""
-
-    def __init__(self, histogram: CountingHistogram) -> None:
-        self._histogram = histogram
-        self._upper_bounds = histogram.upper_bounds
-        self._counts: dict[int, int] = {}
-        self._total = 0.0
+    def _metric_init(self) -> None:  # called for the metric of each set of label values
+        super()._metric_init()
+        self._pending: dict[int, int] = {}  # index of a bucket -> observations
+        self._pending_total = 0.0
 
     def observe_many(self, value: float, count: int) -> None:
         index = bisect_left(self._upper_bounds, value)
-        self._counts[index] = self._counts.get(index, 0) + count
-        self._total += value * count
+        self._pending[index] = self._pending.get(index, 0) + count
+        self._pending_total += value * count
 
     def flush(self) -> None:
-        self._histogram.add(self._total, self._counts)
-        self._counts = {}
-        self._total = 0.0
+        self._sum.inc(self._pending_total)
+        for index, count in self._pending.items():
+            self._buckets[index].inc(count)
+        self._pending = {}
+        self._pending_total = 0.0
 
 
 class Exposition(Collector):
-    """Owns the metrics of `instruments`. Not registered anywhere: two of them do not meet (but in one multiprocess folder)."""
+    """Owns the metrics of `instruments`. They are in no global registry, so a process may have several expositions."""
 
     def __init__(self, instruments: Iterable[Instrument], model_name: str) -> None:
         self._model_name = model_name
@@ -73,21 +57,9 @@ class Exposition(Collector):
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
 
-    def counter(self, name: str, *labels: str) -> Counter:
-        """With the values of its labels behind `model_name`, as of the others."""
-        metric = self._metrics[name]
-        assert isinstance(metric, Counter)
-        return metric.labels(self._model_name, *labels)
-
-    def gauge(self, name: str) -> Gauge:
-        metric = self._metrics[name]
-        assert isinstance(metric, Gauge)
-        return metric.labels(self._model_name)
-
-    def histogram(self, name: str, *labels: str) -> CountingHistogram:
-        metric = self._metrics[name]
-        assert isinstance(metric, CountingHistogram)
-        return metric.labels(self._model_name, *labels)
+    def get(self, name: str, *labels: str) -> Any:  # Any: a Counter, Gauge or CountingHistogram, as the instrument says
+        """The metric for these values of the labels after `model_name`."""
+        return self._metrics[name].labels(self._model_name, *labels)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, each followed by its aliases."""
@@ -118,6 +90,6 @@ def _create(instrument: Instrument) -> Counter | Gauge | CountingHistogram:
     labels = (MODEL_LABEL, *instrument.labels)
     if instrument.kind == "counter":
         return Counter(instrument.full_name, instrument.help, labels, registry=None)
-    if instrument.kind == "gauge":  # only one front end sets it: what was set last is the truth
+    if instrument.kind == "gauge":  # only one front end sets it, so the newest value is right
         return Gauge(instrument.full_name, instrument.help, labels, registry=None, multiprocess_mode="mostrecent")
     return CountingHistogram(instrument.full_name, instrument.help, labels, registry=None, buckets=instrument.buckets)

@@ -1,11 +1,10 @@
-"""`EngineObserver`: what `AsyncLLM` reports while it serves; Prometheus metrics and traces are made of it."""
+"""`EngineObserver`: what `AsyncLLM` reports while it serves, for metrics, traces and the log."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from inflight.interface.statistics import SchedulerStats
 from inflight.outputs import RequestMetrics
@@ -16,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
-    """One request that has ended, however it did.
+    """One request that has ended.
 
-    `finish_reasons` has one entry per completion: "stop", "length", "abort" or "error". `metrics` is None if it ended before
-    its first token. `trace_headers` are the W3C headers (traceparent, tracestate) that came with it, in lower case.
+    `finish_reasons` has one entry per completion: "stop", "length", "abort" or "error". `metrics` is None if the request ended
+    before its first token. `trace_headers` are its W3C headers (traceparent, tracestate), in lower case.
     """
 
     request_id: str
@@ -34,25 +33,26 @@ class FinishedRequest:
     trace_headers: Mapping[str, str]
 
 
-class EngineObserver(Protocol):
-    """Called on the front end's event loop, in order; must return at once and must not raise."""
+class EngineObserver:
+    """Called on the front end's event loop, in order. Each method must return at once and must not raise; here it does
+    nothing."""
 
     def stats_changed(self, stats: SchedulerStats) -> None:
-        """After a step, at most every 50 ms or so; the counts in between are added up."""
+        """Called after a step, mostly every 50 ms. `stats` has the counts since the last call."""
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token is there, so many seconds after its arrival."""
+        """A request's first token has come, this time after its arrival."""
 
     def tokens_generated(self, count: int, seconds: float | None) -> None:
-        """`count` further tokens of one completion came `seconds` after the one before them. None: there was none before; it
-        is the first of a further completion of its request."""
+        """`count` further tokens of one completion came, `seconds` after the tokens before them. None: they are the first
+        tokens of a further completion of a request."""
 
     def request_finished(self, request: FinishedRequest) -> None:
         """The last completion of a request has ended."""
 
 
 class Observers(EngineObserver):
-    """Several, as one. One that raises against its contract costs no request anything; its first error is logged."""
+    """Several observers as one. If an observer raises, requests go on; the first error of each is logged."""
 
     def __init__(self, observers: Sequence[EngineObserver]) -> None:
         self._observers = observers

@@ -1,11 +1,11 @@
-"""`ServingMetrics`: the observer that Prometheus scrapes."""
+"""`ServingMetrics`: the observer that counts for Prometheus."""
 
 from __future__ import annotations
 
 import math
 
 from inflight.interface.statistics import SchedulerStats
-from inflight.metrics.exposition import Exposition, PendingHistogram
+from inflight.metrics.exposition import CountingHistogram, Exposition
 from inflight.metrics.instruments import FINISHED_REASONS, INSTRUMENTS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 
@@ -13,57 +13,43 @@ from inflight.metrics.observer import EngineObserver, FinishedRequest
 class ServingMetrics(EngineObserver):
     """One per front end, on its event loop. `instruments.py` says what each metric means.
 
-    Every front end hears of every step: only the one with `records_engine` counts them. What is called for every token is
-    counted in plain numbers, which go over to prometheus_client's at the next step, end of a request, or scrape.
+    Every front end gets the statistics of every step, but only the one with `records_engine` counts them. Tokens are counted in
+    plain numbers, which prometheus_client gets at the next step, end of a request, or scrape.
     """
 
     def __init__(self, model_name: str, *, records_engine: bool = True) -> None:
-        metrics = Exposition(INSTRUMENTS, model_name)
-        self._metrics = metrics
+        self._metrics = Exposition(INSTRUMENTS, model_name)
         self._records_engine = records_engine
         self._last_step_id: int | None = None
-        self._running = metrics.gauge("num_requests_running")
-        self._waiting = metrics.gauge("num_requests_waiting")
-        self._waiting_tokens = metrics.gauge("num_waiting_tokens")
-        self._cache_usage = metrics.gauge("kv_cache_usage_perc")
-        self._hidden_share = metrics.gauge("hidden_share")
-        self._up = metrics.gauge("engine_up")
-        self._steps = metrics.counter("engine_steps")
-        self._step_gap = metrics.histogram("step_gap_seconds")
-        self._preemptions = metrics.counter("num_preemptions")
-        self._cache_queries = metrics.counter("prefix_cache_queries")
-        self._cache_hits = metrics.counter("prefix_cache_hits")
-        self._prompt_tokens = metrics.counter("prompt_tokens")
-        self._generation_tokens = metrics.counter("generation_tokens")
-        self._ended = {reason: metrics.counter("request_success", reason) for reason in FINISHED_REASONS}
-        self._first_token = metrics.histogram("time_to_first_token_seconds")
-        self._inter_token = PendingHistogram(metrics.histogram("inter_token_latency_seconds"))
+        self._inter_token: CountingHistogram = self._metrics.get("inter_token_latency_seconds")
         self._num_pending_tokens = 0
+        for reason in FINISHED_REASONS:  # exposed from the start, as zero
+            self._metrics.get("request_success", reason)
         if records_engine:
-            self._up.set(1)
-            self._hidden_share.set(math.nan)
+            self._set("engine_up", 1)
+            self._set("hidden_share", math.nan)
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         self._flush()
         if not self._records_engine:
             return
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
-        self._waiting_tokens.set(stats.num_waiting_tokens)
-        self._cache_usage.set(stats.kv_cache_usage)
-        self._cache_queries.inc(stats.prefix_cache_queries)
-        self._cache_hits.inc(stats.prefix_cache_hits)
-        self._preemptions.inc(stats.num_preemptions)
+        self._set("num_requests_running", stats.num_running)
+        self._set("num_requests_waiting", stats.num_waiting)
+        self._set("num_waiting_tokens", stats.num_waiting_tokens)
+        self._set("kv_cache_usage_perc", stats.kv_cache_usage)
+        self._inc("prefix_cache_queries", stats.prefix_cache_queries)
+        self._inc("prefix_cache_hits", stats.prefix_cache_hits)
+        self._inc("num_preemptions", stats.num_preemptions)
         if self._last_step_id is not None:
-            self._steps.inc(max(0, stats.step_id - self._last_step_id))
+            self._inc("engine_steps", max(0, stats.step_id - self._last_step_id))
         self._last_step_id = stats.step_id
         for gap in stats.step_gaps:
-            self._step_gap.observe_many(gap, 1)
+            self._observe("step_gap_seconds", gap)
         if stats.hidden_share is not None:
-            self._hidden_share.set(stats.hidden_share)
+            self._set("hidden_share", stats.hidden_share)
 
     def first_token(self, seconds: float) -> None:
-        self._first_token.observe_many(seconds, 1)
+        self._observe("time_to_first_token_seconds", seconds)
         self._num_pending_tokens += 1
 
     def tokens_generated(self, count: int, seconds: float | None) -> None:
@@ -73,9 +59,9 @@ class ServingMetrics(EngineObserver):
 
     def request_finished(self, request: FinishedRequest) -> None:
         self._flush()
-        self._prompt_tokens.inc(request.num_prompt_tokens)
+        self._inc("prompt_tokens", request.num_prompt_tokens)
         for reason in request.finish_reasons:
-            self._ended[reason].inc()
+            self._inc("request_success", 1, reason)
         self._observe("request_prompt_tokens", request.num_prompt_tokens)
         self._observe("request_generation_tokens", request.num_generation_tokens)
         self._observe("request_params_n", request.params.n)
@@ -97,29 +83,34 @@ class ServingMetrics(EngineObserver):
     def engine_died(self) -> None:
         """From now on `engine_up` is 0."""
         if self._records_engine:
-            self._up.set(0)
-            self._running.set(0)
-            self._waiting.set(0)
+            for name in ("engine_up", "num_requests_running", "num_requests_waiting"):
+                self._set(name, 0)
 
     def http_request(self, route: str, status: int, seconds: float) -> None:
-        """An answer's last byte is sent. `route` is the route's pattern, not the path that was asked for."""
-        self._metrics.counter("http_requests", route, str(status)).inc()
-        self._metrics.histogram("http_request_duration_seconds", route).observe_many(seconds, 1)
+        """An answer's last byte is sent. `route` is the route's pattern, not the path of the request."""
+        self._inc("http_requests", 1, route, str(status))
+        self._observe("http_request_duration_seconds", seconds, route)
 
     def request_refused(self, reason: str) -> None:
-        """A request was turned away before it started: "queue_full", "draining", ..."""
-        self._metrics.counter("requests_refused", reason).inc()
+        """A request was refused before it started: "queue_full", "draining", ..."""
+        self._inc("requests_refused", 1, reason)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type of an answer to a scrape with this `Accept` header. Of all front ends, whichever is asked."""
+        """Body and content type of an answer to a scrape with this `Accept` header, for all front ends together."""
         self._flush()
         return self._metrics.render(accept)
 
-    def _observe(self, name: str, value: float) -> None:
-        self._metrics.histogram(name).observe_many(value, 1)
+    def _inc(self, name: str, count: int, *labels: str) -> None:
+        self._metrics.get(name, *labels).inc(count)
+
+    def _set(self, name: str, value: float) -> None:
+        self._metrics.get(name).set(value)
+
+    def _observe(self, name: str, value: float, *labels: str) -> None:
+        self._metrics.get(name, *labels).observe(value)
 
     def _flush(self) -> None:
         if self._num_pending_tokens:
-            self._generation_tokens.inc(self._num_pending_tokens)
+            self._inc("generation_tokens", self._num_pending_tokens)
             self._num_pending_tokens = 0
             self._inter_token.flush()

@@ -1,7 +1,8 @@
-"""`RequestTracing`: the observer that sends one OpenTelemetry span per request over OTLP/HTTP. Needs the extra "tracing".
+"""`RequestTracing`: the observer that sends one OpenTelemetry span per request over OTLP/HTTP.
 
-The attributes are those of the GenAI semantic conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/),
-and of vLLM's spans the latencies, in seconds. Prompts and texts are never sent, stop strings neither.
+It needs the extra "tracing". The attributes are those of the GenAI semantic conventions
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), and the latencies of vLLM's spans, in seconds. Prompts,
+texts and stop strings are never sent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 from inflight.errors import ConfigError
-from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ OPERATION = "text_completion"  # the engine sees only tokens, so chats are label
 class RequestTracing(EngineObserver):
     """One per front end, on its event loop. Spans are sent in batches by a thread of its own.
 
-    A span's parent is the `traceparent` that the request came with; without one it is a trace of its own. Which spans are
-    kept is decided as the OTEL_TRACES_SAMPLER variables say: by default what the parent says, and all without a parent.
+    A span's parent is the `traceparent` of its request; without one the span is a trace of its own. The OTEL_TRACES_SAMPLER
+    variables decide which spans are sent: by default those whose parent is sampled, and those without a parent.
     """
 
     def __init__(self, model_name: str, endpoint: str, *, exporter: SpanExporter | None = None) -> None:
-        """`endpoint`: the URL that spans are posted to, such as http://localhost:4318/v1/traces. `exporter` is instead of it.
+        """`endpoint`: the URL that spans are posted to, such as http://localhost:4318/v1/traces. An `exporter` replaces it.
 
         Raises:
             ConfigError: the extra is not installed, or `endpoint` is no such URL.
         """
         if not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"the traces endpoint {endpoint!r} is no URL such as http://localhost:4318/v1/traces")
+            raise ConfigError(f"the traces endpoint {endpoint!r} is not a URL such as http://localhost:4318/v1/traces")
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -70,17 +70,8 @@ class RequestTracing(EngineObserver):
         span.end(int((request.finished_time + to_wall_clock) * 1e9))
 
     def close(self) -> None:
-        """Send what is left, for as long as the exporter's own timeout at most. Blocks: not on the event loop."""
+        """Send the spans that are left. Blocks for the exporter's timeout at most: not to be called on the event loop."""
         self._provider.shutdown()
-
-    def stats_changed(self, stats: SchedulerStats) -> None:
-        pass
-
-    def first_token(self, seconds: float) -> None:
-        pass
-
-    def tokens_generated(self, count: int, seconds: float | None) -> None:
-        pass
 
 
 def _attributes(request: FinishedRequest, model_name: str) -> dict[str, AttributeValue]:

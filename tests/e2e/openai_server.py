@@ -17,7 +17,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
 from inflight.entrypoints.openai.app import build_app
-from inflight.entrypoints.serve.error_response import ASGIApp
+from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -79,7 +79,7 @@ def running_server(
             listener.close()
         finally:
             if templates is not None:
-                templates.close()
+                await templates.close()
             await engine.close()
 
     def run() -> None:

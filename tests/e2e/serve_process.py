@@ -35,7 +35,7 @@ class ServeProcess:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
-        self._tls = tls
+        self.tls = tls
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `serving`
         environment = {name: value for name, value in os.environ.items() if not name.startswith("INFLIGHT_SERVE_")}
         for name in envs.API_KEY_VARIABLES:
@@ -57,8 +57,8 @@ class ServeProcess:
         return self.log.read()
 
     def connect(self) -> http.client.HTTPConnection:
-        if self._tls is not None:
-            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=SECONDS, context=self._tls)
+        if self.tls is not None:
+            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=SECONDS, context=self.tls)
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
 
     def request(
@@ -89,8 +89,8 @@ class ServeProcess:
             time.sleep(0.01)
         return self.children()[title]
 
-    def start_stream(self, max_tokens: int) -> Stream:
-        return Stream(self.connect(), max_tokens)
+    def start_stream(self, max_tokens: int, headers: dict[str, str] | None = None) -> Stream:
+        return Stream(self.connect(), max_tokens, headers or {})
 
     def children(self) -> dict[str, int]:
         """By title: engine, front end 0, ..."""
@@ -108,12 +108,17 @@ class ServeProcess:
 class Stream:
     """A streamed completion whose first event has come."""
 
-    def __init__(self, connection: http.client.HTTPConnection, max_tokens: int) -> None:
+    def __init__(
+        self, connection: http.client.HTTPConnection, max_tokens: int, headers: dict[str, str] | None = None
+    ) -> None:
         self.connection = connection
         body = {"model": MODEL, "prompt": "Once upon", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         usage = {"stream_options": {"include_usage": True}}
         connection.request(
-            "POST", "/v1/completions", json.dumps({**body, **usage}), {"Content-Type": "application/json"}
+            "POST",
+            "/v1/completions",
+            json.dumps({**body, **usage}),
+            {"Content-Type": "application/json", **(headers or {})},
         )
         assert connection.sock is not None
         self.port = int(connection.sock.getsockname()[1])

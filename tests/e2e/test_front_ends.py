@@ -6,11 +6,16 @@ import contextlib
 import os
 import re
 import signal
+import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.mock_executor import NAME
+from tests.certificates import make_certificate, needs_openssl
 from tests.e2e.serve_process import (
     MODEL,
     ServeProcess,
@@ -83,17 +88,58 @@ def test_both_serve_their_metrics_add_up_and_sigterm_ends_all(tmp_path: Path) ->
         assert not list(tmp_path.iterdir())
 
 
-def test_keys_reach_both_and_neither_their_environment_nor_the_engines(tmp_path: Path) -> None:
-    with two_front_ends(tmp_path, INFLIGHT_API_KEY="a-key-of-the-test") as server:
-        shown = {"Authorization": "Bearer a-key-of-the-test"}
-        for _ in range(20):
-            assert server.request("GET", "/v1/models")[0] == 401
-            assert server.request("GET", "/v1/models", headers=shown)[0] == 200
+@needs_openssl
+def test_keys_reach_both_sighup_reads_them_again_and_one_of_both_logs(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys"
+    key_file.write_text("first-key-1\n")
+    certificate, private_key = make_certificate(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = ["--ssl-certfile", certificate, "--ssl-keyfile", private_key, "--api-key-file", str(key_file)]
+    options += ["--log-stats-interval", "0.5", "--log-requests"]
+
+    def answers(server: ServeProcess, key: str) -> set[int]:
+        shown = {"Authorization": f"Bearer {key}"}
+        return {server.request("GET", "/v1/models", headers=shown)[0] for _ in range(12)}
+
+    def wait_for(server: ServeProcess, text: str, count: int) -> None:
+        end = time.monotonic() + 20
+        while server.text_of_log().count(text) < count:
+            assert time.monotonic() < end, server.text_of_log()
+            time.sleep(0.05)
+
+    trusting = ssl.create_default_context(cafile=certificate)
+    with two_front_ends(temporary, *options, tls=trusting, INFLIGHT_API_KEY="a-key-of-the-test") as server:
+        for key, status in (("first-key-1", 200), ("a-key-of-the-test", 200), ("second-key-2", 401)):
+            assert answers(server, key) == {status}
         for title in TITLES:
             folder = Path(f"/proc/{server.children()[title]}")
-            assert b"a-key-of" not in (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes()
-        server.popen.send_signal(signal.SIGTERM)
-        assert server.end() == 0
+            assert b"-key-" not in (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes()
+        stream = server.start_stream(500, {"Authorization": "Bearer first-key-1"})
+        key_file.write_text("second-key-2\n")
+        make_certificate(tmp_path)
+        server.popen.send_signal(signal.SIGHUP)
+        wait_for(server, "SIGHUP: new connections get the certificate", 2)
+        wait_for(server, "SIGHUP: 2 API keys are in use", 2)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            server.request("GET", "/live")
+        server.tls = ssl.create_default_context(cafile=certificate)
+        assert answers(server, "first-key-1") == {401}
+        assert answers(server, "second-key-2") == {200} == answers(server, "a-key-of-the-test")
+        key_file.write_text("short\n")
+        Path(certificate).write_text("no certificate")
+        server.popen.send_signal(signal.SIGHUP)
+        wait_for(server, "stays in use", 2)
+        wait_for(server, "stay in use", 2)
+        assert answers(server, "second-key-2") == {200}
+        assert finish_reason(stream) == "length", "it has gone on"
+        wait_for(server, "the engine is idle now", 1)
+        log = server.text_of_log()
+        lines = [line for line in log.split("\n") if "prompt tokens/s" in line]
+        assert all("front end 0" in line for line in lines), "one front end writes them"
+        assert "1 requests run, 0 wait" in lines[0]
+        assert log.count(" began: /v1/completions, ") == 1 and log.count(" ended: length, ") == 1
+        assert "-key-" not in log and "Once upon" not in log
 
 
 def test_what_outlives_the_shutdown_timeout_is_ended_on_both_and_a_second_signal_cuts(tmp_path: Path) -> None:
@@ -141,6 +187,7 @@ def test_the_death_of_the_engine_and_of_the_command_end_all(tmp_path: Path) -> N
         server.popen.kill()
         assert server.end() == -signal.SIGKILL
         assert_nothing_left(pids, set(), seconds=15.0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_signal_while_starting_and_a_start_that_fails_leave_nothing(tmp_path: Path) -> None:

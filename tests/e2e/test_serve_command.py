@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import ssl
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,17 @@ import httpx
 import pytest
 
 from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.serve.asgi import PROBES
 from inflight.entrypoints.serve.middlewares import wrap
-from inflight.entrypoints.serve.probes import PROBES
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
+from tests.certificates import make_certificate, needs_openssl
 from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of
 from tests.unit.engine.serving import mock_engine
 
 KEY = "a-key-of-the-test"
 COMPLETION = {"model": MODEL, "prompt": "Once", "max_tokens": 1}
-NUM_STREAMS, NUM_TOKENS = 20, 600
+NUM_STREAMS, NUM_TOKENS = 20, 300
 
 
 def test_sigterm_lets_twenty_streams_end_and_leaves_nothing() -> None:
@@ -81,14 +80,11 @@ def test_the_death_of_the_engine_is_told_to_every_stream_and_ends_the_command() 
         assert "killed by SIGKILL" in server.text_of_log()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@needs_openssl
 def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*made.split(), *names], check=True, capture_output=True)
-    trusting = ssl.create_default_context(cafile=str(certificate))
-    options = ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    certificate, key = make_certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=certificate)
+    options = ["--ssl-certfile", certificate, "--ssl-keyfile", key]
     with serving(*options, tls=trusting, ready=False) as server:
         assert server.wait_until("/live", 200)
         with httpx.Client() as plain, pytest.raises(httpx.HTTPError):
@@ -97,6 +93,25 @@ def test_tls(tmp_path: Path) -> None:
             wary.get(f"https://127.0.0.1:{server.port}/live")
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 0
+
+
+def test_pages_and_probes_that_people_expect() -> None:
+    async def check(*, disable: bool) -> None:
+        async with mock_engine() as engine:
+            settings = ServerSettings(disable_fastapi_docs=disable, access_log="off")
+            app: Any = wrap(build_app(engine, settings, metrics=ServingMetrics(MODEL)), settings)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+                for path, text in (("/docs", "/openapi.json"), ("/openapi.json", "/v1/chat/completions")):
+                    answer = await client.get(path)
+                    assert answer.status_code == (404 if disable else 200), path
+                    assert disable or text in answer.text
+                for method in ("GET", "POST", "HEAD"):  # SageMaker asks by GET, others by POST
+                    assert (await client.request(method, "/ping")).status_code == 200
+                assert set((await client.put("/ping")).headers["allow"].split(", ")) == {"GET", "POST", "HEAD"}
+                assert (await client.get("/tokenize")).headers["allow"] == "POST"
+
+    asyncio.run(check(disable=False))
+    asyncio.run(check(disable=True))
 
 
 def test_no_route_but_health_is_reached_without_a_key() -> None:

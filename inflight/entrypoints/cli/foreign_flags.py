@@ -24,6 +24,8 @@ SAME = {
     "--max-num-queued-reqs": "--max-queued-requests",
     "--max-num-queued-tokens": "--max-queued-tokens",
     "--sse-keep-alive-interval": "--stream-keep-alive-interval",
+    "--enable-log-requests": "--log-requests",
+    "--disable-log-stats": "--log-stats-interval=0",
     "--trust-request-chat-template": "--enable-request-chat-template",
     "--allowed-origins[]": "--allowed-origin",
     "--allowed-methods[]": "--allowed-method",
@@ -44,12 +46,12 @@ NO_EFFECT = {
     "thinking is always read; --reasoning-parser says how": "--enable-reasoning",
     "no code of a model's folder is ever run; a model that needs such code is refused when it is loaded": """
         --trust-remote-code --code-revision=""",
-    "--access-log writes a line for every request, without its text": """
-        --enable-log-requests --disable-log-requests --enable-log-outputs --enable-log-deltas --max-log-len=""",
+    "requests are logged only with --log-requests": "--disable-log-requests",
+    "--log-requests and --access-log never log texts": "--enable-log-outputs --enable-log-deltas --max-log-len=",
     "--access-log off does this": "--disable-uvicorn-access-log",
     "answers with 200 of probes and scrapes are not logged": "--disable-access-log-for-endpoints=",
     "statistics are at /metrics": """
-        --disable-log-stats --aggregate-engine-logging --enable-logging-iteration-details --enable-server-load-tracking
+        --aggregate-engine-logging --enable-logging-iteration-details --enable-server-load-tracking
         --show-hidden-metrics-for-version= --kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics
         --enable-mfu-metrics --custom-histogram-buckets= --per-request-spec-decode-metrics=""",
     "INFLIGHT_LOG_LEVEL sets the level of the log": """
@@ -80,7 +82,8 @@ NO_EFFECT = {
     "a request asks for usage with stream_options": "--enable-force-include-usage",
     "every answer has an X-Request-Id": "--enable-request-id-headers",
     "/tokenizer_info is always there": "--enable-tokenizer-info-endpoint",
-    "the server has no such pages": "--disable-fastapi-docs --enable-offline-docs",
+    "the page /docs loads its scripts from the network": "--enable-offline-docs",
+    "send SIGHUP after a change of the files of keys or certificates": "--enable-ssl-refresh",
     "with --ssl-ca-certs clients need a certificate": "--ssl-cert-reqs=",
     "--max-header-bytes bounds the headers": "--h11-max-incomplete-event-size= --h11-max-header-count=",
     "up to 100 log-probabilities can be asked for": "--max-logprobs=",
@@ -150,7 +153,7 @@ REFUSED = {
         --weight-transfer-config""",
     "a failed step or rank ends the engine: let a supervisor start the server again": """
         --enable-fault-tolerance --fault-tolerance-config""",
-    "certificates are read at the start, with Python's own list of ciphers": "--enable-ssl-refresh --ssl-ciphers",
+    "TLS has Python's own list of ciphers": "--ssl-ciphers",
     "only HTTP is spoken": "--grpc --grpc-port",
     "the server runs no tools": "--tool-server",
     "a tool says itself with `strict` whether its arguments follow the schema": "--tool-strict-level",
@@ -207,6 +210,8 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
+        if "=" in flag:  # a flag without a value that is a value of ours
+            flag, equals, value = flag.partition("=")
         is_list = flag.endswith("[]")
         flag = flag.removesuffix("[]")
         if own.get(flag):
@@ -236,6 +241,8 @@ def _translate(flag: str, own: Collection[str]) -> str:
         return flag
     for theirs, ours in SAME.items():
         name, mark, _ = theirs.partition("[]")
+        if flag == name and "=" in ours and ours.partition("=")[0] in own:
+            return ours
         if ours in own and flag in (name, name.replace("--", "--no-", 1)):
             return flag.replace(name.lstrip("-"), ours.lstrip("-")) + mark if name.startswith("--") else ours
     return flag

@@ -13,6 +13,7 @@ from inflight.entrypoints.openai.strict_json import JsonRoute
 from inflight.entrypoints.openai.utility_routes import add_model_routes, add_operation_routes, add_token_routes
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
+from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
 
 
@@ -22,6 +23,7 @@ def build_app(
     *,
     metrics: ServingMetrics | None = None,
     templates: TemplateProcesses | None = None,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     """The caller starts and closes `engine` and `templates`. Without `metrics` there is no /metrics; without `templates` no
     request may bring a chat template.
@@ -29,10 +31,17 @@ def build_app(
     Raises:
         ConfigError: a parser that the settings name is not known.
     """
-    app = FastAPI(title="Inflight", version=inflight.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="Inflight",
+        version=inflight.__version__,
+        openapi_url=None if settings.disable_fastapi_docs else "/openapi.json",
+        swagger_ui_oauth2_redirect_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     app.router.route_class = JsonRoute
     app.state.request_timeout = settings.request_timeout
-    server = ApiServer(engine, settings, metrics, templates)
+    server = ApiServer(engine, settings, metrics, templates, request_log)
     add_error_handlers(app)
     add_generation_routes(app, server)
     add_model_routes(app, server)

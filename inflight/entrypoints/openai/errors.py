@@ -179,7 +179,9 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
         return ApiError(404, f"there is no {request.url.path} here", code="not_found")
     if error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}"
-        return ApiError(405, message, code="method_not_allowed", headers=error.headers)
+        allowed = (error.headers or {}).get("Allow", "")
+        headers = {"Allow": f"{allowed}, HEAD" if "GET" in allowed else allowed}  # the server answers HEAD as GET
+        return ApiError(405, message, code="method_not_allowed", headers=headers)
     phrase = HTTPStatus(error.status_code).phrase.lower()
     return ApiError(error.status_code, phrase, headers=error.headers)
 

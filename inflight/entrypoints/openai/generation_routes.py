@@ -70,6 +70,7 @@ def _respond(
                 validated = await validate()
                 name = answer_id(request, presenter_type.id_prefix)
                 streams = await submit(server, request, validated, name)
+        server.log_started(request, streams)
         presenter = presenter_type(name, validated, server.fingerprint, server.engine.tokenizer)
         return streams, presenter, validated.presentation.stream
 

@@ -6,18 +6,20 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
 import inflight
 from inflight.engine.async_llm import AsyncLLM
+from inflight.engine.output_stream import OutputStream
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.strict_model import IgnoredFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.template_process import TemplateProcesses
 from inflight.errors import RequestTimeoutError
+from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.serving import ServingMetrics
 from inflight.parsers.selector import resolve_parsers
 
@@ -30,6 +32,7 @@ class ApiServer:
     Attributes:
         metrics: None: nothing is counted.
         model_names: the names of the one model; answers to requests without a name have the first.
+        request_log: None: no requests are logged.
         templates: renders chat templates of requests; None: requests may not have any.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         ignored_fields: removes and reports unknown fields.
@@ -42,9 +45,11 @@ class ApiServer:
         settings: ServerSettings,
         metrics: ServingMetrics | None = None,
         templates: TemplateProcesses | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.engine = engine
         self.metrics = metrics
+        self.request_log = request_log
         self.templates = templates
         self.settings = settings
         self.model_names = settings.served_model_names or (engine.model.name,)
@@ -66,6 +71,13 @@ class ApiServer:
         if name not in self.model_names:
             raise ApiError(404, f"The model `{name}` does not exist.", param="model", code="model_not_found")
         return name
+
+    def log_started(self, request: Request, streams: Sequence[OutputStream]) -> None:
+        if self.request_log is not None:
+            for each in (stream.request for stream in streams):
+                self.request_log.request_started(
+                    request.url.path, each.request_id, len(each.prompt_token_ids), each.params
+                )
 
 
 def answer_id(request: Request, prefix: str) -> str:

@@ -161,8 +161,10 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         await engine.reset_prefix_cache()
         return {"status": "reset"}
 
-    for path, endpoint in (("/version", version), ("/health", health), ("/ping", health), ("/ready", ready)):
+    for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
+    # OpenAPI would give both methods the same operation id
+    app.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
     if metrics is None:
         return

@@ -1,7 +1,7 @@
-"""`AccessLog`: when a request has come; and when it has ended, a line for it, and its figures for the metrics.
+"""`AccessLog`: writes a line for each request when it has ended, and counts it in the metrics.
 
-Probes and scrapes that went well have none: they come every few seconds. A line has the method, the path without its query,
-status, seconds, bytes, request id and client. Never headers, bodies or queries: these hold keys and prompts.
+A line has the method, the path without its query, status, seconds, bytes, request id and client; never headers, bodies or
+queries, which hold keys and prompts. Probes and scrapes that are answered with 200 have no line: they come every few seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from inflight.entrypoints.serve.error_response import ASGIApp, Message, Receive, Scope, Send
-from inflight.entrypoints.serve.probes import PROBES
+from inflight.entrypoints.serve.asgi import PROBES, ASGIApp, Message, Receive, Scope, Send
 from inflight.entrypoints.serve.spellings import SENT_METHOD
 
 logger = logging.getLogger(__name__)
 
 _MAX_PATH = 256
-MAX_LINES = 10_000  # that wait to be written: seconds of a busy server
+MAX_LINES = 10_000  # that may wait to be written: some seconds of a busy server
 STDOUT = 1
 _NOT_LOGGED = PROBES | {"/metrics"}
 CLIENT_CLOSED = 499  # nginx's number for a client that left before the response began
@@ -34,9 +33,9 @@ class AccessLog:
     """
     Args:
         kind: "text", "json", or "off".
-        observe: is told the route (the template, as /v1/models/{model}; "unmatched" for none: the number of different ones
-            is bounded), the status and the seconds.
-        lines: where they go; None with "off".
+        observe: called with route, status and seconds of each request. The route is the template, as /v1/models/{model}, or
+            "unmatched", so that the number of different routes is bounded.
+        lines: writes the lines; None with "off".
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, count)
-        except Exception:  # the server answers it with a 500, and logs it
+        except Exception:  # uvicorn logs it and answers with a 500
             status = 500
             raise
         finally:
@@ -76,7 +75,7 @@ class AccessLog:
         client = scope.get("client")
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "client": client[0] if client else "-",
+            "client": _printable(client[0]) if client else "-",
             "method": scope.get("state", {}).get(SENT_METHOD, scope["method"]),
             "path": _printable(scope["path"]),
             "status": status,
@@ -88,10 +87,10 @@ class AccessLog:
 
 
 class LineWriter:
-    """Writes on a thread of its own: whoever reads the lines may stand still, and no stream waits for that. What finds no room,
-    or no reader, is dropped and counted; the log says so once, and how many at the end.
+    """Writes lines on a thread of its own, so that no stream waits while nobody reads them. If MAX_LINES wait already, or if
+    nobody reads any more, a line is dropped and counted. The log has the first drop, and at the end their number.
 
-    The descriptor is written to, not sys.stdout, whose lock would then be held while a pipe is full, also at the end.
+    It writes to the descriptor, not to sys.stdout: while a pipe is full, the lock of sys.stdout would be held.
     """
 
     def __init__(self, fd: int = STDOUT) -> None:
@@ -110,7 +109,7 @@ class LineWriter:
             self._drop()
 
     def close(self, timeout: float) -> None:
-        """Write what is left, for `timeout` seconds at most. To be called once; blocks."""
+        """Write the lines that are left, for `timeout` seconds at most. To be called once; blocks."""
         self._queue.put(None)
         self._thread.join(timeout)
         if self.num_dropped:
@@ -129,7 +128,7 @@ class LineWriter:
             self.num_dropped += 1
             is_first = self.num_dropped == 1
         if is_first:
-            logger.warning("lines of the access log are dropped: it cannot be written, or not as fast as they come")
+            logger.warning("lines of the access log are dropped: stdout cannot be written, or not fast enough")
 
 
 def _as_text(entry: dict[str, object]) -> str:
@@ -137,5 +136,5 @@ def _as_text(entry: dict[str, object]) -> str:
 
 
 def _printable(path: str) -> str:
-    """No line breaks, no terminal sequences, no quotes, no end of the disk."""
+    """The path, shortened, without line breaks, terminal sequences and quotes."""
     return "".join(c if c.isprintable() and c != '"' else "?" for c in path[:_MAX_PATH])

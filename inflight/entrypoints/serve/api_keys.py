@@ -1,44 +1,62 @@
-"""The keys that let a request in: from a file, and compared without telling how much of one was right."""
+"""The API keys: how they are read from a file, and how they are compared in constant time."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from inflight.errors import ConfigError
 
-_MAX_FILE_BYTES = 2**20
+MIN_KEY_LENGTH = 8
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:
-    """One key a line; empty lines and those that begin with # are left out.
+    """One key a line; empty lines and lines that begin with # are left out.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no key: then the server would stand open. No key is ever quoted.
+        ConfigError: the file cannot be read, or holds no key: without a key the server would let everybody in. No message
+            quotes a key.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        lines = content.decode("utf-8").splitlines()
+        lines = path.read_text("utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"api_key_file={str(path)!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"api_key_file={str(path)!r} is no text") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"api_key_file={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
+        raise ConfigError(f"api_key_file={str(path)!r} is not UTF-8 text") from error
     keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith("#"))
     if not keys:
         raise ConfigError(f"api_key_file={str(path)!r} holds no key")
+    if problems := list(key_problems(keys)):
+        raise ConfigError(f"api_key_file={str(path)!r}: {'; '.join(problems)}")
     return keys
 
 
-class ApiKeys:
-    """Holds digests only. The time of `accepts` depends on the number of keys and the length of what is shown, not on keys."""
+def key_problems(keys: Sequence[str]) -> Iterator[str]:
+    """Why some of the keys cannot be used. No key is quoted."""
+    if any(len(key) < MIN_KEY_LENGTH for key in keys):
+        yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: use a longer one"
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        yield "an API key has characters that a header cannot carry: use printable ASCII without blanks"
 
-    def __init__(self, keys: Iterable[str]) -> None:
+
+class ApiKeys:
+    """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
+
+    Args:
+        keys: all of them, those of `file` included.
+        file: `read_file_again` replaces the keys that come from it.
+
+    Raises:
+        ConfigError: as `read_key_file`.
+    """
+
+    def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
+        self._file = file
         self._digests = [_digest(key.encode()) for key in keys]
+        self._given = list((Counter(self._digests) - Counter(self._read_file())).elements())
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -49,6 +67,19 @@ class ApiKeys:
         for known in self._digests:  # all of them, always
             found |= hmac.compare_digest(known, digest)
         return found
+
+    def read_file_again(self) -> int:
+        """Returns how many keys there are now.
+
+        Raises:
+            ConfigError: as `read_key_file`. The keys are unchanged.
+        """
+        self._digests = self._given + self._read_file()
+        return len(self._digests)
+
+    def _read_file(self) -> list[bytes]:
+        keys = () if self._file is None else read_key_file(Path(self._file).expanduser())
+        return [_digest(key.encode()) for key in keys]
 
 
 def _digest(key: bytes) -> bytes:

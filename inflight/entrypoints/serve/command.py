@@ -9,23 +9,21 @@ import os
 import ssl
 import sys
 from dataclasses import replace
-from typing import NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.listener import Listener
-from inflight.entrypoints.serve.server import Running, Server
+from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
-from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.entrypoints.serve.tls import make_ssl_context
 
+if TYPE_CHECKING:
+    from inflight.entrypoints.serve.engine_start import ServedModel
+
 logger = logging.getLogger(__name__)
-
-
-class _DescribedModel(Running, Protocol):
-    description: str
 
 
 def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
@@ -74,11 +72,11 @@ async def _serve(
     ssl_context: ssl.SSLContext | None,
     clock: StartUpClock,
 ) -> int:
-    async def start() -> Running:
+    async def start() -> ServedModel:
         # imported on a thread, so that /live is answered meanwhile
         engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
         clock.mark("importing")
-        model = cast("_DescribedModel", await engine_start.start(settings, args, clock))
+        model: ServedModel = await engine_start.start(settings, args, clock)
         logger.info("ready: %s serves %s, after %s", settings.url, model.description, clock.summary())
         return model
 

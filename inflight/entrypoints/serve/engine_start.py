@@ -1,4 +1,7 @@
-"""Starts what answers: the engine, its observers, and the app. The one module of `serve/` whose imports take long."""
+"""`start`: starts the engine, its observers and the app.
+
+Its imports take long, so it is imported when the server answers already.
+"""
 
 from __future__ import annotations
 
@@ -7,56 +10,47 @@ import gc
 import importlib
 import socket
 from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.entrypoints.serve.error_response import ASGIApp
-from inflight.entrypoints.serve.reasoning_end import with_reasoning_end
+from inflight.engine.front_end import read_chat_template
+from inflight.entrypoints.serve.asgi import ASGIApp
+from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
-from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.entrypoints.serve.template_process import TemplateProcesses
+from inflight.hub import resolve_model_folder
+from inflight.metrics.log_lines import RequestLog, StatsLog
 from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
-from inflight.parsers.selector import resolve_parsers
+from inflight.parsers.selector import reasoning_end, resolve_parsers
 
 
+@dataclass(frozen=True)
 class ServedModel:
-    """What a `Server` runs.
+    """The engine and the app that a `Server` serves. `name` is the model's first name."""
 
-    Attributes:
-        app: the endpoints.
-        description: of the model, for a line of the log.
-    """
+    name: str
+    engine: AsyncLLM
+    app: ASGIApp
+    metrics: ServingMetrics
+    tracing: RequestTracing | None = None
+    templates: TemplateProcesses | None = None
 
-    def __init__(
-        self,
-        engine: AsyncLLM,
-        app: ASGIApp,
-        metrics: ServingMetrics,
-        tracing: RequestTracing | None,
-        name: str,
-        templates: TemplateProcesses | None = None,
-    ) -> None:
-        self._engine = engine
-        self._tracing = tracing
-        self._templates = templates
-        self.app = app
-        self.check_health = engine.check_health
-        self.drain = engine.drain
-        self.http_request = metrics.http_request
-        self.request_refused = metrics.request_refused
-        self.engine_died = metrics.engine_died
-        model = engine.model
-        self.description = f"{name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
+    @property
+    def description(self) -> str:
+        """For the log."""
+        model = self.engine.model
+        return f"{self.name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
 
     async def close(self) -> None:
-        if self._templates is not None:
-            self._templates.close()
-        await self._engine.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        if self.templates is not None:
+            await self.templates.close()
+        await self.engine.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
 
 async def start(
@@ -69,23 +63,26 @@ async def start(
 ) -> ServedModel:
     """
     Args:
-        engine_socket: of an engine that another process starts; None: it is this process's own.
-        records_engine: count what the engine says of itself: one front end's work.
+        engine_socket: to an engine that another process starts; None: start one here.
+        records_engine: count and log the engine's statistics, which only one front end does.
 
     Raises:
         ConfigError, EngineError: nothing is left running.
     """
-    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown one is told at once
+    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name fails at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
     metrics = ServingMetrics(name, records_engine=records_engine)
-    observers: list[EngineObserver] = [metrics]
+    request_log = RequestLog() if settings.log_requests else None
+    observers: list[EngineObserver] = [metrics] if request_log is None else [metrics, request_log]
+    if records_engine and settings.log_stats_interval:
+        observers.append(StatsLog(settings.log_stats_interval))
     tracing = None
     if settings.otlp_traces_endpoint is not None:
         tracing = await asyncio.to_thread(RequestTracing, name, settings.otlp_traces_endpoint)
         observers.append(tracing)
     limits = QueueLimits(max_queued_requests=settings.max_queued_requests, max_queued_tokens=settings.max_queued_tokens)
     args = await asyncio.to_thread(with_reasoning_end, args, settings)
-    # fastapi takes longer to import than all the rest, and is not needed before the engine is there
+    # fastapi takes the longest to import, and is not needed before the engine is ready
     app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
     if engine_socket is None:
         engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
@@ -94,11 +91,27 @@ async def start(
     clock.mark("engine")
     templates = TemplateProcesses(settings.template_timeout) if settings.enable_request_chat_template else None
     try:
-        app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics, templates=templates)
+        app: ASGIApp = (await app_module).build_app(
+            engine, settings, metrics=metrics, templates=templates, request_log=request_log
+        )
     except BaseException:
         await engine.close()
         raise
     gc.collect()
-    gc.freeze()  # what has been made so far stays: a collection that looks through it all holds up every stream
+    gc.freeze()  # modules and model stay: a collection that looks through them would delay every stream
     clock.mark("app")
-    return ServedModel(engine, app, metrics, tracing, name, templates)
+    return ServedModel(name, engine, app, metrics, tracing, templates)
+
+
+def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:
+    """`args` with the `reasoning_end` of the parser that reads the model's answers, unless `args` name one. Grammars begin
+    behind this text; without it they would begin in the reasoning.
+
+    Raises:
+        ConfigError: there is no such parser, model or chat template.
+    """
+    if args.reasoning_end or args.skip_tokenizer_init:
+        return args
+    template = read_chat_template(resolve_model_folder(args.model, args.revision), args.tokenizer, args.chat_template)
+    parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, template)
+    return replace(args, reasoning_end=reasoning_end(parsers.reasoning))

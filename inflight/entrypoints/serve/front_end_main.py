@@ -1,46 +1,125 @@
-"""The program of one of several front ends: `python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD`.
+"""The program of one of several front ends, and the messages between it and the command, over a socket pair.
 
-It ignores SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole group: the command says when to end. When
-the command is gone, it ends at once.
+    python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
+
+START_FD is a file in memory with a `FrontEndStart` as JSON, API keys included. The messages are
+
+command    -- an order, a byte; with ENGINE comes the socket to the engine -->    front end
+front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
+
+If the socket ends, the process at the other end is gone. A front end ignores SIGINT and SIGTERM, which a terminal or systemd
+sends to the whole group: the command says when to end. If the command is gone, the front end ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
-from typing import NoReturn, cast
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import uvloop
 
-from inflight.entrypoints.serve.control import EXIT_COMMAND_GONE, Control, FrontEndStart, tell_failure, tell_ready
-from inflight.entrypoints.serve.server import Running, Server
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.serve.server import Server, StartUpClock
+from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
-from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import InflightError
 from inflight.executor.process import name_process
 
-EXIT_FAILED = 1
+if TYPE_CHECKING:
+    from inflight.entrypoints.serve.engine_start import ServedModel
+
+ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"  # the orders; OPEN: take requests from now on
+EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEndStart:
+    settings: ServerSettings
+    args: EngineArgs
+    records_engine: bool
+
+    def to_file(self) -> TextIO:
+        """A file in memory, so that no other process sees the keys."""
+        file = open(os.memfd_create("inflight-start"), "w+")  # noqa: SIM115  # the caller closes it
+        json.dump(asdict(self), file)
+        file.seek(0)
+        return file
+
+    @classmethod
+    def from_file(cls, fd: int) -> FrontEndStart:
+        with open(fd) as file:
+            values: dict[str, Any] = json.load(file)  # Any: the fields check their values
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values["settings"].items()
+        }
+        return cls(
+            settings=ServerSettings(**settings),
+            args=EngineArgs(**values["args"]),
+            records_engine=values["records_engine"],
+        )
+
+
+class Control:
+    """The front end's end of the socket, on its event loop. Orders to stop reach `shutdown`.
+
+    Attributes:
+        engine_socket: once it has come.
+        opened: set by the order to take requests.
+    """
+
+    def __init__(self, control: socket.socket, shutdown: Shutdown) -> None:
+        loop = asyncio.get_running_loop()
+        self.engine_socket: asyncio.Future[socket.socket] = loop.create_future()
+        self.opened = asyncio.Event()
+        self._socket = control
+        self._shutdown = shutdown
+        loop.add_reader(control, self._read)
+
+    def _read(self) -> None:
+        orders, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
+        for fd in fds:
+            self.engine_socket.set_result(socket.socket(fileno=fd))
+        if OPEN in orders:
+            self.opened.set()
+        if DRAIN in orders:
+            self._shutdown.begin()
+        if CUT in orders or not orders:
+            self._shutdown.cut_now(EXIT_COMMAND_GONE)
+        if not orders:
+            self.close()
+
+    def close(self) -> None:
+        """Orders are no longer read. The socket stays open until this process ends."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+
+
+def _report(control: socket.socket, report: object) -> None:
+    with contextlib.suppress(OSError):  # the command is gone, which `Control` sees
+        control.sendall(json.dumps(report).encode() + b"\n")
 
 
 def main() -> int:
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGHUP):  # the `Server` handles SIGHUP, once it runs
         signal.signal(number, signal.SIG_IGN)
     name_process(sys.argv[1])
-    listener, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[2:])
-    start = FrontEndStart.receive(control)
-    if start is None:
-        return EXIT_COMMAND_GONE
+    listener, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[2:4])
+    start = FrontEndStart.from_file(int(sys.argv[4]))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            _leave(runner.run(_serve(start, listener, control)))  # exits without waiting for threads
+            _exit(runner.run(_serve(start, listener, control)))  # without waiting for threads
     except InflightError as error:
-        tell_failure(control, error)
+        _report(control, {"failed": [type(error).__name__, str(error)]})
         return EXIT_FAILED
 
 
@@ -49,23 +128,23 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
     control = Control(control_socket, shutdown)
     clock = StartUpClock()
 
-    async def start_model() -> Running:
+    async def start_model() -> ServedModel:
         engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
         clock.mark("importing")
-        model = await engine_start.start(
+        model: ServedModel = await engine_start.start(
             start.settings,
             start.args,
             clock,
             engine_socket=control.engine_socket,
             records_engine=start.records_engine,
         )
-        tell_ready(control_socket, model.description)
+        _report(control_socket, {"ready": model.description})
         try:
-            await control.opened.wait()  # all are ready: what one says holds for the others
+            await control.opened.wait()  # the front ends take requests when all of them are ready
         except BaseException:
             await model.close()
             raise
-        return cast("Running", model)
+        return model
 
     try:
         return await Server(start.settings, make_ssl_context(start.settings), start_model, shutdown).run(listener)
@@ -73,11 +152,13 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         control.close()
 
 
-def _leave(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
+    if code == EXIT_COMMAND_GONE:  # it cannot remove the folder of the metrics any more
+        shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    _leave(main())
+    _exit(main())

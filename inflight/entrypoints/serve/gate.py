@@ -1,10 +1,10 @@
-"""`Gate`: what a request meets while the engine is not there yet, not any more, or not for long.
+"""`Gate`: refuses requests while the engine starts, after a shutdown has begun, and once the engine is dead.
 
     STARTING --open--> READY --drain--> DRAINING
         \\________________|_________________|--fail--> DEAD
 
-/live answers 200 in every phase: the process is up. /ready, /health and /ping are the app's in READY; before and after it the
-gate's.
+/live answers 200 in every phase: the process is up. The app answers /ready, /health and /ping in READY, the gate in the other
+phases.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from inflight.entrypoints.serve.error_response import (
-    RETRY_AFTER_SECONDS,
+from inflight.entrypoints.serve.asgi import (
+    PROBES,
     ASGIApp,
     Message,
     Receive,
@@ -22,7 +22,6 @@ from inflight.entrypoints.serve.error_response import (
     send_error,
     send_json,
 )
-from inflight.entrypoints.serve.probes import PROBES
 
 
 class Phase(enum.Enum):
@@ -37,12 +36,12 @@ _WHY = {
     Phase.DRAINING: "the server is shutting down",
     Phase.DEAD: "the engine has failed; the server is ending",
 }
-# What goes on while the last requests end, or are told that the engine is dead: it starts no work, and says how things stand.
+# The app still answers these after READY, because they give the engine nothing to do.
 _WHILE_DRAINING = frozenset({"/health", "/metrics", "/ping", "/version"})
 
 
 class Gate:
-    """Single-threaded, as the event loop that serves it. `on_refusal` is told the phase in which a request was refused."""
+    """Used by one event loop. `on_refusal` is called with the phase in which a request was refused."""
 
     def __init__(self, on_refusal: Callable[[str], None]) -> None:
         self.phase = Phase.STARTING
@@ -50,7 +49,7 @@ class Gate:
         self._app: ASGIApp | None = None
 
     def open(self, app: ASGIApp) -> None:
-        """The engine is there. Does nothing once the server drains or has failed."""
+        """The engine is ready. Does nothing once the server drains or has failed."""
         if self.phase is Phase.STARTING:
             self.phase, self._app = Phase.READY, app
 
@@ -76,7 +75,7 @@ class Gate:
         ):
             await self._app(scope, receive, send_and_close)
         else:
-            if path not in PROBES:  # a probe is no request for work
+            if path not in PROBES:
                 self._on_refusal(self.phase.value)
             await send_error(
                 send_and_close,
@@ -84,5 +83,4 @@ class Gate:
                 f"{_WHY[self.phase]}; try again later",
                 kind="server_error",
                 code=f"server_{self.phase.value}",
-                headers=[(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)],
             )

@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_OTHER_FILES = 256  # that a front end opens beside its connections
+_OTHER_FILES = 256  # files that a front end opens beside its connections
 
 
 class Listener:
@@ -24,7 +24,7 @@ class Listener:
     Args:
         settings: host and port, or uds.
 
-    The limit of open files is raised as far as max_connections needs it, and the machine lets it.
+    It raises the limit of open files to what max_connections needs, as far as the machine allows that.
 
     Raises:
         ConfigError: the address is in use, is not this machine's, or may not be listened on.
@@ -43,18 +43,18 @@ class Listener:
             self.socket.listen(settings.backlog)
         except OSError as error:
             where = f"uds={settings.uds!r}" if settings.uds is not None else f"{settings.host}:{settings.port}"
-            hint = "; stop who has it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
+            hint = "; stop the program that has it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
             reason = error.strerror or str(error)
             raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from error
         self.socket.setblocking(False)
 
     @property
     def port(self) -> int | None:
-        """What the kernel chose where settings.port is 0; None for a unix socket."""
+        """The port; if settings.port is 0, the one that the kernel chose. None for a unix socket."""
         return None if self._path is not None else int(self.socket.getsockname()[1])
 
     def close(self) -> None:
-        """Idempotent. A unix socket's file goes, unless another server has put its own there."""
+        """Idempotent. The file of a unix socket is removed, unless another server has put its own there."""
         self.socket.close()
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -63,7 +63,7 @@ class Listener:
 
 
 def _allow_files(count: int) -> None:
-    """The default of many systems is 1024: beyond it a connection is not refused, it is not accepted."""
+    """The default of many systems is 1024. Connections beyond it are not refused: they wait until a file is closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
@@ -77,7 +77,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    listener = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is named
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server linger
         listener.bind(address)
@@ -88,7 +88,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """A socket's file that nobody listens on is what a killed server left: it is replaced."""
+    """If nobody listens on a socket's file, a killed server has left it: the new socket replaces it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -1,7 +1,10 @@
-"""The order in which a request passes the middlewares. The outermost comes first, and sees every response of those within.
+"""The order in which a request passes the middlewares, and the small ones among them.
 
+The outermost comes first, and sees every response of those within:
+
+ProxyHeaders     uvicorn's: the address of the client, as trusted proxies tell it
 Spellings        gives all that follow one spelling of each path and method
-RequestIds       every response, a refusal too, has an id ...
+RequestIds       every response, also a refusal, has an id ...
 AccessLog        ... and a line in the log, and counts in the metrics
 SizeLimits       before anything reads what was sent
 AllowedHosts     before CORS: a page under a foreign name learns nothing from preflights
@@ -13,41 +16,51 @@ the app
 
 from __future__ import annotations
 
-from typing import cast
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any, cast
+
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from inflight.entrypoints.serve.access_log import AccessLog, LineWriter, Observe
 from inflight.entrypoints.serve.api_keys import ApiKeys
-from inflight.entrypoints.serve.auth import Authentication
-from inflight.entrypoints.serve.error_response import ASGIApp
-from inflight.entrypoints.serve.hosts import AllowedHosts
-from inflight.entrypoints.serve.request_ids import RequestIds
-from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.asgi import PROBES, ASGIApp, Message, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.settings import ServerSettings, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
 from inflight.entrypoints.serve.spellings import Spellings
 
+REQUEST_ID_HEADER = b"x-request-id"
+# The id is written to logs, traces and the response's header: it is short, and none of them takes a part of it for markup.
+_ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_MAX_SHOWN = 100  # characters of a refused name
+
 
 def wrap(
-    app: ASGIApp, settings: ServerSettings, observe: Observe | None = None, lines: LineWriter | None = None
+    app: ASGIApp,
+    settings: ServerSettings,
+    observe: Observe | None = None,
+    lines: LineWriter | None = None,
+    keys: ApiKeys | None = None,
 ) -> ASGIApp:
-    """The app behind all of them. Without `lines` there is no access log, whatever the settings say."""
-    app = Authentication(app, ApiKeys(settings.api_keys), metrics_public=settings.metrics_public)
+    """The app behind all of them. Without `lines` there is no access log, whatever the settings say. Without `keys` those of
+    the settings count."""
+    keys = keys or ApiKeys(settings.api_keys)
+    app = Authentication(app, keys, metrics_public=settings.metrics_public)
     if settings.allowed_origins:
         app = _cors(app, settings)
     app = AllowedHosts(app, settings.accepted_hosts)
-    app = SizeLimits(
-        app,
-        max_header_bytes=settings.max_header_bytes,
-        max_body_bytes=settings.max_body_bytes,
-        max_total_body_bytes=settings.max_total_body_bytes,
-    )
+    app = SizeLimits(app, settings)
     app = AccessLog(app, settings.access_log, observe, lines)
-    return Spellings(RequestIds(app), settings.root_path)
+    app = Spellings(RequestIds(app), settings.root_path)
+    return cast(
+        "ASGIApp", ProxyHeadersMiddleware(cast("Any", app), settings.trusted_proxies)
+    )  # Any: uvicorn's own types
 
 
 def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
-    from starlette.middleware.cors import (
-        CORSMiddleware,  # off by default, and the first answer comes before this import
-    )
+    # imported only with CORS: the import takes time before the first answer
+    from starlette.middleware.cors import CORSMiddleware
 
     middleware = CORSMiddleware(
         app,
@@ -58,3 +71,103 @@ def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
         expose_headers=["X-Request-Id", "X-Ignored-Fields", "Retry-After"],
     )
     return cast("ASGIApp", middleware)
+
+
+class RequestIds:
+    """Every request has an id, at scope["state"]["request_id"], and every response says it in X-Request-Id.
+
+    The client may give the id. If it is too long or has other characters than the accepted ones, it is replaced.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = header_of(scope, REQUEST_ID_HEADER)
+        request_id = given if given is not None and _ACCEPTED_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [header for header in message.get("headers", ()) if header[0].lower() != REQUEST_ID_HEADER]
+                message = {**message, "headers": [*headers, (REQUEST_ID_HEADER, request_id)]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class AllowedHosts:
+    """Refuses requests whose `Host` header has a name that is not allowed.
+
+    Args:
+        allowed: names without a port; "*.example.com" is every name below example.com, "*" is every name. Loopback addresses
+            are always allowed: a web page cannot have one as its name.
+
+    A request without `Host` (HTTP/1.0) passes: no browser sends one. A probe passes, too: its answer has nothing that a web
+    page could use. If there are several `Host` headers, all have to be allowed: a proxy may have looked at another one than
+    this server would.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allows_all = "*" in allowed
+        self._names = frozenset(_without_port(name) for name in allowed if not name.startswith("*."))
+        self._endings = tuple(name[1:].lower() for name in allowed if name.startswith("*."))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = [value for name, value in scope["headers"] if name == b"host"]
+        refused = [value for value in given if not self._allows(value.decode("latin-1"))]
+        if self._allows_all or not refused or scope["path"] in PROBES:
+            await self._app(scope, receive, send)
+            return
+        shown = refused[0].decode("ascii", "replace")[:_MAX_SHOWN]
+        message = (
+            f"the Host header has {shown!r}, which is not an allowed name of this server. The server was started with "
+            "--allowed-hosts, or it listens on loopback and asks for no key, so only local names are allowed. Use an allowed "
+            "name, let the proxy send one, or start the server with --allowed-hosts NAME or with an API key"
+        )
+        await send_error(send, 403, message, kind="invalid_request_error", code="host_not_allowed")
+
+    def _allows(self, given: str) -> bool:
+        name = _without_port(given)
+        return name in self._names or name.endswith(self._endings) or is_loopback(name)
+
+
+def _without_port(host: str) -> str:
+    """ "LocalHost.:80" is localhost, "[::1]:80" is ::1."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        name, end, rest = host[1:].partition("]")
+        return name if end and rest[:1] in ("", ":") else host
+    return host.partition(":")[0].removesuffix(".") if host.count(":") <= 1 else host
+
+
+class Authentication:
+    """A request needs `Authorization: Bearer KEY` on every path but those of probes. CORS answers preflights, which carry no
+    key, before.
+
+    Every request without a right key is answered here, so that an unknown route says no more than a known one.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
+        self._app = app
+        self._keys = keys
+        self._public = PROBES | ({"/metrics"} if metrics_public else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._keys or scope["path"] in self._public:
+            await self._app(scope, receive, send)
+            return
+        shown = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = shown[0].partition(b" ") if len(shown) == 1 else (b"", b"", b"")
+        if scheme.lower() == b"bearer" and self._keys.accepts(key.strip()):
+            await self._app(scope, receive, send)
+            return
+        await send_error(
+            send,
+            401,
+            "Incorrect API key provided." if shown else "No API key was given: send it as `Authorization: Bearer KEY`.",
+            kind="invalid_request_error",
+            code="invalid_api_key",
+            headers=[(b"www-authenticate", b"Bearer")],
+        )

@@ -1,10 +1,10 @@
 """`BoundedProtocol`: uvicorn's HTTP protocol, with bounds on connections, on how large and how slow a request may be, and on
 how long a client may leave a response unread.
 
-httptools collects a head of any size, and uvicorn waits for it, and for the body, however long; a middleware sees a head only
-when it is whole, and no rest of a body that comes after the response.
+httptools collects a head of any size, and uvicorn waits for the head and the body without a limit of time. A middleware cannot
+bound this: it sees a head only when it is whole, and never sees the rest of a body that comes after the response.
 
-More differences from uvicorn:
+Further differences from uvicorn:
 
 1. When a connection is lost, the request that runs on it ends, even if further requests wait on it (pipelining). uvicorn ends
    only the newest request, and stops reading while requests wait, so it does not see the end of the connection.
@@ -24,7 +24,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from inflight.entrypoints.serve.error_response import RETRY_AFTER_SECONDS
+from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
 from inflight.entrypoints.serve.settings import ServerSettings
 
 # Requests and bytes that may wait on a connection while a request runs. If there are more, the connection is closed: a client
@@ -34,8 +34,8 @@ MAX_PIPELINED_BYTES = 256 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """What comes without a piece of a body is counted by reads: the head, before `SizeLimits` counts it exactly, but also
-    trailers and chunks' extensions. One read more than `max_header_bytes` may be held."""
+    """Bytes that belong to no body (heads, trailers, extensions of chunks) are counted by reads, so up to `max_header_bytes`
+    and one read may be held. `SizeLimits` counts a whole head exactly."""
 
     settings: ServerSettings
 
@@ -47,12 +47,11 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._num_bodiless_bytes = (
-            0  # bytes read since the last piece of a body, or the last end of a head or a request
-        )
-        self._num_waiting_bytes = 0  # bytes read since a request waits behind the one that runs
+        # bytes read since the last piece of a body, or the last end of a head or a request
+        self._num_bodiless_bytes = 0
+        self._num_waiting_bytes = 0  # bytes read since a request waits behind the running one
         self._is_in_head = False
-        self._is_moving = False  # what was read last held a piece of a body, or the end of a head or a request
+        self._is_moving = False  # the last read had a piece of a body, or the end of a head or a request
         self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the head or the body that is awaited
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the client has something to read
@@ -109,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def _head_without_upgrade(self) -> bytes:
-        """The head that has been read, without `Upgrade`: a new parser reads it again."""
+        """The head that has been read, without `Upgrade`, for a new parser."""
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
@@ -150,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _go_on_reading(self) -> None:
-        """uvicorn stops reading while requests wait; but the end of the connection is seen only while reading."""
+        """uvicorn stops reading while requests wait, and then it would not see the end of the connection."""
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -198,19 +197,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """The transport closes when all is written; the timer closes it if the client reads nothing."""
+        """The transport closes when all is written. If the client reads nothing, the timer closes it."""
         if not self.transport.is_closing():
             self.transport.close()
             self._watch_client()
 
     def _watch_client(self) -> None:
-        """Start the timer. Until it ends nothing is written: the transport is full, or closing."""
+        """Start the timer of a transport that is full or closing, to which nothing is written meanwhile."""
         self._cancel_write_timer()
         num_unsent = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(self.settings.write_timeout, self._check_client, num_unsent)
 
     def _check_client(self, num_unsent_before: int) -> None:
-        """If the client has read something in this time, the timer begins again."""
+        """If the client has read something since the timer began, begin again; else end the connection."""
         self._write_timer = None
         if 0 < self.transport.get_write_buffer_size() < num_unsent_before:
             self._watch_client()
@@ -230,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_client()
 
     def _would_be_misread(self) -> bool:
-        """Whether a client would take a refusal of what is read for a part of a response, or for another request's."""
+        """Whether a client would take a refusal now for a part of a response, or for the response to another request."""
         running = self._running
         if running is None:
             return False
@@ -248,5 +247,5 @@ _TOO_LARGE = b"431 Request Header Fields Too Large"
 
 
 def bounded_protocol(settings: ServerSettings) -> type[BoundedProtocol]:
-    """uvicorn makes the protocols itself and hands them nothing of ours: the settings are the class's."""
+    """The class for these settings: uvicorn constructs the protocols itself and passes nothing of ours to them."""
     return type("BoundedProtocolOfSettings", (BoundedProtocol,), {"settings": settings})

@@ -1,93 +1,106 @@
 """`Server`: one front end from its first answer to its exit code.
 
-listen      -> the gate answers: /live 200, everything else 503
-start       -> the engine starts behind it; then the app is behind the gate
-shutdown    -> new requests are refused; the running ones have `shutdown_timeout` to end; then they are ended, each with its
-               terminal event; connections are closed, the engine ends, exit code 0
-cut         -> connections are cut, the engine ends, the exit code says so
-the engine  -> every stream is told, and `run` fails with the reason
-dies
+listen           the gate answers: /live 200, everything else 503
+start            the engine starts meanwhile; then requests pass through the gate to the app
+shutdown         new requests are refused; running ones have `shutdown_timeout` seconds; after that each of them is ended
+                 with its last event; connections are closed, the engine ends, the exit code is 0
+cut              connections are cut, the engine ends, the exit code is that of the cut
+the engine dies  every stream gets an error as its last event, and `run` raises the reason
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
+import os
+import signal
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Protocol, TypeVar, cast
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import uvicorn
 
 from inflight.entrypoints.serve.access_log import LineWriter
-from inflight.entrypoints.serve.error_response import ASGIApp
+from inflight.entrypoints.serve.api_keys import ApiKeys
+from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
-from inflight.errors import EngineError
+from inflight.entrypoints.serve.tls import reload_certificate
+from inflight.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from inflight.entrypoints.serve.engine_start import ServedModel
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-FLUSH_SECONDS = 5  # what a client has to read the last of its response, once all is written
-LOG_SECONDS = 1.0  # what the access log has to be written to its end
-HEALTH_SECONDS = 0.5  # between two looks at the engine
+FLUSH_SECONDS = 5  # in which a client must read the end of its response, once all is written
+LOG_SECONDS = 1.0  # in which the last lines of the access log must be written
+HEALTH_SECONDS = 0.5  # between two checks of the engine
 
 
-class Running(Protocol):
-    """What has been started: an engine, an app before it, and their metrics."""
+class StartUpClock:
+    """How long each phase of the start took, logged as it ends. Phases follow each other; the first one begins with the
+    process."""
 
-    app: ASGIApp
+    def __init__(self) -> None:
+        self._end = 0.0  # of the last phase, in seconds since the process started
+        self._phases: list[str] = []
 
-    async def check_health(self) -> None:
-        """
-        Raises:
-            EngineDeadError: the engine is gone.
-        """
-        ...
+    def mark(self, phase: str) -> None:
+        """The phase has ended."""
+        now = seconds_since_process_start()
+        logger.info("start-up: %s took %.2f s (%.2f s since the command)", phase, now - self._end, now)
+        self._phases.append(f"{phase} {now - self._end:.2f}")
+        self._end = now
 
-    async def drain(self, timeout: float) -> None:
-        """Wait until all requests have ended; after `timeout` seconds end them."""
-        ...
-
-    async def close(self) -> None: ...
-
-    def http_request(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
-        ...
-
-    def request_refused(self, reason: str) -> None:
-        """A request was turned away by the gate, which says why in a word."""
-        ...
-
-    def engine_died(self) -> None: ...
+    def summary(self) -> str:
+        """ "3.21 s: listening 0.31, engine 2.90" """
+        return f"{self._end:.2f} s: {', '.join(self._phases)}"
 
 
-Start = Callable[[], Awaitable[Running]]  # cancelled by a signal: then nothing is left running
+def seconds_since_process_start() -> float:
+    """proc(5): field 22 of /proc/self/stat is the start in clock ticks since boot."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 class Server:
     """
     Args:
-        settings: of the server.
         ssl_context: None speaks plain HTTP.
-        start: starts the engine, and builds the app.
+        start: starts the engine, and builds the app. A signal cancels it; then it leaves nothing running.
         shutdown: says when to end.
     """
 
     def __init__(
-        self, settings: ServerSettings, ssl_context: ssl.SSLContext | None, start: Start, shutdown: Shutdown
+        self,
+        settings: ServerSettings,
+        ssl_context: ssl.SSLContext | None,
+        start: Callable[[], Awaitable[ServedModel]],
+        shutdown: Shutdown,
     ) -> None:
         self._settings = settings
         self._start = start
         self._shutdown = shutdown
         self._gate = Gate(self._count_refusal)
-        self._running: Running | None = None
+        self._model: ServedModel | None = None
+        self._ssl_context = ssl_context
+        self._keys = ApiKeys(settings.api_keys, settings.api_key_file)
         self._lines = None if settings.access_log == "off" else LineWriter()
-        self._http = make_uvicorn(wrap(self._gate, settings, self._count, self._lines), settings, ssl_context)
+        self._http = make_uvicorn(
+            wrap(self._gate, settings, self._count, self._lines, self._keys), settings, ssl_context
+        )
 
     async def run(self, listener: socket.socket) -> int:
         """Serve until the shutdown; returns the exit code. To be called once.
@@ -95,46 +108,62 @@ class Server:
         Raises:
             ConfigError, EngineError: the engine could not start, or has died. Nothing is left running.
         """
+        if reads_files_again(self._settings):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_files_again)
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
         http.add_done_callback(lambda _: self._shutdown.begin())  # if it ends early, it has failed
         try:
-            self._running = await self._unless(self._shutdown.begun, self._start())
-            if self._running is not None:
-                self._gate.open(self._running.app)
-                await self._serve(self._running)
+            self._model = await self._unless(self._shutdown.begun, self._start())
+            if self._model is not None:
+                self._gate.open(self._model.app)
+                await self._serve(self._model)
         finally:
             self._gate.drain()
             await self._end_connections(http)
-            if self._running is not None:
-                await self._close(self._running)
+            if self._model is not None:
+                await self._close(self._model)
             if self._lines is not None:
                 await asyncio.to_thread(self._lines.close, LOG_SECONDS)
         return self._shutdown.exit_code
 
-    async def _serve(self, running: Running) -> None:
-        """Until all requests have ended once the shutdown has begun, or are cut.
+    def _read_files_again(self) -> None:
+        """Certificate, private key and API keys. If a file is wrong, what was read before stays in use."""
+        try:
+            if self._ssl_context is not None:
+                reload_certificate(self._ssl_context, self._settings)
+                logger.info("SIGHUP: new connections get the certificate in %s", self._settings.ssl_certfile)
+        except ConfigError as error:
+            logger.error("SIGHUP: the old certificate stays in use: %s", error)
+        try:
+            if self._settings.api_key_file is not None:
+                logger.info("SIGHUP: %d API keys are in use", self._keys.read_file_again())
+        except ConfigError as error:
+            logger.error("SIGHUP: the old API keys stay in use: %s", error)
+
+    async def _serve(self, model: ServedModel) -> None:
+        """Serve until the shutdown has begun and all requests have ended or are cut.
 
         Raises:
             EngineError: the engine has died.
         """
         try:
-            await self._unless(self._shutdown.begun, _watch(running))
+            await self._unless(self._shutdown.begun, _watch(model))
             self._gate.drain()
-            await self._unless(self._shutdown.cut, running.drain(self._settings.shutdown_timeout))
+            await self._unless(self._shutdown.cut, model.engine.drain(self._settings.shutdown_timeout))
         except EngineError:
             self._gate.fail()
-            running.engine_died()
+            model.metrics.engine_died()
             raise
 
-    async def _close(self, running: Running) -> None:
-        """However long the engine needs; a cut, before or meanwhile, leaves it `CUT_SECONDS`."""
-        closing, cut = asyncio.ensure_future(running.close()), asyncio.ensure_future(self._shutdown.cut.wait())
+    async def _close(self, model: ServedModel) -> None:
+        """Wait until the engine has ended; after a cut, `CUT_SECONDS` at most."""
+        closing, cut = asyncio.ensure_future(model.close()), asyncio.ensure_future(self._shutdown.cut.wait())
         await asyncio.wait([closing, cut], return_when=asyncio.FIRST_COMPLETED)
         cut.cancel()
         await asyncio.wait([closing], timeout=CUT_SECONDS)
 
     async def _end_connections(self, http: asyncio.Task[None]) -> None:
-        """All responses have their last byte, or never will. Connections get `FLUSH_SECONDS` to be read, a cut leaves none."""
+        """No response gets any more bytes. Clients have `FLUSH_SECONDS` to read what is written; a cut closes at once."""
         self._http.should_exit = True
         await self._unless(self._shutdown.cut, asyncio.wait([http]))
         if self._shutdown.cut.is_set():
@@ -144,7 +173,7 @@ class Server:
         await http
 
     async def _unless(self, event: asyncio.Event, work: Awaitable[_T]) -> _T | None:
-        """What the work returns. If the event is set first, the work is cancelled, and has ended unless that was cut short."""
+        """The result of `work`; None if `event` is set first: then `work` is cancelled, and except in a cut its end awaited."""
         task = asyncio.ensure_future(work)
         waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._shutdown.cut.wait())]
         try:
@@ -159,44 +188,44 @@ class Server:
         return task.result() if task.done() and not task.cancelled() else None
 
     def _count(self, route: str, status: int, seconds: float) -> None:
-        if self._running is not None:
-            self._running.http_request(route, status, seconds)
+        if self._model is not None:
+            self._model.metrics.http_request(route, status, seconds)
 
     def _count_refusal(self, reason: str) -> None:
-        if self._running is not None:
-            self._running.request_refused(reason)
+        if self._model is not None:
+            self._model.metrics.request_refused(reason)
+
+
+def reads_files_again(settings: ServerSettings) -> bool:
+    """Whether the server has files that SIGHUP makes it read again. If not, SIGHUP ends the process, as usual."""
+    return settings.ssl_certfile is not None or settings.api_key_file is not None
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals are ours: uvicorn's handlers would close the listener at the first one.
+    """Without uvicorn's signal handlers, which would close the listener at the first signal.
 
     Args:
-        handshake_timeout: seconds that a client has for TLS's handshake. A connection is no protocol's before, and not counted.
+        handshake_timeout: seconds that a client has for TLS's handshake. Until it ends, no protocol knows the connection.
     """
 
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
-        self._handshake_timeout = (
-            handshake_timeout if config.ssl is not None else None
-        )  # asyncio wants none without TLS
+        self._handshake_timeout = None if config.ssl is None else handshake_timeout  # asyncio takes none without TLS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's own knows no time limit of a handshake."""
-        config, loop = self.config, asyncio.get_running_loop()
-
-        def make_protocol() -> asyncio.Protocol:
-            protocol: Any = config.http_protocol_class  # Any: a name or a class
-            made: asyncio.Protocol = protocol(
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
-
+        """As uvicorn's, with a time limit for handshakes, which uvicorn does not have."""
+        make_protocol = partial(
+            cast("Any", self.config.http_protocol_class),  # Any: a name or a class
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
         self.servers = [
-            await loop.create_server(
+            await asyncio.get_running_loop().create_server(
                 make_protocol,
                 sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
                 ssl_handshake_timeout=self._handshake_timeout,
             )
             for listener in sockets or []
@@ -216,7 +245,7 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
         lifespan="off",
         log_config=None,
         access_log=False,  # `AccessLog`
-        proxy_headers=False,  # whoever sends X-Forwarded-For could choose what is logged
+        proxy_headers=False,  # `middlewares` has them
         server_header=False,
         backlog=settings.backlog,
         timeout_keep_alive=math.ceil(settings.keep_alive_timeout),
@@ -227,12 +256,12 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
     return _Uvicorn(config, settings.header_timeout)
 
 
-async def _watch(running: Running) -> None:
-    """Returns never.
+async def _watch(model: ServedModel) -> None:
+    """Check the engine again and again; never returns.
 
     Raises:
         EngineDeadError: the engine has died.
     """
     while True:
-        await running.check_health()
+        await model.engine.check_health()
         await asyncio.sleep(HEALTH_SECONDS)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from inflight import envs
+from inflight.entrypoints.serve.api_keys import key_problems
 from inflight.errors import ConfigError
 from inflight.setting import check_values, parse_bytes, setting
 
@@ -22,7 +23,6 @@ _SIZE = {"metavar": "BYTES", "parse": parse_bytes}
 _PATH = {"metavar": "PATH"}
 
 LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
-MIN_KEY_LENGTH = 8
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
 
@@ -52,6 +52,13 @@ class ServerSettings:
         75.0, "How long an idle connection stays open; more than a load balancer keeps its own.", **_SECONDS
     )
     access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
+    log_stats_interval: float = _server(
+        10.0,
+        "Time between two log lines about the engine while it has requests; 0 for none.",
+        bounds=(0, _LONGEST),
+        metavar="SECONDS",
+    )
+    log_requests: bool = _server(False, "Log a line when a request begins, and one when it ends, without its texts.")
     otlp_traces_endpoint: str | None = _server(None, "Send OpenTelemetry traces there (extra: tracing).", metavar="URL")
     api_keys: tuple[str, ...] = _access(
         (),
@@ -76,6 +83,12 @@ class ServerSettings:
         "Name that the `Host` header may have; *.example.com for all names below it, * for every name. May be repeated. "
         "Default: every name; only local names if the server listens on loopback and asks for no key.",
         metavar="NAME",
+    )
+    forwarded_allow_ips: str = _access(
+        "127.0.0.1",
+        "Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks, separated by commas; * for "
+        "all, none for no proxy.",
+        metavar="LIST",
     )
     allowed_origins: tuple[str, ...] = _access(
         (),
@@ -146,6 +159,8 @@ class ServerSettings:
         False, "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header."
     )
 
+    disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
+
     def __post_init__(self) -> None:
         # A combination is judged only where its parts are what they should be.
         if problems := list(check_values(ServerSettings, vars(self)).values()) or list(self._conflicts()):
@@ -159,6 +174,13 @@ class ServerSettings:
             return f"{scheme}+unix://{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def trusted_proxies(self) -> list[str]:
+        """`forwarded_allow_ips`, taken apart."""
+        if self.forwarded_allow_ips == "none":
+            return []
+        return [entry for part in self.forwarded_allow_ips.split(",") if (entry := part.strip())]
 
     @property
     def is_local(self) -> bool:
@@ -182,10 +204,12 @@ class ServerSettings:
     def _conflicts(self) -> Iterator[str]:
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             yield f"root_path={self.root_path!r} does not begin with a slash, or ends with one: give one like '/llm'"
-        if any(len(key) < MIN_KEY_LENGTH for key in self.api_keys):
-            yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: take a longer one"
-        if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
-            yield "an API key has characters that a header cannot carry: use printable ASCII without blanks"
+        yield from key_problems(self.api_keys)
+        if not all(map(_is_network, self.trusted_proxies)):
+            yield (
+                f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not a list of addresses and networks, separated by "
+                "commas, like 127.0.0.1,10.0.0.0/8; '*' is everybody, 'none' nobody"
+            )
         if self.max_total_body_bytes < self.max_body_bytes:
             yield f"max_total_body_bytes={self.max_total_body_bytes} is less than max_body_bytes={self.max_body_bytes}"
         if self.uds is not None and len(self.uds.encode()) > _MAX_UDS_BYTES:
@@ -209,5 +233,12 @@ def is_loopback(address: str) -> bool:
     """Whether `host` is a loopback address; False for a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_network(text: str) -> bool:
+    try:
+        return text == "*" or bool(ipaddress.ip_network(text))
     except ValueError:
         return False

@@ -1,7 +1,7 @@
-"""`Shutdown`: asked for once, the server lets its requests end; asked for again, it cuts its connections.
+"""`Shutdown`: the first signal lets running requests end, the second one cuts the connections.
 
-If something hangs, the process ends all the same: faulthandler's thread, which needs neither the event loop nor the GIL, prints
-the stack of every thread and exits with code 1.
+If the shutdown hangs, faulthandler's thread, which needs neither the event loop nor the GIL, prints the stack of every thread
+and ends the process with exit code 1.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from collections.abc import Iterator
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CUT_SECONDS = 5.0  # what the engine has to end once connections are cut
+CUT_SECONDS = 5.0  # in which the engine must end after a cut
 END_SECONDS = 35.0  # from the last request to the end of the process: connections 5, the engine 25, the rest 5
 _STDERR = 2
 
 
 class Shutdown:
-    """Of one event loop, and of a process that does nothing else.
+    """Used by one event loop, in a process that only serves.
 
     Args:
-        shutdown_timeout: seconds that running requests have to end.
-        end_seconds: seconds that the process then has to end.
+        shutdown_timeout: seconds in which running requests must end.
+        end_seconds: seconds in which the process must end after that.
 
     Attributes:
-        begun: new requests are refused, running ones have their time.
-        cut: connections are cut.
-        exit_code: of the process, once one of them is set.
+        begun: set when new requests are refused.
+        cut: set when connections are cut.
+        exit_code: of the process, once one of the events is set.
     """
 
     def __init__(self, shutdown_timeout: float, end_seconds: float = END_SECONDS) -> None:
@@ -54,7 +54,7 @@ class Shutdown:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """SIGTERM or SIGINT begins it, a second one cuts, a third one kills this process. Main thread only."""
+        """SIGTERM or SIGINT begins the shutdown, a second one cuts, a third one kills the process. Main thread only."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -67,7 +67,7 @@ class Shutdown:
     def _on_signal(self, number: signal.Signals) -> None:
         if not self.begun.is_set():
             logger.info(
-                "%s: new requests are refused, running ones have %g s; once more stops at once",
+                "%s: new requests are refused, running ones have %g s; a second signal cuts the connections",
                 number.name,
                 self._timeout,
             )

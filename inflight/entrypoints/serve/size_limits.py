@@ -5,48 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from inflight.entrypoints.serve.error_response import (
-    RETRY_AFTER_SECONDS,
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    header_of,
-    send_error,
-)
+from inflight.entrypoints.serve.asgi import ASGIApp, Message, Receive, Scope, Send, header_of, send_error
+from inflight.entrypoints.serve.settings import ServerSettings
 
-LINGER_SECONDS = 2.0  # that a client has to send the rest of what is refused
-_CLOSE = [(b"connection", b"close")]  # the rest of the body is not wanted
+LINGER_SECONDS = 2.0  # in which a client can send the rest of a body that is refused
 
 
 class SizeLimits:
-    """Too large headers are a 431, a too large body is a 413: at once where its length is announced, else where it gets too
-    large. A body that finds no room beside the bodies of other requests is a 503. After that, `receive` reports a disconnect,
-    and what the app sends is dropped.
+    """Too large headers are a 431. A too large body is a 413: at once if its length is announced, else when it gets too large.
+    A body is a 503 if there is no room for it beside the bodies of other requests. After a refusal `receive` reports a
+    disconnect, and what the app sends is dropped.
 
     A body counts from its first byte until its request is answered, because the app may keep it until then.
-
-    Args:
-        max_total_body_bytes: size of the bodies of all requests together.
     """
 
-    def __init__(self, app: ASGIApp, *, max_header_bytes: int, max_body_bytes: int, max_total_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
-        self._max_header_bytes = max_header_bytes
-        self._max_body_bytes = max_body_bytes
-        self._max_total = max_total_body_bytes
+        self._max_header_bytes = settings.max_header_bytes
+        self._max_body_bytes = settings.max_body_bytes
+        self._max_total = settings.max_total_body_bytes
         self._total = 0  # bytes of bodies that are held now
+        headers = f"the request line and headers are larger than the {self._max_header_bytes} bytes allowed"
+        body = f"the request body is larger than the {self._max_body_bytes} bytes allowed"
+        total = f"the bodies of all requests together reach the limit of {self._max_total} bytes; try again later"
+        self._refusals = {  # status -> message, error.type, error.code
+            431: (headers, "invalid_request_error", "headers_too_large"),
+            413: (body, "invalid_request_error", "request_too_large"),
+            503: (total, "overloaded_error", "overloaded"),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if line + sum(len(name) + len(value) for name, value in scope["headers"]) > self._max_header_bytes:
-            message = f"the request line and headers are larger than the {self._max_header_bytes} bytes allowed"
-            await send_error(send, 431, message, kind="invalid_request_error", code="headers_too_large", headers=_CLOSE)
+            await self._refuse(send, 431)
             return
         announced = header_of(scope, b"content-length")
         if announced is not None and announced.isdigit() and int(announced[:20]) > self._max_body_bytes:
-            await self._refuse_too_large(receive, send, has_more=True)
+            await self._refuse(_lingering(receive, send), 413)
             return
         await self._count_body(scope, receive, send)
 
@@ -65,8 +60,8 @@ class SizeLimits:
                 return message
             refused = True
             if not started:
-                is_too_large, has_more = num_bytes + added > self._max_body_bytes, message.get("more_body", False)
-                await (self._refuse_too_large if is_too_large else self._refuse_for_now)(receive, send, has_more)
+                status = 413 if num_bytes + added > self._max_body_bytes else 503
+                await self._refuse(_lingering(receive, send) if message.get("more_body", False) else send, status)
             return {"type": "http.disconnect"}
 
         async def unless_refused(message: Message) -> None:
@@ -80,36 +75,18 @@ class SizeLimits:
         finally:
             self._total -= num_bytes
 
-    async def _refuse_too_large(self, receive: Receive, send: Send, has_more: bool) -> None:
-        message = f"the request body is larger than the {self._max_body_bytes} bytes allowed"
-        await send_error(
-            _lingering(receive, send, has_more),
-            413,
-            message,
-            kind="invalid_request_error",
-            code="request_too_large",
-            headers=_CLOSE,
-        )
-
-    async def _refuse_for_now(self, receive: Receive, send: Send, has_more: bool) -> None:
-        message = f"the bodies of all requests together reach the limit of {self._max_total} bytes; try again later"
-        await send_error(
-            _lingering(receive, send, has_more),
-            503,
-            message,
-            kind="overloaded_error",
-            code="overloaded",
-            headers=[*_CLOSE, (b"retry-after", b"%d" % RETRY_AFTER_SECONDS)],
-        )
+    async def _refuse(self, send: Send, status: int) -> None:
+        message, kind, code = self._refusals[status]
+        await send_error(send, status, message, kind=kind, code=code, headers=[(b"connection", b"close")])
 
 
-def _lingering(receive: Receive, send: Send, has_more: bool) -> Send:
-    """End the response, and with it the connection, only after the client has sent its whole body, or after
+def _lingering(receive: Receive, send: Send) -> Send:
+    """`send` that ends the response, and with it the connection, only after the client has sent its whole body, or after
     LINGER_SECONDS. If the connection were closed while bytes are unread, the kernel would reset it, and the client might
     never see the response."""
 
     async def send_last(message: Message) -> None:
-        if message["type"] == "http.response.body" and has_more:
+        if message["type"] == "http.response.body":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):
                     while (await receive()).get("more_body", False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send
+from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send
 
 SENT_METHOD = "sent_method"  # key in scope["state"] of the method that the client sent, if the scope has another one
 

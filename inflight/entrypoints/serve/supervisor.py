@@ -1,12 +1,13 @@
-"""`supervise`: several front ends before one engine, each a process of its own; all of them accept on the one listener.
+"""`supervise`: starts, watches and ends several front ends that share one engine, each in a process of its own.
 
-    this process        owns the listener's address, the engine's process and the folder of the metrics; serves nobody
+    this process        owns the listener's address, the engine's process and the folder of the metrics; serves no request
      |-- engine
-     |-- front end 0    a `Server`; records what the engine says of itself
+     |-- front end 0    a `Server`; records the engine's statistics
      |-- front end 1    a `Server`
 
-They take requests once all of them are ready. A signal here drains, or cuts, them all. When one fails or dies, the others are
-drained, and the command fails: whoever supervises it starts all of it anew.
+All front ends accept on the one listener, and take requests once all of them are ready. The first signal to this process drains
+all of them, the second one cuts their connections. If one fails or dies, the others are drained, and the command fails, so that
+systemd or Kubernetes starts it again.
 """
 
 from __future__ import annotations
@@ -16,39 +17,40 @@ import contextlib
 import importlib
 import json
 import logging
+import signal
 import socket
 import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.serve.control import CUT, DRAIN, ENGINE, OPEN, FrontEndStart
+from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
+from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
-from inflight.entrypoints.serve.start_up import StartUpClock
 from inflight.errors import EngineError, InflightError, error_by_name
 from inflight.executor.process import ChildProcess, stop_processes
 
 if TYPE_CHECKING:
-    from inflight.entrypoints.serve.engine_launch import LaunchedEngine
+    from inflight.engine.core_client import EngineProcess
 
 logger = logging.getLogger(__name__)
 
-CUT_GRACE_SECONDS = 2.0  # that a front end has beyond what it leaves the engine
-LAST_SECONDS = 2.0  # that a front end has to exit after its last message
+CUT_GRACE_SECONDS = 2.0  # a front end leaves the engine CUT_SECONDS, and has so much more for its own end
+LAST_SECONDS = 2.0  # in which a front end must exit after its last message
 
 
 class FrontEndProcess:
     """One front end, from its start to its end; on the event loop.
 
     Attributes:
-        ready: what it serves, once it could. Never an error.
-        ended: its process has said its last word.
-        failure: why, if nobody asked for that.
+        ready: the description of the model, once the front end can serve it. Never an error.
+        ended: done when the process has closed its end of the socket.
+        failure: why it has ended, if nobody asked for that.
     """
 
-    def __init__(self, index: int, listener: socket.socket, variables: dict[str, str]) -> None:
+    def __init__(self, index: int, listener: socket.socket, start: FrontEndStart, variables: dict[str, str]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -57,9 +59,10 @@ class FrontEndProcess:
         self._received = b""
         self._socket, theirs = socket.socketpair()
         try:
-            fds = [listener.fileno(), theirs.fileno()]
-            module = "inflight.entrypoints.serve.front_end_main"
-            self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
+            with start.to_file() as file:
+                fds = [listener.fileno(), theirs.fileno(), file.fileno()]
+                module = "inflight.entrypoints.serve.front_end_main"
+                self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
         except BaseException:
             self._socket.close()
             raise
@@ -67,12 +70,8 @@ class FrontEndProcess:
             theirs.close()
         loop.add_reader(self._socket, self._read)
 
-    def start(self, start: FrontEndStart) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `ended` says so
-            start.send(self._socket)
-
     def send(self, order: bytes, fds: Sequence[int] = ()) -> None:
-        """Nothing happens once it has ended."""
+        """Send an order. Nothing happens once the process has ended."""
         self._is_asked_to_end |= order in (DRAIN, CUT)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [order], list(fds))
@@ -107,23 +106,24 @@ class FrontEndProcess:
 
 
 async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listener, clock: StartUpClock) -> int:
-    """Serve until a signal; returns the exit code. Nothing is left running.
+    """Serve until a signal, and return the exit code. No process is left running.
 
     Raises:
         ConfigError, EngineError: the engine or a front end could not start, or has died.
     """
-    shutdown = Shutdown(
-        settings.shutdown_timeout, 2 * END_SECONDS
-    )  # END_SECONDS for the front ends, and then as much for the engine
+    # the front ends have END_SECONDS, and then the engine has as much
+    shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)
     front_ends: list[FrontEndProcess] = []
-    engine: LaunchedEngine | None = None
+    engine: EngineProcess | None = None
 
     async def start() -> None:
         nonlocal engine
-        module = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_launch")
-        config = await asyncio.to_thread(module.resolve_config, args)
+        # the imports take longer than a front end needs for its first answer: they come after the front ends' start
+        core_client = await asyncio.to_thread(importlib.import_module, "inflight.engine.core_client")
+        engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
+        config = await asyncio.to_thread(engine_front_end.resolve_config, args)
         clock.mark("importing")
-        engine = module.LaunchedEngine(args, config, settings.api_server_count)
+        engine = core_client.EngineProcess(args, config, settings.api_server_count)
         assert engine is not None
         for front_end in front_ends:
             with engine.sockets.pop(0) as engine_socket:
@@ -140,11 +140,13 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
         tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
     ):
         try:
+            if reads_files_again(settings):
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
             for index in range(settings.api_server_count):
+                front_end_start = FrontEndStart(settings=settings, args=args, records_engine=index == 0)
                 variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
-                front_ends.append(FrontEndProcess(index, listener.socket, variables))
-                front_ends[-1].start(FrontEndStart(settings=settings, args=args, records_engine=index == 0))
-            listener.socket.close()  # accepted on by them alone: when they are gone, clients are refused
+                front_ends.append(FrontEndProcess(index, listener.socket, front_end_start, variables))
+            listener.socket.close()  # only the front ends accept: when they are gone, the kernel refuses clients
             await _serve(asyncio.ensure_future(start()), front_ends, shutdown)
         finally:
             await _end(front_ends, engine, shutdown)
@@ -153,8 +155,13 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     return shutdown.exit_code
 
 
+def _pass_on_sighup(front_ends: Sequence[FrontEndProcess]) -> None:
+    for front_end in front_ends:
+        front_end.process.send_signal(signal.SIGHUP)
+
+
 async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProcess], shutdown: Shutdown) -> None:
-    """Until the shutdown begins or a front end ends, in the midst of the start, too.
+    """Return when the shutdown begins or a front end ends, also during the start.
 
     Raises:
         ConfigError, EngineError: what `start` raises.
@@ -172,7 +179,7 @@ async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProce
         await asyncio.wait([start])
 
 
-async def _end(front_ends: Sequence[FrontEndProcess], engine: LaunchedEngine | None, shutdown: Shutdown) -> None:
+async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | None, shutdown: Shutdown) -> None:
     """Drain the front ends, or cut them, and end the engine."""
     for front_end in front_ends:
         front_end.send(DRAIN)
@@ -189,4 +196,4 @@ async def _end(front_ends: Sequence[FrontEndProcess], engine: LaunchedEngine | N
     for front_end in front_ends:
         front_end.close()
     if engine is not None:
-        await asyncio.to_thread(engine.close, is_cut=shutdown.cut.is_set())
+        await asyncio.to_thread(engine.close, *([CUT_SECONDS] if shutdown.cut.is_set() else []))

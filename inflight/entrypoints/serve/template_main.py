@@ -1,8 +1,8 @@
 """The program that renders chat templates of requests: `python -m inflight.entrypoints.serve.template_main TITLE FD`.
 
-The descriptor is a stream socket. A job is JSON with its length before it, and its answer has the same form; see
-`template_process`. Before each job a timer is set to the processor time that the job may take. When it ends, the kernel
-ends the process (SIGPROF): there is no other way to end a template's loop. The kernel bounds the memory, too.
+The descriptor is a stream socket. A job is one line of JSON, and so is its answer; see `template_process`. Before each job a
+timer is set to the processor time that the job may take. When it runs out, the kernel ends the process (SIGPROF), because
+nothing else can end a template's loop. The kernel bounds the memory, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 from typing import Any
 
@@ -20,24 +19,20 @@ from inflight.errors import InflightError, TokenizerError
 from inflight.executor.process import name_process
 from inflight.tokenizer.chat_template import ChatTemplate
 
-LENGTH = struct.Struct("<Q")
 MAX_MEMORY_BYTES = 2**30  # in addition to what the process has at its start
 _NICENESS = 5  # the engine has priority
 
 
 def main() -> None:
     name_process(sys.argv[1])
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal sends it to the whole group; this process ends with its stream
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; this process ends with its stream
     os.nice(_NICENESS)
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=int(sys.argv[2])) as stream, stream.makefile("rwb") as file:
-        while head := file.read(LENGTH.size):
-            content = _answer(json.loads(file.read(LENGTH.unpack(head)[0])))
-            file.write(LENGTH.pack(len(content)) + content)
+        for line in file:
+            file.write(_answer(json.loads(line)) + b"\n")
             file.flush()
 
 

@@ -1,28 +1,27 @@
 """`TemplateProcesses`: renders chat templates of requests in processes, which the kernel ends when their time is over.
 
 Jinja's sandbox limits what a template can access, but not how long it runs: one line of text can hold eight nested loops of a
-thousand rounds each, and a thread that runs them cannot be stopped. Here such a template ends its own request and one process.
+thousand rounds each, and a thread that runs them cannot be stopped. A process can: such a template ends its own request only.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-from inflight.entrypoints.serve.error_response import RETRY_AFTER_SECONDS
-from inflight.entrypoints.serve.template_main import LENGTH
+from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
 from inflight.errors import InvalidRequestError, OverloadedError, TokenizerError
 from inflight.executor.process import ChildProcess, stop_processes
 
 MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that may wait for a process
-START_SECONDS = 30.0  # within which a process must start, even on a busy machine
-WALL_FACTOR = 5  # seconds of wall-clock time that a job has for each second of processor time
+START_SECONDS = 30.0  # in which a process must start
+WALL_FACTOR = 5  # a job may last this many times its processor time, in case the machine is busy
+MAX_ANSWER_BYTES = 2**31  # more than the process has memory
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
 
@@ -36,8 +35,10 @@ class TemplateProcesses:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._idle: list[_Helper] = []
-        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+        # None: a process that is not running. The process that was used last is taken first.
+        self._free: asyncio.LifoQueue[_Helper | None] = asyncio.LifoQueue()
+        for _ in range(MAX_PROCESSES):
+            self._free.put_nowait(None)
         self._num_waiting = 0
 
     async def render(self, source: str, special_tokens: Mapping[str, str], **job: Any) -> str:  # Any: JSON
@@ -54,54 +55,50 @@ class TemplateProcesses:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         job |= {"source": source, "special_tokens": dict(special_tokens), "seconds": self._seconds}
-        content = await asyncio.to_thread(lambda: json.dumps(job).encode())
+        content = await asyncio.to_thread(lambda: json.dumps(job).encode() + b"\n")
         self._num_waiting += 1
         try:
-            await self._slots.acquire()
+            helper = await self._free.get()
         finally:
             self._num_waiting -= 1
+        running: _Helper | None = None
         try:
-            answer = await self._ask(content)
+            running, answer = await self._ask(helper, content)
         finally:
-            self._slots.release()
+            self._free.put_nowait(running)
         if "error" in answer:
             name, message = answer["error"]
             raise _ERRORS[name](message)
         text: str = answer["text"]
         return text
 
-    async def _ask(self, content: bytes) -> dict[str, Any]:
-        helper = self._take_idle()
-        seconds = WALL_FACTOR * self._seconds + (0.0 if helper is not None else START_SECONDS)
-        helper = helper or _Helper()
+    async def _ask(self, helper: _Helper | None, content: bytes) -> tuple[_Helper, dict[str, Any]]:
+        """The process that has answered, and its answer."""
+        seconds = WALL_FACTOR * self._seconds
+        if helper is not None and not helper.is_alive:  # something has ended it: the kernel, when memory ran short
+            await helper.close()
+            helper = None
+        if helper is None:
+            helper = _Helper()
+            seconds += START_SECONDS
         try:
             async with asyncio.timeout(seconds):
-                answer = await helper.ask(content)
+                return helper, await helper.ask(content)
         except (TimeoutError, EOFError, ConnectionError) as error:
-            ended_by = helper.close()
-            too_slow = isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF
-            why = (
-                f"takes longer than the {self._seconds:g} s of --template-timeout" if too_slow else "cannot be rendered"
-            )
+            ended_by = await helper.close()
+            why = "cannot be rendered"
+            if isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF:
+                why = f"takes longer than the {self._seconds:g} s of --template-timeout"
             raise TokenizerError(f"chat_template: the template {why}") from None
         except BaseException:  # the client has gone
-            helper.close()
+            await helper.close()
             raise
-        self._idle.append(helper)
-        return answer
 
-    def _take_idle(self) -> _Helper | None:
-        while self._idle:
-            helper = self._idle.pop()
-            if helper.is_alive:
-                return helper
-            helper.close()  # somebody has ended it while it waited: the kernel, when memory ran short
-        return None
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the idle processes. A process that renders ends with its request, or when its time is over."""
-        while self._idle:
-            self._idle.pop().close()
+        while not self._free.empty():
+            if (helper := self._free.get_nowait()) is not None:
+                await helper.close()
 
 
 class _Helper:
@@ -111,7 +108,7 @@ class _Helper:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = ChildProcess("inflight: template", _MODULE, [theirs.fileno()])
-        self._socket.setblocking(False)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -122,28 +119,22 @@ class _Helper:
         Raises:
             EOFError, ConnectionError: the process has ended.
         """
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self._socket, LENGTH.pack(len(content)) + content)
-        length = LENGTH.unpack(await self._read(LENGTH.size))[0]
-        received = await self._read(length)
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(sock=self._socket, limit=MAX_ANSWER_BYTES)
+        reader, writer = self._streams
+        writer.write(content)
+        await writer.drain()
+        received = await reader.readuntil()
         answer: dict[str, Any] = await asyncio.to_thread(json.loads, received)
         return answer
 
-    async def _read(self, count: int) -> bytearray:
-        loop, received = asyncio.get_running_loop(), bytearray()
-        while len(received) < count:
-            part = await loop.sock_recv(self._socket, min(count - len(received), 2**20))
-            if not part:
-                raise EOFError
-            received += part
-        return received
-
-    def close(self) -> int | None:
+    async def close(self) -> int | None:
         """End the process if it still runs; return its exit code as `subprocess` defines it. To be called once."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
         self._socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
-        stop_processes([self._process], 1.0)
+        self._process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(stop_processes, [self._process], 1.0)
         code = self._process.exit_code
         self._process.close()
         return code

@@ -1,4 +1,4 @@
-"""`make_ssl_context`: TLS from the files that the settings name, with errors that say which file is wrong."""
+"""`make_ssl_context`: the TLS context of the files in the settings, with errors that name the wrong file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """None without a certificate.
 
     Raises:
-        ConfigError: a file is missing, is no PEM, or the key does not belong to the certificate.
+        ConfigError: a file is missing or not PEM, or the key does not belong to the certificate.
     """
     if settings.ssl_certfile is None:
         return None
@@ -27,14 +27,14 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
             raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
 
     def refuse_password() -> str:
-        raise ConfigError("the private key of ssl_certfile asks for a password; take one that does not")
+        raise ConfigError("the private key of ssl_certfile asks for a password; use a key without one")
 
     try:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, refuse_password)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"ssl_certfile={settings.ssl_certfile!r} with ssl_keyfile={settings.ssl_keyfile!r} are no certificate and its "
-            f"private key in PEM: {getattr(error, 'reason', None) or error}"
+            f"ssl_certfile={settings.ssl_certfile!r} with ssl_keyfile={settings.ssl_keyfile!r} are not a certificate and "
+            f"its private key in PEM: {getattr(error, 'reason', None) or error}"
         ) from error
     if settings.ssl_ca_certs is not None:
         try:
@@ -43,3 +43,15 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
             raise ConfigError(f"ssl_ca_certs={settings.ssl_ca_certs!r} holds no certificates in PEM") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
+    """Read the certificate and its key again, for new connections. `ssl_ca_certs` is not read again.
+
+    Raises:
+        ConfigError: a file is wrong; `context` is unchanged.
+    """
+    # if `load_cert_chain` failed for `context`, that would have the new certificate with the old key: so test the files first
+    make_ssl_context(settings)
+    assert settings.ssl_certfile is not None
+    context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from inflight.interface.statistics import SchedulerStats
-from inflight.metrics.observer import FinishedRequest
+from inflight.metrics.log_lines import CANARY_TOKENS
+from inflight.metrics.observer import EngineObserver, FinishedRequest
 from tests.unit.engine.serving import endless, mock_engine, read, submit
 from tests.unit.engine.test_async_llm import run, until
 
 
-class Observed:
+class Observed(EngineObserver):
     """An observer that keeps all it hears."""
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ def test_observers_hear_of_tokens_ends_and_the_engines_state() -> None:
         stats = observed.stats
         assert sum(each.prefix_cache_queries for each in stats) == 3 * 64
         assert sum(each.prefix_cache_hits for each in stats) == 2 * 48
+        assert generated <= sum(each.num_generation_tokens for each in stats) <= generated + 50, "c was cut off"
         assert [each.step_id for each in stats] == sorted(each.step_id for each in stats)
         assert any(each.num_running == 1 and each.kv_cache_usage > 0 for each in stats)
         shares = [each.hidden_share for each in stats if each.hidden_share is not None]
@@ -75,6 +77,9 @@ def test_an_idle_engine_shows_by_a_step_that_it_is_ready() -> None:
             await engine.check_health()
             await until(lambda: bool(observed.stats) and observed.stats[-1].num_running == 0)
             assert observed.stats[-1].step_id == 0
+            assert sum(each.prefix_cache_queries for each in observed.stats) == CANARY_TOKENS, (
+                "the log has no line for it"
+            )
             assert not observed.finished  # it is nobody's request
             await engine.reset_prefix_cache()
 

@@ -201,6 +201,9 @@ scheduler_stats = st.builds(
     prefix_cache_queries=ids,
     prefix_cache_hits=ids,
     num_preemptions=ids,
+    num_generation_tokens=ids,
+    num_draft_tokens=ids,
+    num_accepted_tokens=ids,
     step_gaps=st.lists(st.floats(0, 9), max_size=3).map(tuple),
     hidden_share=st.none() | st.floats(0, 1),
 )

@@ -2,7 +2,7 @@
 
 POST /stream streams `?tokens=N` words, 20 ms apart, then "[DONE]"; drained, it ends with "aborted"; of a dead engine, with
 "dead". POST /kill kills the engine. POST /hang starts a thread that never ends. POST /read reads its body. With CLOSE_SECONDS
-in the environment the engine's end takes that long; END_SECONDS is what the process has for its own. At the end "closed" is
+in the environment the engine's end takes that long; CUT_SECONDS and END_SECONDS replace the server's. At the end "closed" is
 printed: the engine was closed.
 """
 
@@ -16,7 +16,8 @@ import sys
 from typing import Any
 from urllib.parse import parse_qs
 
-from inflight.entrypoints.serve.error_response import Receive, Scope, Send, send_json
+from inflight.entrypoints.serve import server
+from inflight.entrypoints.serve.asgi import Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -31,6 +32,7 @@ class StandInEngine:
         self.aborting = asyncio.Event()
         self.is_dead = False
         self.app = make_app(self)
+        self.engine = self.metrics = self
 
     async def check_health(self) -> None:
         if self.is_dead:
@@ -97,6 +99,8 @@ async def main() -> int:
         await asyncio.sleep(float(sys.argv[2]))
         return StandInEngine()
 
+    if "CUT_SECONDS" in os.environ:
+        server.CUT_SECONDS = float(os.environ["CUT_SECONDS"])
     shutdown = Shutdown(settings.shutdown_timeout, float(os.environ.get("END_SECONDS", END_SECONDS)))
     listener = Listener(settings)
     print(listener.port, flush=True)

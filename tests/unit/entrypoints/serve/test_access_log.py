@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.serve.access_log import AccessLog, LineWriter
-from inflight.entrypoints.serve.error_response import ASGIApp, Message, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.asgi import ASGIApp, Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.spellings import Spellings
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from inflight.entrypoints.serve.access_log import MAX_LINES, AccessLog, LineWriter
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
-from inflight.entrypoints.serve.error_response import Message, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -232,6 +232,39 @@ def test_settings_do_not_show_keys(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         logging.getLogger("x").info("%s", ServerSettings(api_keys=KEYS))
     assert "first-key" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "expected"),
+    [
+        ("127.0.0.1", "9.9.9.9", "1.2.3.4"),  # a client that is no trusted proxy forges an address
+        ("", "9.9.9.9", "1.2.3.4"),
+        ("1.2.3.0/24", "9.9.9.9", "9.9.9.9"),
+        ("1.2.3.4", "6.6.6.6, 9.9.9.9", "9.9.9.9"),  # the client has sent 6.6.6.6, and the proxy has added 9.9.9.9
+        ("1.2.3.4, 9.9.9.9", "6.6.6.6, 9.9.9.9", "6.6.6.6"),
+    ],
+)
+def test_only_trusted_proxies_name_the_client(trusted: str, forwarded: str, expected: str, tmp_path: Path) -> None:
+    seen: list[Scope] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await send_json(send, 200, {})
+
+    with (tmp_path / "log").open("wb") as opened:
+        lines = LineWriter(opened.fileno())
+        app = wrap(note, ServerSettings(forwarded_allow_ips=trusted, access_log="json"), None, lines)
+        call(app, headers={"X-Forwarded-For": forwarded, "X-Forwarded-Proto": "https"})
+        lines.close(5)
+    assert json.loads((tmp_path / "log").read_text())["client"] == expected
+    assert seen[0]["client"][0] == expected
+    assert seen[0].get("scheme") == (None if expected == "1.2.3.4" else "https")
+
+
+@pytest.mark.parametrize("given", ["localhost", "127.0.0.1,proxy", "10.0.0.1/8", "1.2.3"])
+def test_a_proxy_that_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"forwarded_allow_ips=.*addresses and networks"):
+        ServerSettings(forwarded_allow_ips=given)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from inflight.entrypoints.serve.error_response import ASGIApp, Receive, Scope, Send, send_json
+from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.protocol import MAX_PIPELINED_BYTES, MAX_PIPELINED_REQUESTS, bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.serve.reasoning_end import with_reasoning_end
+from inflight.entrypoints.serve.engine_start import with_reasoning_end
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
 

@@ -9,7 +9,7 @@ import ssl
 import pytest
 import uvloop
 
-from inflight.entrypoints.serve.error_response import Receive, Scope, Send
+from inflight.entrypoints.serve.asgi import Receive, Scope, Send
 from inflight.entrypoints.serve.server import make_uvicorn
 from inflight.entrypoints.serve.settings import ServerSettings
 

@@ -59,9 +59,8 @@ def test_the_end_closes_the_engine_and_then_sends_what_is_left_of_the_traces() -
     async def close_engine() -> None:
         closed.append("engine")
 
-    engine: Any = SimpleNamespace(check_health=None, drain=None, model=model, close=close_engine)
-    metrics: Any = SimpleNamespace(http_request=None, request_refused=None, engine_died=None)
+    engine: Any = SimpleNamespace(model=model, close=close_engine)
     tracing: Any = SimpleNamespace(close=lambda: closed.append("tracing"))
-    app: Any = None
-    asyncio.run(ServedModel(engine, app, metrics, tracing, "name").close())
+    missing: Any = None
+    asyncio.run(ServedModel("name", engine, missing, missing, tracing).close())
     assert closed == ["engine", "tracing"]

@@ -26,7 +26,7 @@ async def processes(seconds: float = 5.0) -> AsyncIterator[TemplateProcesses]:
     try:
         yield made
     finally:
-        made.close()
+        await made.close()
 
 
 def test_a_template_is_rendered_and_errors_come_back() -> None:

@@ -1,4 +1,4 @@
-"""An error in OpenAI's shape, sent by what stands before the app: middlewares, and the gate while there is no app."""
+"""What the middlewares share: ASGI's types, JSON answers, errors in OpenAI's shape, and the paths of probes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Operators ask these how the server is: without a key, by any name of the host, and without a line in the log.
+PROBES = frozenset({"/health", "/live", "/ping", "/ready"})
 RETRY_AFTER_SECONDS = 5
 
 
@@ -21,12 +23,13 @@ async def send_error(
     message: str,
     *,
     kind: str,
-    code: str | None = None,
+    code: str,
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """`kind` is OpenAI's `error.type`, `code` its `error.code`."""
+    """`kind` is OpenAI's `error.type`, `code` its `error.code`. A 503 has `Retry-After`."""
     error = {"message": message, "type": kind, "param": None, "code": code}
-    await send_json(send, status, {"error": error}, headers)
+    retry = [(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)] if status == 503 else []
+    await send_json(send, status, {"error": error}, [*headers, *retry])
 
 
 async def send_json(send: Send, status: int, value: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

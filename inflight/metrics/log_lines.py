@@ -1,0 +1,107 @@
+"""`StatsLog` and `RequestLog`: the observers that write lines to the log, about the engine and about each request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+
+from inflight.interface.statistics import SchedulerStats
+from inflight.metrics.observer import EngineObserver, FinishedRequest
+from inflight.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+CANARY_TOKENS = 1  # of the prompt of a request that only tests whether an idle engine makes steps
+
+
+class StatsLog(EngineObserver):
+    """Logs a line every `interval` seconds while there are requests, and the last one when the engine has become idle.
+
+    Used by one event loop. Each front end gets the statistics of the whole engine, so only one of them has a `StatsLog`.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._begin = 0.0  # of the current interval
+        self._reports: list[SchedulerStats] = []  # of this interval
+        self._newest: SchedulerStats | None = None  # None while the engine is idle, and no interval runs
+
+    def stats_changed(self, stats: SchedulerStats) -> None:
+        if self._newest is None:
+            if not _has_requests(stats) and _num_computed(stats) <= CANARY_TOKENS:
+                return
+            self._start_interval()
+        self._newest = stats
+        self._reports.append(stats)
+
+    def _start_interval(self) -> None:
+        self._reports = []
+        self._begin = time.monotonic()
+        asyncio.get_running_loop().call_later(self._interval, self._end_interval)
+
+    def _end_interval(self) -> None:
+        assert self._newest is not None
+        logger.info("%s", describe(self._newest, self._reports, time.monotonic() - self._begin))
+        if _has_requests(self._newest):
+            self._start_interval()
+        else:
+            self._newest = None
+
+
+def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds: float) -> str:
+    """The engine's state now, and the rates of what `reports` have counted in this time."""
+
+    def total(name: str) -> int:
+        return sum(getattr(report, name) for report in reports)
+
+    state = f"{newest.num_running} requests run, {newest.num_waiting} wait"
+    parts = [
+        state if _has_requests(newest) else "the engine is idle now",
+        f"{sum(map(_num_computed, reports)) / seconds:.1f} prompt tokens/s",
+        f"{total('num_generation_tokens') / seconds:.1f} output tokens/s",
+        f"KV cache {newest.kv_cache_usage:.1%} used",
+        f"prefix cache hits {total('prefix_cache_hits') / max(total('prefix_cache_queries'), 1):.1%}",
+    ]
+    if num_drafts := total("num_draft_tokens"):
+        parts.append(f"drafts accepted {total('num_accepted_tokens') / num_drafts:.1%}")
+    return ", ".join(parts)
+
+
+def _has_requests(stats: SchedulerStats) -> bool:
+    return bool(stats.num_running or stats.num_waiting)
+
+
+def _num_computed(stats: SchedulerStats) -> int:
+    return stats.prefix_cache_queries - stats.prefix_cache_hits
+
+
+class RequestLog(EngineObserver):
+    """Logs a line when a request has been validated and tokenised, and one when it has ended. Never a text of the request."""
+
+    def request_started(self, route: str, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
+        logger.info("%s began: %s, %d prompt tokens, %s", request_id, route, num_prompt_tokens, _describe(params))
+
+    def request_finished(self, request: FinishedRequest) -> None:
+        logger.info(
+            "%s ended: %s, %d prompt tokens (%d from the prefix cache), %d output tokens, %.3f s",
+            request.request_id,
+            "+".join(request.finish_reasons),
+            request.num_prompt_tokens,
+            request.num_cached_tokens,
+            request.num_generation_tokens,
+            request.finished_time - request.arrival_time,
+        )
+
+
+def _describe(params: SamplingParams) -> str:
+    """The parameters that differ from their defaults. Only numbers are shown: other values may hold texts."""
+    given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    changed = {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
+    shown = [f"{name}={value}" if isinstance(value, int | float) else f"{name}=..." for name, value in changed.items()]
+    return " ".join(shown) or "default parameters"
+
+
+_DEFAULTS = SamplingParams()

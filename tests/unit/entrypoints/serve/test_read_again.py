@@ -1,0 +1,89 @@
+"""Keys and certificates that are read again while they are in use: a wrong file changes nothing."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+
+from inflight.entrypoints.serve.api_keys import ApiKeys
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.tls import make_ssl_context, reload_certificate
+from inflight.errors import ConfigError
+from tests.certificates import make_certificate, needs_openssl
+
+
+def test_keys_of_the_file_are_replaced_and_other_keys_stay(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first-key-1\n")
+    keys = ApiKeys(("given-key", "first-key-1"), str(file))
+    given_twice = ApiKeys(("first-key-1", "first-key-1"), str(file))
+    assert keys.accepts(b"given-key") and keys.accepts(b"first-key-1")
+    file.write_text("second-key-2\nthird-key-3\n")
+    assert keys.read_file_again() == given_twice.read_file_again() == 3
+    assert given_twice.accepts(b"first-key-1"), "not only the file has it"
+    assert keys.accepts(b"given-key") and keys.accepts(b"second-key-2") and not keys.accepts(b"first-key-1")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("# none\n", "holds no key"),
+        ("second-key-2\nshort\n", "shorter than 8"),
+        ("second-key-ä", "printable ASCII"),
+        (None, "No such file"),
+    ],
+)
+def test_a_wrong_key_file_keeps_the_keys(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first-key-1\n")
+    keys = ApiKeys(("first-key-1",), str(file))
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=message) as error:
+        keys.read_file_again()
+    assert "second" not in str(error.value)
+    assert keys.accepts(b"first-key-1") and not keys.accepts(b"second-key-2")
+
+
+def shown_certificate(context: ssl.SSLContext) -> bytes:
+    """What a new client of this server sees."""
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        with context.wrap_socket(ours, server_side=True) as stream:
+            stream.recv(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    with trusting.wrap_socket(theirs) as stream:
+        found = stream.getpeercert(binary_form=True)
+        stream.sendall(b"x")
+    thread.join()
+    assert found is not None
+    return found
+
+
+@needs_openssl
+def test_a_certificate_is_replaced_and_a_wrong_pair_keeps_the_old_one(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    settings = ServerSettings(ssl_certfile=certificate, ssl_keyfile=key)
+    context = make_ssl_context(settings)
+    assert context is not None
+    first = shown_certificate(context)
+    make_certificate(tmp_path)
+    reload_certificate(context, settings)
+    second = shown_certificate(context)
+    assert second != first
+    other = tmp_path / "other"
+    other.mkdir()
+    Path(key).write_text(Path(make_certificate(other)[1]).read_text())  # the key of another certificate
+    with pytest.raises(ConfigError, match="private key"):
+        reload_certificate(context, settings)
+    assert shown_certificate(context) == second
