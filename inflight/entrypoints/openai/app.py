@@ -34,6 +34,7 @@ def build_app(
     app = FastAPI(
         title="Inflight",
         version=inflight.__version__,
+        root_path=settings.root_path,
         openapi_url=None if settings.disable_fastapi_docs else "/openapi.json",
         swagger_ui_oauth2_redirect_url=None,
         redoc_url=None,

@@ -238,7 +238,7 @@ def test_settings_do_not_show_keys(caplog: pytest.LogCaptureFixture) -> None:
     ("trusted", "forwarded", "expected"),
     [
         ("127.0.0.1", "9.9.9.9", "1.2.3.4"),  # a client that is no trusted proxy forges an address
-        ("", "9.9.9.9", "1.2.3.4"),
+        ("none", "9.9.9.9", "1.2.3.4"),
         ("1.2.3.0/24", "9.9.9.9", "9.9.9.9"),
         ("1.2.3.4", "6.6.6.6, 9.9.9.9", "9.9.9.9"),  # the client has sent 6.6.6.6, and the proxy has added 9.9.9.9
         ("1.2.3.4, 9.9.9.9", "6.6.6.6, 9.9.9.9", "6.6.6.6"),
