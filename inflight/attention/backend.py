@@ -8,7 +8,6 @@ import torch
 
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.attention.rotation import HeadNorm, Rotation
-from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 
 
@@ -30,7 +29,6 @@ class AttentionBackend(ABC):
     """
 
     is_batch_invariant = False  # whether a row's result is the same bit for bit in whatever company it is computed
-    can_capture = False  # whether a graph may record `attend`: what changes from step to step is read on the device
 
     @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
@@ -90,7 +88,6 @@ class AttentionBackend(ABC):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
-        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, then `forward`.
 
@@ -99,13 +96,7 @@ class AttentionBackend(ABC):
                 leaves them. May be changed.
             rotation: this step's.
             norm: the layer's, of queries and keys, or None.
-            soft_cap: scaled scores x become `soft_cap * tanh(x / soft_cap)` (arXiv:2408.00118). Raises `ConfigError` where the
-                backend has none.
         """
-        if soft_cap is not None:
-            raise ConfigError(
-                f"{type(self).__name__} has no soft cap of attention scores (here {soft_cap}); the backend 'triton' has"
-            )
         num_kv_heads = (heads.shape[1] - num_heads) // 2
         query_key = rotation.apply(heads[:, : num_heads + num_kv_heads], norm)
         return self.forward(

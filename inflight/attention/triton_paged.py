@@ -50,12 +50,9 @@ class TritonPagedBackend(AttentionBackend):
 
     It is allocated by the first decode step, which must not be captured, and stays where it is: graphs know its address.
 
-    max_shared_bytes: the most shared memory that one program can use on the device.
-    batch_invariant: single tokens take the kernel of all other rows, whose sums are never split; slow where rows are few and
-    long.
+    Args:
+        max_shared_bytes: the most shared memory that one program can use on the device.
     """
-
-    can_capture = True
 
     def __init__(
         self,
@@ -63,11 +60,9 @@ class TritonPagedBackend(AttentionBackend):
         *,
         num_multiprocessors: int,
         max_shared_bytes: int = LEAST_SHARED_BYTES,
-        batch_invariant: bool = False,
     ) -> None:
         self._device = device
         self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
-        self.is_batch_invariant = batch_invariant
         self._scratch: DecodeScratch | None = None
 
     def kv_cache_view(self, arena: Tensor, spec: KVCacheSpec, layer_index: int) -> Tensor:
@@ -116,7 +111,7 @@ class TritonPagedBackend(AttentionBackend):
     ) -> Tensor:
         heads = torch.cat((query, key, value), dim=1)
         query = self._write(heads, None, None, kv_cache, metadata, query.shape[1])
-        return self._attend(query, kv_cache, metadata, scale, sliding_window, None)
+        return self._attend(query, kv_cache, metadata, scale, sliding_window)
 
     def attend(
         self,
@@ -129,10 +124,9 @@ class TritonPagedBackend(AttentionBackend):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
-        soft_cap: float | None = None,
     ) -> Tensor:
         query = self._write(heads, rotation, norm, kv_cache, metadata, num_heads)
-        return self._attend(query, kv_cache, metadata, scale, sliding_window, soft_cap)
+        return self._attend(query, kv_cache, metadata, scale, sliding_window)
 
     def _write(
         self,
@@ -164,16 +158,14 @@ class TritonPagedBackend(AttentionBackend):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
-        soft_cap: float | None,
     ) -> Tensor:
         assert isinstance(metadata, TritonPagedMetadata)
         tables = metadata.block_table, metadata.slots, metadata.seq_lens
-        if metadata.max_query_len > 1 or self.is_batch_invariant:
+        if metadata.max_query_len > 1:
             return attention_mixed(
                 *(query, kv_cache, *tables, metadata.query_start_loc),
                 scale=scale,
                 sliding_window=sliding_window,
-                soft_cap=soft_cap,
                 max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]
@@ -183,7 +175,6 @@ class TritonPagedBackend(AttentionBackend):
             splits=num_splits(metadata.num_rows, num_kv_heads, longest, self._num_multiprocessors),
             scale=scale,
             sliding_window=sliding_window,
-            soft_cap=soft_cap,
         )
 
     def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:

@@ -142,7 +142,6 @@ class DeviceConfig:
         num_threads: the size of a rank's thread pool, which computes on a CPU, and beside a GPU only converts weights.
         threads_bind: the cores that its threads are bound to, see `cpu_binding`.
         enforce_eager: no CUDA graphs at all.
-        attention_backend: "triton" or "flashinfer" on a GPU; on a CPU "auto".
         cuda_graph_max_tokens: batches of prompts and decodes are captured up to this size; 0: only decodes are.
     """
 
@@ -150,7 +149,6 @@ class DeviceConfig:
     num_threads: int
     threads_bind: str
     enforce_eager: bool = False
-    attention_backend: str = "auto"
     cuda_graph_max_tokens: int = 0
 
 

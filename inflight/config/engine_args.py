@@ -20,7 +20,7 @@ _CHOICES = {
     "quantization_group_size": (32, 64, 128),
     "scheduling_policy": ("fcfs", "priority"),
     "device": ("auto", "cpu", "cuda"),
-    "attention_backend": ("auto", "triton", "flashinfer"),
+    "attention_backend": ("auto", "triton"),
     "generation_config": ("auto", "none"),
     "structured_outputs_backend": ("llguidance", "xgrammar"),
 }
@@ -113,7 +113,7 @@ class EngineArgs:
         master_port: its port.
         device: "cuda" for NVIDIA GPUs, a rank on each, "cpu", or "auto": GPUs if they can be used.
         enforce_eager: launch kernel by kernel, without CUDA graphs: slower, but nothing is captured at the start.
-        attention_backend: on a GPU "triton" (what "auto" is) or "flashinfer", a package of its own.
+        attention_backend: on a GPU "triton", which is also what "auto" means there.
         cuda_graph_max_tokens: steps that hold prompts are captured as CUDA graphs up to so many tokens; None is 512, 0 captures
             steps that only decode.
         num_threads: compute threads of a rank on a CPU; None splits the cores among the ranks of a node.

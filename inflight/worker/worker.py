@@ -157,10 +157,8 @@ class Worker(WorkerBase):
         device = self._device
         backend = get_backend(
             *(device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype),
-            name=self._config.device.attention_backend,
             num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
             max_shared_bytes=device.max_shared_bytes if isinstance(device, Accelerator) else 0,
-            batch_invariant=model_config.batch_invariant,
         )
         make_runner = _runner_class(self._device, backend, self._config)
         self._runner = make_runner(
@@ -384,7 +382,7 @@ def _raise(error: BaseException) -> ModelRunnerOutput:
 def _runner_class(device: Device, backend: AttentionBackend, config: EngineConfig) -> Callable[..., Runner]:
     """Drafts are proposed and resolved on the host, and some backends plan each step there: such steps are those of
     `ModelRunner` on every device."""
-    if not isinstance(device, Accelerator) or config.speculative is not None or not backend.can_capture:
+    if not isinstance(device, Accelerator) or config.speculative is not None:
         return ModelRunner
     from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton
 

@@ -14,7 +14,6 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "llguidance": ("structured_output/llguidance_backend.py",),
     "xgrammar": ("structured_output/xgrammar_backend.py",),
     "triton": ("kernels/triton/",),
-    "flashinfer": ("attention/flashinfer.py",),
     "transformers": ("demo/",),
     "tokenizers": ("tokenizer/", "tokenizer.py", "demo/"),
     "jinja2": ("tokenizer/", "tokenizer.py"),

@@ -152,9 +152,7 @@ class EngineOptions:
     enforce_eager: Annotated[bool, _engine("GPU: launch kernel by kernel, without CUDA graphs.", "--enforce-eager")] = (
         False
     )
-    attention_backend: Annotated[
-        str, _engine("GPU: which attention kernels to use.", metavar="auto|triton|flashinfer")
-    ] = "auto"
+    attention_backend: Annotated[str, _engine("GPU: which attention kernels to use.", metavar="auto|triton")] = "auto"
     cuda_graph_max_tokens: Annotated[
         int | None, _engine("GPU: capture steps with prompts up to N tokens. Default: 512.", metavar="N")
     ] = None

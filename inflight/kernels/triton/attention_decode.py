@@ -111,12 +111,10 @@ def attention_decode_kernel(
     table_stride,
     usual_splits,
     scale,
-    soft_cap,
     PER_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
     MIN_TILES: tl.constexpr,
     LONG_TILES: tl.constexpr,
     COMBINED: tl.constexpr,
@@ -154,7 +152,7 @@ def attention_decode_kernel(
         acc, largest, total, q, tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1),
         start, tl.minimum(start + tiles_a_split * BLOCK_N, seq_len), first_key, seq_len,
         keys, keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM, block_table + slot.to(tl.int64) * table_stride,
-        block_stride, scale, soft_cap, WINDOW, HAS_SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
+        block_stride, scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
     )  # fmt: skip
     if used_splits == 1:
         tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
@@ -221,7 +219,6 @@ def attention_decode(
     splits: Splits,
     scale: float,
     sliding_window: int | None,
-    soft_cap: float | None,
 ) -> Tensor:
     """query [num_rows, num_heads, head_dim], contiguous: the last token of each row, key and value in the cache -> as query.
 
@@ -248,9 +245,7 @@ def attention_decode(
         block_table.stride(0),
         splits.usual,
         scale,
-        soft_cap or 0.0,
         WINDOW=sliding_window or 0,
-        HAS_SOFT_CAP=soft_cap is not None,
         **decode_constants(num_heads // num_kv_heads, head_dim, block_size, block_n),
         num_warps=num_warps,
         num_stages=num_stages,

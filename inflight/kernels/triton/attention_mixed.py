@@ -36,13 +36,11 @@ def attention_mixed_kernel(
     block_stride,
     table_stride,
     scale,
-    soft_cap,
     NUM_KV_HEADS: tl.constexpr,
     PER_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -100,7 +98,7 @@ def attention_mixed_kernel(
             start, end = unmasked_to, end_key
         acc, largest, total = attend_keys(
             acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
-            scale, soft_cap, WINDOW, HAS_SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
+            scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
         )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # rows of the tile that are no queries may have seen nothing
     tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
@@ -130,7 +128,6 @@ def attention_mixed(
     *,
     scale: float,
     sliding_window: int | None,
-    soft_cap: float | None,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
     """query [num_tokens, num_heads, head_dim], contiguous: the last tokens of rows, keys and values in the cache -> as query.
@@ -158,9 +155,7 @@ def attention_mixed(
         kv_cache.stride(0),
         block_table.stride(0),
         scale,
-        soft_cap or 0.0,
         WINDOW=sliding_window or 0,
-        HAS_SOFT_CAP=soft_cap is not None,
         **constants,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -27,7 +27,7 @@ def softmax_start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
 @triton.jit
 def attend_keys(
     acc, largest, total, query, positions, first_tile, end_tile, first_key, end_key, keys, values, block_ids, block_stride,
-    scale, soft_cap, WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    scale, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Goes on over the keys at `[first_tile, end_tile)`, BLOCK_N at a time; both are multiples of it where not MASKED.
@@ -37,6 +37,7 @@ def attend_keys(
     `block_ids`: the sequence's row of the block table. `scale`: of the scores, above 0.
     """
     d = tl.arange(0, BLOCK_D)
+    to_base_2 = scale * LOG2_E
     for start in range(first_tile, end_tile, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         if MASKED:
@@ -56,13 +57,6 @@ def attend_keys(
             k = tl.load(keys + at).to(tl.float32).to(query.dtype)
             v = tl.load(values + at).to(tl.float32).to(query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee")  # exact for float32, no matter for the others
-        if HAS_SOFT_CAP:
-            # tanh(x) = 1 - 2 / (exp(2 x) + 1)
-            capped = tl.exp2(scores * (scale * 2 * LOG2_E / soft_cap))
-            scores = soft_cap * (1 - 2 / (capped + 1))
-            to_base_2 = LOG2_E
-        else:
-            to_base_2 = scale * LOG2_E
         if MASKED:
             visible = keep[None, :] & (n[None, :] <= positions[:, None])
             if WINDOW > 0:
