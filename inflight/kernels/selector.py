@@ -26,5 +26,9 @@ def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
 
 def select_apply_token_masks(device: torch.device) -> ApplyTokenMasks:
     """As `select_layer_ops`."""
+    if device.type == "cuda":
+        from inflight.kernels.triton.token_masks import triton_apply_token_masks
+
+        return triton_apply_token_masks
     kernels = load_kernels() if device.type == "cpu" else None
     return torch_apply_token_masks if kernels is None else cpu_apply_token_masks(kernels)

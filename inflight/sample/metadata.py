@@ -1,7 +1,6 @@
-"""`SamplingMetadata`: what the sampler needs to know about one step's rows. Built by `SamplingState.metadata`.
+"""`SamplingMetadata`: how the rows of one step are drawn. Built by `SamplingRows.metadata`.
 
-Rows are the step's sampling rows, [0, num_rows). What no row needs is None, so a plain batch costs nothing. Entries of
-sparse features (a bias, a ban, a penalty) address the logits flat: `row * vocab_size + token_id`.
+Rows are the step's draws, [0, num_rows).
 """
 
 from __future__ import annotations
@@ -40,43 +39,6 @@ class RestrictedRows(RandomRows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllowedTokens:
-    """A row with allowed_token_ids."""
-
-    row: int
-    token_ids: Tensor  # int64 [m]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogitBias:
-    entries: Tensor  # int64 [m], flat, unique
-    values: Tensor  # float32 [m]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bans:
-    """Tokens forbidden in this step, by bad_words or min_tokens. A ban yields in a row that it would leave empty."""
-
-    entries: Tensor  # int64 [m], flat
-    rows: Tensor  # int64 [n], the rows that have bans
-    owners: Tensor  # int64 [m], index into `rows` of each entry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepetitionPenalties:
-    entries: Tensor  # int64 [m], flat, prompt and output tokens; repeats are harmless
-    penalties: Tensor  # float32 [m]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputPenalties:
-    """Frequency and presence penalties, summed: count * frequency_penalty + presence_penalty."""
-
-    entries: Tensor  # int64 [m], flat, output tokens, unique
-    penalties: Tensor  # float32 [m]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:
     """One step's sampling. Every row is in exactly one of greedy, random and restricted.
 
@@ -87,14 +49,6 @@ class SamplingMetadata:
     greedy_rows: Tensor | None = None  # int64 [n]
     random: RandomRows | None = None
     restricted: RestrictedRows | None = None
-    allowed: tuple[AllowedTokens, ...] = ()
-    bias: LogitBias | None = None
-    bad_words: Bans | None = None
-    min_tokens: Bans | None = None
-    repetition: RepetitionPenalties | None = None
-    output_penalties: OutputPenalties | None = None
-    logprobs_rows: npt.NDArray[np.int32] | None = None  # [n], the rows that asked
-    num_logprobs: int = 0  # the most that any of them asked for
 
     @property
     def all_greedy(self) -> bool:

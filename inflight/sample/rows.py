@@ -1,9 +1,8 @@
-"""`SamplingRows`: a frozen copy of some slots' sampling columns, and what a step is told of them.
+"""`SamplingRows`: a frozen copy of some slots' sampling columns.
 
-A step that verifies drafts learns its rows and their positions only at the head of its forward, on the thread that computes;
-by then a later plan may have given the slots to others. So the columns are copied when a step is planned, by
-`SamplingState.take`, and read when its rows are known. Work is in numpy over the rows; Python loops run only over rows with a
-list of their own.
+A step that verifies drafts learns its rows and their positions only when its forward begins, on the thread that computes. By
+then a later plan may have given the slots to other requests. So `SamplingState.take` copies the columns when a step is
+prepared, and they are read when its rows are known.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ import numpy.typing as npt
 import torch
 
 from inflight.interface.request import Int32Array
-from inflight.sample.history import HistoryRows
-from inflight.sample.metadata import Bans, RandomRows, RestrictedRows, SamplingMetadata, to_device
+from inflight.sample.metadata import RandomRows, RestrictedRows, SamplingMetadata, to_device
 from inflight.sample.seeds import draw_keys
-from inflight.sample.token_lists import TokenLists, allowed_tokens, logit_bias, stop_bans
 
 IntArray = npt.NDArray[np.integer]
 Int64Array = npt.NDArray[np.int64]
@@ -99,64 +96,26 @@ class SamplingRows:
             lists=self.lists[indices] if union & LISTS else NO_LISTS,
         )
 
-    def metadata(self, positions: IntArray, num_prompt_tokens: IntArray) -> SamplingMetadata:
-        """What the sampler needs for one step of these rows, without what `history` adds.
+    def having(self, feature: int) -> Int64Array:
+        """The rows with one of these feature bits, rising."""
+        return np.flatnonzero(self.features & feature) if self._union & feature else NO_ROWS
+
+    def metadata(self, positions: IntArray) -> SamplingMetadata:
+        """What one step's draws need to know of these rows.
 
         Args:
             positions: [num_rows], the position of the token to be drawn: the number of tokens before it.
-            num_prompt_tokens: [num_rows].
         """
-        features, union = self.features, self._union
-        if not union:
+        random, restricted = self.having(RANDOM), self.having(RESTRICTED)
+        if not len(random) and not len(restricted):
             return SamplingMetadata(num_rows=self.num_rows)
-
-        def pick(feature: int) -> Int64Array:
-            return np.flatnonzero(features & feature) if union & feature else NO_ROWS
-
-        greedy = np.flatnonzero(features & (RANDOM | RESTRICTED) == 0)
-        allowed, bias, logprobs = pick(ALLOWED), pick(BIAS), pick(LOGPROBS)
+        greedy = np.flatnonzero(self.features & (RANDOM | RESTRICTED) == 0)
         return SamplingMetadata(
             num_rows=self.num_rows,
-            greedy_rows=to_device(greedy, self.device) if 0 < len(greedy) < self.num_rows else None,
-            random=self._random_rows(pick(RANDOM), positions) if union & RANDOM else None,
-            restricted=self._restricted_rows(pick(RESTRICTED), positions) if union & RESTRICTED else None,
-            allowed=allowed_tokens(allowed.tolist(), self._lists_of(allowed)),
-            bias=logit_bias(bias, self._lists_of(bias), self.vocab_size, self.device) if len(bias) else None,
-            min_tokens=self._stop_bans(pick(MIN_TOKENS), positions - num_prompt_tokens) if union & MIN_TOKENS else None,
-            logprobs_rows=logprobs.astype(np.int32) if len(logprobs) else None,
-            num_logprobs=int(self.parameters["num_logprobs"][logprobs].max(initial=0)),
+            greedy_rows=to_device(greedy, self.device) if len(greedy) else None,
+            random=self._random_rows(random, positions) if len(random) else None,
+            restricted=self._restricted_rows(restricted, positions) if len(restricted) else None,
         )
-
-    def history(self, num_prompt_tokens: IntArray, positions: IntArray) -> HistoryRows | None:
-        """The rows that look at the tokens before the draw, or None; a snapshot too.
-
-        Args:
-            num_prompt_tokens: [num_rows].
-            positions: [num_rows], of the draw: how many tokens (prompt and output) come before it and count.
-        """
-        if not self.needs_history:
-            return None
-        repetition, output, bad_words = (
-            np.flatnonzero(self.features & feature) for feature in (REPETITION, OUTPUT_PENALTY, BAD_WORDS)
-        )
-        return HistoryRows(
-            vocab_size=self.vocab_size,
-            slots=self.slots,
-            num_prompt_tokens=num_prompt_tokens.astype(np.int64),
-            num_tokens=positions.astype(np.int64),
-            repetition=repetition,
-            repetition_penalty=self.parameters["repetition"][repetition],
-            output=output,
-            frequency=self.parameters["frequency"][output],
-            presence=self.parameters["presence"][output],
-            bad_words=bad_words,
-            lists=self._lists_of(bad_words),
-        )
-
-    def _lists_of(self, rows: Int64Array) -> list[TokenLists]:
-        """Of rows that have them."""
-        found: list[TokenLists] = self.lists[rows].tolist() if len(rows) else []
-        return found
 
     def _random_rows(self, rows: Int64Array, positions: IntArray) -> RandomRows:
         parameters = self.parameters[rows]
@@ -186,7 +145,3 @@ class SamplingRows:
     def _column(self, values: npt.NDArray[Any]) -> torch.Tensor:  # Any: of whatever dtype
         """A parameter, a field of strided records, as a dense tensor [n, 1]."""
         return to_device(np.ascontiguousarray(values)[:, None], self.device)
-
-    def _stop_bans(self, rows: Int64Array, num_emitted: IntArray) -> Bans | None:
-        rows = rows[num_emitted[rows] < self.parameters["min_tokens"][rows]]
-        return stop_bans(rows, self._lists_of(rows), self.vocab_size, self.device) if len(rows) else None

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from inflight.interface.request import Int32Array, ResolvedSampling
+from inflight.sample.processors import TokenLists
 from inflight.sample.rows import (
     ALLOWED,
     BAD_WORDS,
@@ -25,7 +26,6 @@ from inflight.sample.rows import (
     SamplingRows,
 )
 from inflight.sample.seeds import MASK64
-from inflight.sample.token_lists import TokenLists
 
 MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; far below 1e-6 every draw is the argmax anyway
 MIN_REPETITION_PENALTY = 1e-10  # so must logits / penalty
@@ -54,7 +54,7 @@ class SamplingState:
         """Give `slot` to a request, whatever was there."""
         rows, vocab_size = self._rows, self._rows.vocab_size
         rows.features[slot] = features = features_of(sampling, vocab_size)
-        rows.lists[slot] = TokenLists.of(sampling, vocab_size, rows.device) if features & LISTS else None
+        rows.lists[slot] = TokenLists.of(sampling, vocab_size) if features & LISTS else None
         rows.parameters[slot] = parameters_of(sampling, vocab_size)
 
     def take(self, slots: Int32Array) -> SamplingRows:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, PromptLogprobs
-from inflight.sample.device_features import DeviceFeatures
 from inflight.sample.logprobs import LogprobsTensors
+from inflight.sample.processors import LogitsProcessors
 from inflight.worker.prompt_logprobs import PromptLogprobsWork, joined
 
 NO_ROWS = np.empty(0, dtype=np.int32)
@@ -38,14 +38,14 @@ class CopiedStep:
         self,
         device: Accelerator,
         tokens: Tensor,
-        features: DeviceFeatures | None,
+        processors: LogitsProcessors | None,
         work: tuple[PromptLogprobsWork, ...],
     ) -> Event:
         """Queue the copies of the tokens, int32 [n], and log-probabilities. Nobody overwrites `tokens` before the event."""
         self._work = work
-        if features is not None and features.logprobs_rows is not None:
-            self._rows = features.logprobs_rows
-            device.compute.enqueue(lambda: self._gather(features, tokens))
+        if processors is not None and processors.logprobs_rows is not None:
+            self._rows = processors.logprobs_rows
+            device.compute.enqueue(lambda: self._gather(processors, tokens))
         device.copy_out.wait(device.compute.record())
         device.copy_out.enqueue(lambda: self._copy(device, tokens))
         self._event = device.copy_out.record()
@@ -68,8 +68,8 @@ class CopiedStep:
             ),
         )
 
-    def _gather(self, features: DeviceFeatures, tokens: Tensor) -> None:
-        found = features.after_draw(tokens)
+    def _gather(self, processors: LogitsProcessors, tokens: Tensor) -> None:
+        found = processors.logprobs(tokens)
         assert found is not None
         self._logprobs.append(found)
 

@@ -42,8 +42,8 @@ from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
 from inflight.models.causal_lm import CausalLM
-from inflight.sample.device_features import DeviceFeatures
 from inflight.sample.device_sampler import DeviceSampler
+from inflight.sample.processors import LogitsProcessors
 from inflight.sample.rows import HISTORY, SamplingRows
 from inflight.timeline import Timeline
 from inflight.worker.copy_out import CopiedStep
@@ -356,19 +356,19 @@ class GraphModelRunner(Runner):
             if not step.continues:
                 self._apply(step.staged, step.counts.drawn, step.counts.requests, step.counts.requests)
             step.staged.release()
-            features = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
+            processors = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
             if self._draws and (step.shape.num_draws or step.prompt_logprobs):
                 tokens = self._works.tokens[: len(step.slots)]
-                self._copied = step.out.start(self._accelerator, tokens, features, step.prompt_logprobs)
+                self._copied = step.out.start(self._accelerator, tokens, processors, step.prompt_logprobs)
             return step
 
-    def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> DeviceFeatures | None:
+    def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
         """Returns what else the draws took."""
         compute, works, kept = self._accelerator.compute, self._works, step.kept_logits
-        features = self._features(step, grammar_output)
-        if features is not None:
+        processors = self._processors(step, grammar_output)
+        if processors is not None:
             logits = (works.logits if kept is None else kept)[: len(step.slots)]
-            compute.enqueue(lambda: features.before_draw(logits, works.history))
+            compute.enqueue(lambda: processors.apply(logits, works.history))
         if self._copied is not None:
             compute.wait(self._copied)  # the tokens of the step before have left
         if kept is None:
@@ -378,16 +378,16 @@ class GraphModelRunner(Runner):
         else:
             compute.enqueue(lambda: works.draw_from(kept))
             self._advanced = None
-        return features
+        return processors
 
-    def _features(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> DeviceFeatures | None:
+    def _processors(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
         """What the step's draws take beside the logits, uploaded; None for a plain step, and on ranks that do not draw."""
         if step.rows is None:
             return None
         masks = None
         if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
             masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
-        return DeviceFeatures.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
+        return LogitsProcessors.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
 
     def discard(self, model_input: DeviceStep) -> None:
         model_input.staged.release()

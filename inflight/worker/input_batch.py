@@ -48,6 +48,11 @@ class StepInputs:
         return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
     @property
+    def draw_positions(self) -> Int32Array:
+        """[num_draws]: where the drawn tokens will be, that is how many tokens come before each."""
+        return self.positions[self.draw_tokens] + 1
+
+    @property
     def first_positions(self) -> Int32Array:
         """[num_sampling_rows]: where the first draw of each will stand."""
         return self.seq_lens[self.sampling_rows] + 1 - np.diff(self.draw_start_loc)

@@ -15,7 +15,6 @@ import torch
 from inflight.attention.metadata import AttentionMetadata
 from inflight.interface.request import Int32Array
 from inflight.interface.step import NewRequestData, PromptLogprobs, SchedulerOutput
-from inflight.sample.history import HistoryRows
 from inflight.sample.metadata import SamplingMetadata
 from inflight.sample.rows import SamplingRows
 from inflight.sample.sampler import SamplerOutput
@@ -34,8 +33,9 @@ class ForwardInput:
     drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs drawn in the steps before
     drawn_slots: torch.Tensor  # [num_drawn] int64
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
-    metadata: SamplingMetadata | None  # on the rank that draws
-    history: HistoryRows | None  # for `metadata`, when the tokens before are known
+    sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
+    metadata: SamplingMetadata | None  # of `sampling_rows`
+    num_prompt_tokens: Int32Array  # [num_draws]
     prompt_logprobs: tuple[PromptLogprobsWork, ...]
 
 

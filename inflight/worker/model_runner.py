@@ -35,6 +35,7 @@ from inflight.interface.step import (
     SchedulerOutput,
 )
 from inflight.models.causal_lm import CausalLM
+from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
@@ -118,14 +119,9 @@ class ModelRunner(Runner):
     def _forward_input(self, model_input: ModelInput, inputs: StepInputs) -> ForwardInput:
         """`inputs`: those of `model_input`, exact. In the thread that prepares, or with drafts in the one that computes."""
         device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
-        draw_tokens, metadata, history = inputs.draw_tokens, None, None
-        if rows is not None:
-            positions = inputs.positions[draw_tokens] + 1
-            if model_input.inputs is not inputs:
-                sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
-                rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
-            metadata = rows.metadata(positions, num_prompt_tokens)
-            history = rows.history(num_prompt_tokens, positions)
+        if rows is not None and model_input.inputs is not inputs:
+            sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
+            rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
         moved = inputs.query_start_loc - model_input.inputs.query_start_loc
         return ForwardInput(
             inputs=inputs,
@@ -134,9 +130,10 @@ class ModelRunner(Runner):
             attn_metadata=self._attn_metadata(model_input, inputs),
             drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
             drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
-            logits_indices=device.to_device(draw_tokens),
-            metadata=metadata,
-            history=history,
+            logits_indices=device.to_device(inputs.draw_tokens),
+            sampling_rows=rows,
+            metadata=None if rows is None else rows.metadata(inputs.draw_positions),
+            num_prompt_tokens=num_prompt_tokens,
             prompt_logprobs=tuple(
                 replace(work, first_token=work.first_token + int(moved[work.row]))
                 for work in model_input.prompt_logprobs
@@ -238,16 +235,20 @@ class ModelRunner(Runner):
         self, plan: SchedulerOutput, forward: ForwardOutput, grammar_output: GrammarOutput | None
     ) -> SamplerOutput:
         forward_input, known = forward.forward_input, self._drawn_tokens.token_ids
-        inputs, metadata = forward_input.inputs, forward_input.metadata
-        assert metadata is not None
+        inputs, rows, metadata = forward_input.inputs, forward_input.sampling_rows, forward_input.metadata
+        assert rows is not None and metadata is not None
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
-        if forward_input.history is not None:
-            metadata = forward_input.history.add_to(metadata, known, self._device.torch_device)
         masks = None
         if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
             masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
-        return self._sampler(forward.logits, metadata, masks)
+        processors = LogitsProcessors.of(
+            rows, inputs.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
+        )
+        if processors is None:
+            return self._sampler(forward.logits, metadata)
+        history = torch.from_numpy(known[:, : processors.longest_history]).to(self._device.torch_device)
+        return self._sampler(forward.logits, metadata, processors, history)
 
     def _verify(self, sampled: Tensor, inputs: StepInputs, slots: Int32Array) -> tuple[Tensor, VerifiedDraws | None]:
         """What the other ranks are told of the draws; and, where drafts are in use, what is emitted and the next drafts."""
@@ -290,7 +291,7 @@ class ModelRunner(Runner):
                 sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
-            self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws, draws * 0))
+            self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
 
 
 def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:

@@ -6,14 +6,14 @@ import ctypes
 
 from torch import Tensor
 
-from inflight.kernels.token_masks import ApplyTokenMasks, RowIndices, TokenMasks, check_token_masks
+from inflight.kernels.token_masks import ApplyTokenMasks, check_token_masks
 
 
 def cpu_apply_token_masks(kernels: ctypes.CDLL) -> ApplyTokenMasks:
-    def apply(logits: Tensor, rows: RowIndices, masks: TokenMasks) -> None:
+    def apply(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
         check_token_masks(logits, rows, masks)
         kernels.inflight_apply_token_masks(
-            logits.data_ptr(), logits.shape[1], rows.ctypes.data, masks.ctypes.data, len(rows)
+            logits.data_ptr(), logits.shape[1], rows.data_ptr(), masks.data_ptr(), len(rows)
         )
 
     return apply
