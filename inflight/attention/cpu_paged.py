@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array

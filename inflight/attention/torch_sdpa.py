@@ -13,8 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 

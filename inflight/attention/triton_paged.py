@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.attention.rotation import HeadNorm, Rotation
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec

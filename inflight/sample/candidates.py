@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from inflight.sample.draw import draw_random
-from inflight.sample.metadata import RestrictedRows
 from inflight.sample.noise import log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks, softmax_mass, top_window
+from inflight.sample.rows import RestrictedRows
 
 
 @dataclass(frozen=True, slots=True)

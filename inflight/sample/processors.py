@@ -8,8 +8,8 @@ Order and arithmetic are vLLM's and transformers':
 
     1. grammar masks and allowed_token_ids: all other tokens become -inf
     2. logit_bias
-    3. bad_words, then min_tokens: their tokens become -inf. If that leaves a row without any token, the ban is lifted for the
-       row. So if only end tokens are allowed and min_tokens forbids them, the request ends and draws nothing that is not allowed.
+    3. bad_words, then min_tokens: their tokens become -inf. If that leaves a row without any token, the ban is lifted for this
+       row: if min_tokens forbids all tokens that are allowed, the request ends, and draws no token that is not allowed.
     4. repetition penalties, then frequency and presence penalties
 
 `apply` and `logprobs` run torch operations on tensors whose sizes the host knows: nothing waits for a GPU. The tokens before
@@ -30,7 +30,6 @@ from torch import Tensor
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.kernels.selector import select_apply_token_masks
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
-from inflight.sample.metadata import GrammarMasks
 from inflight.sample.rows import (
     ALLOWED,
     BAD_WORDS,
@@ -39,6 +38,7 @@ from inflight.sample.rows import (
     MIN_TOKENS,
     OUTPUT_PENALTY,
     REPETITION,
+    GrammarMasks,
     IntArray,
     SamplingRows,
 )
@@ -197,7 +197,7 @@ class LogitsProcessors:
             flat.scatter_(0, entries.view(-1), penalised.view(-1))
 
     def _parts(self, name: str, history: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The rows with a penalty, some at a time: which, their tokens (int32 [n, m]), and which of these count (bool [n, m])."""
+        """The rows with a penalty, some at a time: which, their tokens (int32 [n, m]), which of these count ([n, m])."""
         starts, stops = self.spans[name]
         first = 0
         while first < len(stops):

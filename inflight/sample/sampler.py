@@ -21,10 +21,10 @@ from torch import Tensor
 from inflight.sample.candidates import draw_restricted
 from inflight.sample.draw import draw_random
 from inflight.sample.logprobs import LogprobsTensors
-from inflight.sample.metadata import RandomRows, SamplingMetadata
 from inflight.sample.noise import token_hashes
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.reductions import argmax_rows
+from inflight.sample.rows import RandomRows, SamplingMetadata
 
 IMPOSSIBLE_TOKEN = -1
 

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs
+from inflight.attention.backend import AttentionBackend, AttentionInputs
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels import reference
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from inflight.interface.request import ResolvedSampling
-from inflight.sample.metadata import GrammarMasks, SamplingMetadata
 from inflight.sample.processors import LogitsProcessors
+from inflight.sample.rows import GrammarMasks, SamplingMetadata
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
@@ -44,7 +44,7 @@ class Row:
 def step_of(
     rows: Sequence[Row], vocab_size: int, masks: GrammarMasks | None = None
 ) -> tuple[SamplingMetadata, LogitsProcessors | None, Tensor]:
-    """What the sampler takes beside the logits. Rows go to slots in reverse order, so that a slot taken for a row is noticed."""
+    """What the sampler takes beside the logits. Rows go to slots in reverse order: a slot taken for a row is noticed."""
     num_rows = len(rows)
     state = SamplingState(num_rows + 1, vocab_size, "cpu")
     longest = max((len(row.prompt) + len(row.output) for row in rows), default=0)

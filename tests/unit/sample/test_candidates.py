@@ -20,10 +20,9 @@ from transformers.generation.logits_process import (
 )
 
 from inflight.sample.candidates import Limits, Prefix, draw_restricted, race_all, survivors
-from inflight.sample.metadata import RestrictedRows
 from inflight.sample.noise import token_hashes
 from inflight.sample.reductions import sort_keys, top_window
-from inflight.sample.rows import MAX_WINDOW, WINDOW
+from inflight.sample.rows import MAX_WINDOW, WINDOW, RestrictedRows
 from inflight.sample.sampler import IMPOSSIBLE_TOKEN
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import Row, step_of, tokens_of

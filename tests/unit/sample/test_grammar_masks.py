@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.sample.metadata import GrammarMasks
+from inflight.sample.rows import GrammarMasks
 from inflight.sample.sampler import IMPOSSIBLE_TOKEN
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import GREEDY, Row, sample

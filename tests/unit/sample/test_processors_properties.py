@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inflight.sample import processors
-from inflight.sample.metadata import GrammarMasks
 from inflight.sample.processors import LogitsProcessors, in_one_copy
+from inflight.sample.rows import GrammarMasks
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import GREEDY, NOT_YET, Row, sample, step_of

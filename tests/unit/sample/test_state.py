@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from inflight.interface.request import ResolvedSampling
-from inflight.sample.metadata import SamplingMetadata
 from inflight.sample.processors import LogitsProcessors
-from inflight.sample.rows import SamplingRows
+from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import Sampler
 from inflight.sample.seeds import draw_keys
 from inflight.sample.state import SamplingState

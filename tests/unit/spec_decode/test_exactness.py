@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from inflight.config.engine import SpeculativeConfig
 from inflight.interface.request import Int32Array
-from inflight.sample.metadata import GrammarMasks
 from inflight.sample.processors import LogitsProcessors
+from inflight.sample.rows import GrammarMasks
 from inflight.sample.sampler import Sampler
 from inflight.sample.state import SamplingState
 from inflight.sample.verification import emitted_rows, num_emitted
