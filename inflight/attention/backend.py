@@ -30,7 +30,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """Whatever of a step does not depend on the layer. A backend's own subclass says what it needs."""
+    """What attention needs of a step and does not depend on the layer. Each backend has its own subclass."""
 
     num_tokens: int
 
@@ -43,16 +43,15 @@ class AttentionBackend(ABC):
     1. at start-up the worker calls `kv_cache_view` once per layer; the arena stays the device's, the view is an alias;
     2. once per step and KV group the model runner calls `build_metadata`, on any thread: it reads no device memory and
        keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
-    3. once per layer the model calls `attend`, which where nothing is fused ends in `forward`. All forwards of a backend run
-       one after the other, in step order, on the device's compute thread or stream: a backend may keep workspaces between them.
+    3. once per layer the model calls `attend`, which by default calls `forward`. All forwards of a backend run one after the
+       other, in step order, on the device's compute thread or stream: a backend may keep workspaces between them.
 
-    What the result depends on: a query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of
-    its own sequence. Other bytes of the arena (blocks of others, stale entries of the block table, the rest of the last
-    block) never influence it, even where they hold NaN. Whoever fills a block in another way than by `forward` (a KV
-    connector) fills the whole of it.
+    A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence. Other bytes of the
+    arena (blocks of other sequences, stale entries of the block table, the rest of the last block) never influence the result,
+    even if they hold NaN. Code that fills a block without `forward` (a KV connector) must fill the whole block.
     """
 
-    is_batch_invariant = False  # whether a row's result is the same bit for bit in whatever company it is computed
+    is_batch_invariant = False  # whether a row's result is the same, bit for bit, in every batch
 
     @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
@@ -63,7 +62,7 @@ class AttentionBackend(ABC):
         """
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
-        """The most device memory, in bytes, that the backend itself may come to hold, whatever steps it runs.
+        """The most device memory, in bytes, that the backend itself allocates, whatever steps it runs.
 
         Args:
             per_head: query heads of each key head.
@@ -73,7 +72,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Everything about a step that its layers share: slots to write, what to gather, masks. No synchronisation."""
+        """Make what the layers of a step share, such as the slots to write. Does not wait for the device."""
 
     @abstractmethod
     def forward(

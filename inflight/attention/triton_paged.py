@@ -1,10 +1,10 @@
-"""Paged attention by Triton kernels: straight on the arena, for batches of any kind, and always capturable.
+"""Paged attention on a GPU, by Triton kernels that read the arena directly. CUDA graphs can record it for batches of any kind.
 
 Layout of a layer's block: keys, then values, heads outermost, in the dtype of the model or in float8_e4m3fn:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
-Grids follow from upper bounds that the metadata gives on the host; everything else is read on the device when the kernels run.
+The sizes of the kernels' grids follow from upper bounds in the metadata, on the host. The kernels read all else on the device.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from inflight.kernels.triton.rotary_kv import rotary_kv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPagedMetadata(AttentionMetadata):
-    """Numbers are upper bounds, tensors are the device's. `num_tokens` counts the flat batch, padding included.
+    """Numbers are upper bounds; tensors are on the device. `num_tokens` counts the flat batch, padding included.
 
-    Rows behind the last real one have no query tokens (equal `query_start_loc`), or are ordinary rows of a dummy slot, whose
-    block table is the dummy block's. A row's query tokens are the last of its `seq_lens`.
+    Padding rows have no query tokens (equal `query_start_loc`), or they are rows of a dummy slot, whose blocks are all the
+    dummy block. A row's query tokens are the last tokens of its `seq_lens`.
     """
 
     num_rows: int
@@ -45,9 +45,9 @@ class TritonPagedMetadata(AttentionMetadata):
 
 
 class TritonPagedBackend(AttentionBackend):
-    """State: the scratch memory of the decode kernel, a few megabytes whatever the batch.
+    """Owns the scratch memory of the decode kernel: a few megabytes, whatever the batch.
 
-    It is allocated by the first decode step, which must not be captured, and stays where it is: graphs know its address.
+    The first decode step allocates it, so no graph may record this step. It never moves: graphs know its address.
 
     Args:
         max_shared_bytes: the most shared memory that one program can use on the device.
@@ -73,7 +73,7 @@ class TritonPagedBackend(AttentionBackend):
         return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TritonPagedMetadata:
-        """Slots are the rows' indices. For steps that are not captured."""
+        """For steps that no graph records. Here a row's slot is its index."""
         lengths = np.diff(inputs.query_start_loc)
         rows = np.arange(len(lengths), dtype=np.int32)
         token_slots = np.repeat(rows, lengths)

@@ -35,8 +35,8 @@ LOGPROBS = 256
 HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
-WINDOW = 128  # of the most probable tokens; mostly holds what top_p and min_p leave
-MAX_WINDOW = 256  # a larger top_k is for the race of all tokens
+WINDOW = 128  # of the most probable tokens; mostly all that top_p and min_p leave are in it
+MAX_WINDOW = 256  # with a larger top_k all tokens race
 
 PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of them
     [
@@ -66,7 +66,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomRows:
-    """Rows that draw from the whole vocabulary. `rows` is None where they are all rows of the step, in order."""
+    """Rows that draw from the whole vocabulary. `rows` is None if these are all rows of the step."""
 
     rows: Tensor | None  # int64 [n]
     temperature: Tensor | None  # float32 [n, 1]; None: all are 1
@@ -77,17 +77,17 @@ class RandomRows:
 class RestrictedRows(RandomRows):
     """Rows that draw from the tokens that min_p, top_k and top_p leave."""
 
-    top_k: Tensor  # int64 [n, 1]; the vocabulary's size where unused
-    top_p: Tensor  # float64 [n, 1]; above 1 where unused, so that rounding drops nothing
-    log_min_p: Tensor  # float32 [n, 1]; -inf where unused
-    window: int  # how many of the most probable tokens to look at first: enough for every top_k, if they are small
+    top_k: Tensor  # int64 [n, 1]; the vocabulary's size if unused
+    top_p: Tensor  # float64 [n, 1]; above 1 if unused, so that rounding drops nothing
+    log_min_p: Tensor  # float32 [n, 1]; -inf if unused
+    window: int  # how many of the most probable tokens to look at first: enough for every small top_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:
-    """One step's sampling. Every row is in exactly one of greedy, random and restricted.
+    """How the rows of one step are drawn. Every row is either greedy or random or restricted.
 
-    `greedy_rows` is None where no row is greedy or (then random and restricted are None too) all are.
+    `greedy_rows` is None if no row is greedy. If all rows are greedy, all three are None.
     """
 
     num_rows: int
@@ -102,7 +102,7 @@ class SamplingMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarMasks:
-    """What the grammars of one step admit; the other rows are free. A row drawn without an admitted token is IMPOSSIBLE_TOKEN.
+    """The tokens that the grammars of one step admit. If a row's mask admits no token, IMPOSSIBLE_TOKEN is drawn.
 
     Bit t % 32 of word t // 32 says that token t may be drawn, as in `interface.step.GrammarOutput`.
     """
@@ -136,7 +136,7 @@ class SamplingRows:
         return int(np.bitwise_or.reduce(self.features, initial=0))
 
     def take(self, indices: IntArray) -> SamplingRows:
-        """A copy of the rows `indices`, in that order; one may come more than once."""
+        """A copy of the rows `indices`, in this order; a row may occur several times."""
         features = self.features[indices]
         union = int(np.bitwise_or.reduce(features, initial=0))
         return SamplingRows(
@@ -182,7 +182,7 @@ class SamplingRows:
     def _restricted_rows(self, rows: Int64Array, positions: IntArray) -> RestrictedRows:
         base, parameters = self._random_rows(rows, positions), self.parameters[rows]
         top_k = parameters["top_k"]
-        # one more than k shows that nothing ties with the k-th
+        # a window of k + 1 tokens shows whether another token has the k-th logit
         enough = np.where(top_k < self.vocab_size, top_k + 1, WINDOW)
         return RestrictedRows(
             rows=base.rows,
