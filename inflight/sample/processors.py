@@ -37,7 +37,9 @@ from inflight.sample.rows import (
     LOGPROBS,
     MIN_TOKENS,
     OUTPUT_PENALTY,
+    RANDOM,
     REPETITION,
+    RESTRICTED,
     GrammarMasks,
     IntArray,
     SamplingRows,
@@ -106,6 +108,8 @@ class LogitsProcessors:
             upload: makes a device tensor of an int64 array [n]; called at most once. What it holds is not looked at before
                 `apply`.
         """
+        if masks is None and not len(rows.having(~(RANDOM | RESTRICTED))):
+            return None
         arrays = _mask_arrays(rows, masks) | _bias_arrays(rows) | _bad_word_arrays(rows, positions)
         arrays |= _stop_arrays(rows, positions - num_prompt_tokens)
         spans = {}
