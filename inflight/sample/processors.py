@@ -9,7 +9,7 @@ Order and arithmetic are vLLM's and transformers':
     1. grammar masks and allowed_token_ids: all other tokens become -inf
     2. logit_bias
     3. bad_words, then min_tokens: their tokens become -inf. If that leaves a row without any token, the ban is lifted for this
-       row: if min_tokens forbids all tokens that are allowed, the request ends, and draws no token that is not allowed.
+       row: if only end tokens are allowed and min_tokens forbids them, an end token is drawn all the same.
     4. repetition penalties, then frequency and presence penalties
 
 `apply` and `logprobs` run torch operations on tensors whose sizes the host knows: nothing waits for a GPU. The tokens before
