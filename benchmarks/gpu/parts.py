@@ -15,7 +15,7 @@ ODD_SHAPES = (  # tests of kernels that take the GPU where there is one, and Tri
     "tests/unit/kernels/triton/test_step_state.py",
     "tests/unit/kernels/triton/test_token_masks_kernel.py",
     "tests/unit/sample/test_device_sampler.py",
-    "tests/unit/sample/test_device_features.py",
+    "tests/unit/sample/test_processors_properties.py",
 )
 ALL_FIGURES = ("decode", "prefill", "throughput", "device_time", "graphs")
 

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.attention.rotation import HeadNorm, Rotation
-from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.request import Int32Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionInputs:
+    """One KV group's view of a step; rows are the step's requests.
+
+    Row i has the query tokens `[query_start_loc[i], query_start_loc[i + 1])` of the flat batch, at the positions
+    `[num_computed_tokens[i], seq_lens[i])` of its sequence; position p lies in block `block_table[i, p // block_size]`.
+    Entries of `block_table` that no query of the row can see may be stale: they are never read.
+    """
+
+    query_start_loc: Int32Array  # [num_rows + 1]
+    seq_lens: Int32Array  # [num_rows], the tokens of this step included
+    num_computed_tokens: Int32Array  # [num_rows], tokens in the cache before this step
+    block_table: Int32Array  # [num_rows, max_blocks]
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """What attention needs of a step and does not depend on the layer. Each backend has its own subclass."""
+
+    num_tokens: int
 
 
 class AttentionBackend(ABC):
@@ -20,17 +43,15 @@ class AttentionBackend(ABC):
     1. at start-up the worker calls `kv_cache_view` once per layer; the arena stays the device's, the view is an alias;
     2. once per step and KV group the model runner calls `build_metadata`, on any thread: it reads no device memory and
        keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
-    3. once per layer the model calls `attend`, which where nothing is fused ends in `forward`. All forwards of a backend run
-       one after the other, in step order, on the device's compute thread or stream: a backend may keep workspaces between them.
+    3. once per layer the model calls `attend`, which by default calls `forward`. All forwards of a backend run one after the
+       other, in step order, on the device's compute thread or stream: a backend may keep workspaces between them.
 
-    What the result depends on: a query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of
-    its own sequence. Other bytes of the arena (blocks of others, stale entries of the block table, the rest of the last
-    block) never influence it, even where they hold NaN. Whoever fills a block in another way than by `forward` (a KV
-    connector) fills the whole of it.
+    A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence. Other bytes of the
+    arena (blocks of other sequences, stale entries of the block table, the rest of the last block) never influence the result,
+    even if they hold NaN. Code that fills a block without `forward` (a KV connector) must fill the whole block.
     """
 
-    is_batch_invariant = False  # whether a row's result is the same bit for bit in whatever company it is computed
-    can_capture = False  # whether a graph may record `attend`: what changes from step to step is read on the device
+    is_batch_invariant = False  # whether a row's result is the same, bit for bit, in every batch
 
     @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
@@ -41,7 +62,7 @@ class AttentionBackend(ABC):
         """
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
-        """The most device memory, in bytes, that the backend itself may come to hold, whatever steps it runs.
+        """The most device memory, in bytes, that the backend itself allocates, whatever steps it runs.
 
         Args:
             per_head: query heads of each key head.
@@ -51,7 +72,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Everything about a step that its layers share: slots to write, what to gather, masks. No synchronisation."""
+        """Make what the layers of a step share, such as the slots to write. Does not wait for the device."""
 
     @abstractmethod
     def forward(
@@ -90,7 +111,6 @@ class AttentionBackend(ABC):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
-        soft_cap: float | None = None,
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, then `forward`.
 
@@ -99,13 +119,7 @@ class AttentionBackend(ABC):
                 leaves them. May be changed.
             rotation: this step's.
             norm: the layer's, of queries and keys, or None.
-            soft_cap: scaled scores x become `soft_cap * tanh(x / soft_cap)` (arXiv:2408.00118). Raises `ConfigError` where the
-                backend has none.
         """
-        if soft_cap is not None:
-            raise ConfigError(
-                f"{type(self).__name__} has no soft cap of attention scores (here {soft_cap}); the backend 'triton' has"
-            )
         num_kv_heads = (heads.shape[1] - num_heads) // 2
         query_key = rotation.apply(heads[:, : num_heads + num_kv_heads], norm)
         return self.forward(

@@ -1,8 +1,8 @@
-"""Paged attention by the C++ kernel: straight on the arena, nothing is gathered, no mask is made.
+"""Paged attention on a CPU, by a C++ kernel that reads the arena directly: nothing is gathered, no mask is made.
 
 A block of a layer has a cell per key head, then a cell per value head; the layout within a cell is the kernel's
-(kernels/cpu/attention_cells.h). The cache is in the type of the model or in int8: then keys and values are quantised as they
-are written, each token and head by itself, and attention sees only what was written.
+(kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and values are quantised when they are
+written, with a scale for each token and head, and attention reads the quantised values only.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 
-HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the lanes of the widest vector
-MAX_INT8_HEAD_DIM = 512  # sums of so many products of int8 and int16 fit 32 bits
+HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # lanes of the widest vectors
+MAX_INT8_HEAD_DIM = 512  # a sum of so many products of int8 and int16 fits 32 bits
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # `DType` of kernels.h
 
 
@@ -34,7 +33,7 @@ class CpuPagedMetadata(AttentionMetadata):
 
 
 class CpuPagedBackend(AttentionBackend):
-    """Stateless, but for the kernel's own scratch memory, which each thread keeps."""
+    """Stateless; the kernel keeps scratch memory for each thread."""
 
     is_batch_invariant = True
 
@@ -57,7 +56,7 @@ class CpuPagedBackend(AttentionBackend):
 
     @staticmethod
     def head_layout(kv_cache: torch.Tensor, num_heads: int, head_dim: int, dtype: torch.dtype) -> HeadLayout:
-        """What the kernel has to know of a layer whose cache this is."""
+        """Describes a layer with this cache to the kernel."""
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
         return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)

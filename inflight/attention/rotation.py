@@ -1,4 +1,4 @@
-"""`Rotation`: what positions do to the queries and keys of a step, in every layer; and the norm that may come before it."""
+"""`Rotation`: rotary position embedding of a step's queries and keys, with the norm that some models apply before it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class Rotation:
     ops: LayerOps
 
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
-        """heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first -> normed and rotated, perhaps in place."""
+        """Norm and rotate heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first. May work in place."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)

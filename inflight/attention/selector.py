@@ -26,29 +26,21 @@ def get_backend(
     dtype: torch.dtype,
     kv_cache_dtype: torch.dtype,
     *,
-    name: str = "auto",
     num_multiprocessors: int = 0,
     max_shared_bytes: int = 0,
-    batch_invariant: bool = False,
 ) -> AttentionBackend:
-    """A fresh backend for `device_kind`: "cpu", where plain torch serves what the C++ kernel does not, or "cuda".
+    """A new backend. `device_kind` is "cuda" (Triton), or "cpu" (the C++ kernels; plain torch for what they do not serve).
 
     Args:
-        name: "auto", or for "cuda" one of "triton" and "flashinfer". "auto" is Triton there.
         num_multiprocessors, max_shared_bytes: of the GPU, see `Accelerator`.
-        batch_invariant: the Triton backend's; the others are what they are.
 
     Raises:
-        ConfigError: nothing serves this shape, or these dtypes, here; or FlashInfer was asked for and is not installed.
+        ConfigError: no backend serves this head dimension, block size or KV cache dtype on this device.
     """
     assert head_dim > 0, f"head_dim is {head_dim}"
     assert dtype.is_floating_point, f"{dtype} is no dtype for attention"
     if device_kind == "cuda":
-        return _gpu_backend(
-            *(name, head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes, batch_invariant)
-        )
-    if name != "auto":
-        raise ConfigError(f"attention_backend={name!r} is for device='cuda', here {device_kind!r}; use 'auto'")
+        return _gpu_backend(head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
     if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
         kernels = load_kernels()
         if kernels is not None:
@@ -59,29 +51,12 @@ def get_backend(
             f"{head_dim}) that is a multiple of {HEAD_DIM_MULTIPLE} and at most {MAX_INT8_HEAD_DIM}, and a block_size (here "
             f"{block_size}) that is a multiple of {BLOCK_SIZE_MULTIPLE}; use 'auto', the model's dtype"
         )
-    return TorchSdpaBackend(torch.device(device_kind))
+    return TorchSdpaBackend()
 
 
 def _gpu_backend(
-    name: str,
-    head_dim: int,
-    dtype: torch.dtype,
-    kv_cache_dtype: torch.dtype,
-    num_multiprocessors: int,
-    max_shared_bytes: int,
-    batch_invariant: bool,
+    head_dim: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype, num_multiprocessors: int, max_shared_bytes: int
 ) -> AttentionBackend:
-    device = torch.device("cuda")
-    if name == "flashinfer":
-        if kv_cache_dtype != dtype:
-            raise ConfigError(
-                f"kv_cache_dtype={_name(kv_cache_dtype)!r} needs attention_backend='triton'; or use 'auto', the model's dtype"
-            )
-        from inflight.attention.flashinfer import FlashInferBackend
-
-        return FlashInferBackend(device)
-    if name not in ("auto", "triton"):
-        raise ConfigError(f"attention_backend is {name!r}; it is one of 'auto', 'triton' and 'flashinfer'")
     if kv_cache_dtype not in (dtype, FLOAT8):
         raise ConfigError(
             f"kv_cache_dtype={_name(kv_cache_dtype)!r} is not for device='cuda'; use 'fp8', or 'auto', the model's dtype"
@@ -94,10 +69,7 @@ def _gpu_backend(
     from inflight.attention.triton_paged import TritonPagedBackend
 
     return TritonPagedBackend(
-        device,
-        num_multiprocessors=num_multiprocessors,
-        max_shared_bytes=max_shared_bytes,
-        batch_invariant=batch_invariant,
+        torch.device("cuda"), num_multiprocessors=num_multiprocessors, max_shared_bytes=max_shared_bytes
     )
 
 

@@ -1,10 +1,10 @@
-"""Paged attention by Triton kernels: straight on the arena, for batches of any kind, and always capturable.
+"""Paged attention on a GPU, by Triton kernels that read the arena directly. CUDA graphs can record it for batches of any kind.
 
 Layout of a layer's block: keys, then values, heads outermost, in the dtype of the model or in float8_e4m3fn:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
-Grids follow from upper bounds that the metadata gives on the host; everything else is read on the device when the kernels run.
+The sizes of the kernels' grids follow from upper bounds in the metadata, on the host. The kernels read all else on the device.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.attention.rotation import HeadNorm, Rotation
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
@@ -27,10 +26,10 @@ from inflight.kernels.triton.rotary_kv import rotary_kv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPagedMetadata(AttentionMetadata):
-    """Numbers are upper bounds, tensors are the device's. `num_tokens` counts the flat batch, padding included.
+    """Numbers are upper bounds; tensors are on the device. `num_tokens` counts the flat batch, padding included.
 
-    Rows behind the last real one have no query tokens (equal `query_start_loc`), or are ordinary rows of a dummy slot, whose
-    block table is the dummy block's. A row's query tokens are the last of its `seq_lens`.
+    Padding rows have no query tokens (equal `query_start_loc`), or they are rows of a dummy slot, whose blocks are all the
+    dummy block. A row's query tokens are the last tokens of its `seq_lens`.
     """
 
     num_rows: int
@@ -46,16 +45,13 @@ class TritonPagedMetadata(AttentionMetadata):
 
 
 class TritonPagedBackend(AttentionBackend):
-    """State: the scratch memory of the decode kernel, a few megabytes whatever the batch.
+    """Owns the scratch memory of the decode kernel: a few megabytes, whatever the batch.
 
-    It is allocated by the first decode step, which must not be captured, and stays where it is: graphs know its address.
+    The first decode step allocates it, so no graph may record this step. It never moves: graphs know its address.
 
-    max_shared_bytes: the most shared memory that one program can use on the device.
-    batch_invariant: single tokens take the kernel of all other rows, whose sums are never split; slow where rows are few and
-    long.
+    Args:
+        max_shared_bytes: the most shared memory that one program can use on the device.
     """
-
-    can_capture = True
 
     def __init__(
         self,
@@ -63,11 +59,9 @@ class TritonPagedBackend(AttentionBackend):
         *,
         num_multiprocessors: int,
         max_shared_bytes: int = LEAST_SHARED_BYTES,
-        batch_invariant: bool = False,
     ) -> None:
         self._device = device
         self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
-        self.is_batch_invariant = batch_invariant
         self._scratch: DecodeScratch | None = None
 
     def kv_cache_view(self, arena: Tensor, spec: KVCacheSpec, layer_index: int) -> Tensor:
@@ -79,7 +73,7 @@ class TritonPagedBackend(AttentionBackend):
         return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TritonPagedMetadata:
-        """Slots are the rows' indices. For steps that are not captured."""
+        """For steps that no graph records. Here a row's slot is its index."""
         lengths = np.diff(inputs.query_start_loc)
         rows = np.arange(len(lengths), dtype=np.int32)
         token_slots = np.repeat(rows, lengths)
@@ -116,7 +110,7 @@ class TritonPagedBackend(AttentionBackend):
     ) -> Tensor:
         heads = torch.cat((query, key, value), dim=1)
         query = self._write(heads, None, None, kv_cache, metadata, query.shape[1])
-        return self._attend(query, kv_cache, metadata, scale, sliding_window, None)
+        return self._attend(query, kv_cache, metadata, scale, sliding_window)
 
     def attend(
         self,
@@ -129,10 +123,9 @@ class TritonPagedBackend(AttentionBackend):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
-        soft_cap: float | None = None,
     ) -> Tensor:
         query = self._write(heads, rotation, norm, kv_cache, metadata, num_heads)
-        return self._attend(query, kv_cache, metadata, scale, sliding_window, soft_cap)
+        return self._attend(query, kv_cache, metadata, scale, sliding_window)
 
     def _write(
         self,
@@ -164,16 +157,14 @@ class TritonPagedBackend(AttentionBackend):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
-        soft_cap: float | None,
     ) -> Tensor:
         assert isinstance(metadata, TritonPagedMetadata)
         tables = metadata.block_table, metadata.slots, metadata.seq_lens
-        if metadata.max_query_len > 1 or self.is_batch_invariant:
+        if metadata.max_query_len > 1:
             return attention_mixed(
                 *(query, kv_cache, *tables, metadata.query_start_loc),
                 scale=scale,
                 sliding_window=sliding_window,
-                soft_cap=soft_cap,
                 max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]
@@ -183,7 +174,6 @@ class TritonPagedBackend(AttentionBackend):
             splits=num_splits(metadata.num_rows, num_kv_heads, longest, self._num_multiprocessors),
             scale=scale,
             sliding_window=sliding_window,
-            soft_cap=soft_cap,
         )
 
     def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:

@@ -44,7 +44,7 @@ class CudaFacts:
         driver: the newest CUDA that the driver serves.
         gpus: in the order of their numbers, at least one.
         torch_cuda: the CUDA that torch was built for; None of a build for CPUs, or no torch at all.
-        packages: those of triton and flashinfer that can be imported.
+        packages: "triton", if it can be imported.
     """
 
     driver: Version
@@ -75,7 +75,7 @@ def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFac
         driver=(driver // 1000, driver % 1000 // 10),
         gpus=tuple(_read_gpu(call, ordinal) for ordinal in range(count)),
         torch_cuda=read_torch_cuda(_find_torch()),
-        packages=frozenset(name for name in ("triton", "flashinfer") if importlib.util.find_spec(name) is not None),
+        packages=frozenset(name for name in ("triton",) if importlib.util.find_spec(name) is not None),
     )
 
 

@@ -152,17 +152,8 @@ def _resolve_cuda(
         num_threads=_threads_of_rank(machine, num_local_ranks),
         threads_bind=OFF,
         enforce_eager=args.enforce_eager,
-        attention_backend=_resolve_attention_backend(args, machine),
         cuda_graph_max_tokens=_resolve_cuda_graph_max_tokens(args, max_num_batched_tokens),
     )
-
-
-def _resolve_attention_backend(args: EngineArgs, machine: Machine) -> str:
-    if args.attention_backend == "flashinfer" and not machine.has_flashinfer:
-        raise ConfigError(
-            "attention_backend='flashinfer' needs a package that is not here: pip install flashinfer-python, or leave it out"
-        )
-    return "triton" if args.attention_backend == "auto" else args.attention_backend
 
 
 def _resolve_cuda_graph_max_tokens(args: EngineArgs, max_num_batched_tokens: int) -> int:

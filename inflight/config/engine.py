@@ -146,7 +146,6 @@ class DeviceConfig:
         num_threads: the size of a rank's thread pool. It computes on a CPU; with a GPU it only converts weights.
         threads_bind: the cores that its threads are bound to, as in `cpu_binding`.
         enforce_eager: no CUDA graphs at all.
-        attention_backend: "triton" or "flashinfer" on a GPU; on a CPU "auto".
         cuda_graph_max_tokens: batches with prompts are captured up to this size; 0: only batches of decodes are captured.
     """
 
@@ -154,7 +153,6 @@ class DeviceConfig:
     num_threads: int
     threads_bind: str
     enforce_eager: bool = False
-    attention_backend: str = "auto"
     cuda_graph_max_tokens: int = 0
 
 

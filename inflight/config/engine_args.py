@@ -99,9 +99,7 @@ class EngineArgs:
         "auto", "What to run on; auto takes GPUs if they can be used.", choices=("auto", "cpu", "cuda")
     )
     enforce_eager: bool = _engine(False, "GPU: launch kernel by kernel, without CUDA graphs.")
-    attention_backend: str = _engine(
-        "auto", "GPU: which attention kernels to use.", choices=("auto", "triton", "flashinfer")
-    )
+    attention_backend: str = _engine("auto", "GPU: which attention kernels to use.", choices=("auto", "triton"))
     cuda_graph_max_tokens: int | None = _engine(
         None,
         "GPU: capture steps with prompts up to N tokens; 0 captures only steps without prompts. Default: 512.",

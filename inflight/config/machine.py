@@ -29,7 +29,6 @@ class Machine:
     usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
     threads_bind: str = AUTO  # the setting in the environment, see `cpu_binding`
     gpus: tuple[Gpu, ...] = ()  # that ranks may run on, rank 0 of this node on the first
-    has_flashinfer: bool = False
 
     @property
     def compute_capability(self) -> Version:
@@ -54,7 +53,6 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
                 dtypes=("bfloat16", "float16", "float32"),
                 usable_cores=cores,
                 gpus=_usable_gpus(facts),
-                has_flashinfer="flashinfer" in facts.packages,
             )
         except ConfigError as error:
             if device == "cuda":

@@ -192,7 +192,7 @@ class WorkerLoop:
             return  # it has failed already
         self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, result=result))
         if isinstance(result, WorkerFailure):
-            self._worker.step_failed()
+            self._worker.leave_groups_after_failure()
         with self._lock:
             self._num_unanswered -= 1
             is_awaited = self._held and not self._num_unanswered

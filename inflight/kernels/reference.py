@@ -21,7 +21,6 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
-    soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention of each row's last tokens over the row's blocks, the step's own keys and values included.
 
@@ -31,7 +30,6 @@ def paged_attention(
         key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`.
         block_table: `[num_rows, max_blocks]`; position p of row i is in block `block_table[i, p // block_size]`.
         sliding_window: a query at p sees the keys at `[max(0, p - sliding_window + 1), p]`; None: `[0, p]`.
-        soft_cap: scaled scores x become `soft_cap * tanh(x / soft_cap)` (Gemma 2, arXiv:2408.00118).
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
     per_head = query.shape[1] // num_kv_heads
@@ -54,8 +52,6 @@ def paged_attention(
             used = visible.any(dim=0)
             heads = query[tokens].view(-1, num_kv_heads, per_head, query.shape[2])
             scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale
-            if soft_cap is not None:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
             weights = torch.softmax(scores.masked_fill(~visible[:, used], -torch.inf), dim=-1)
             output[tokens] = torch.einsum("hgqk,khd->qhgd", weights, values[used]).flatten(1, 2)
     return output

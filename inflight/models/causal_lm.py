@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.backend import AttentionMetadata
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage
 from inflight.distributed.intermediate_tensors import IntermediateTensors

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from inflight.attention.backend import AttentionMetadata
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata
-from inflight.attention.metadata import AttentionMetadata
 from inflight.attention.rotation import Rotation
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, DecoderLayer, DecoderStep, LinearWeight

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.backend import AttentionMetadata
 from inflight.attention.rotation import Rotation
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.partition import PipelineStage

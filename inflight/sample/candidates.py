@@ -1,4 +1,4 @@
-"""Draws from the tokens that min_p, top_k and top_p leave, without sorting the vocabulary.
+"""Draws from the tokens that min_p, top_k and top_p leave, without a sort of the whole vocabulary.
 
 The filters, on logits already divided by the temperature, in this order:
 
@@ -6,10 +6,11 @@ The filters, on logits already divided by the temperature, in this order:
     top_k   keep the k most probable, and all that tie with the k-th
     top_p   of what is left, renormalised: keep the shortest prefix, by falling probability and rising id, that reaches top_p
 
-Survivors are a prefix of the tokens in that order. So a window of the most probable tokens is looked at: where the prefix
-ends inside it, the race is among few. Where it goes on (a flat distribution, a large k), the race is among all tokens, and the
-winner is tested: if it is not in the prefix, neither is any token after it; these leave, and the race is run again. Both ways
-see the same noise and the same sums, so which one a row takes, and which rows are beside it, cannot change its token.
+Survivors are a prefix of the tokens in this order. First a window of the most probable tokens is examined. If the prefix ends
+inside the window, the draw (a race of noisy scores, see draw.py) is among the tokens of the prefix only. Otherwise (a flat
+distribution, a large k) all tokens race, and the winner is tested: if it is not in the prefix, it is removed with all tokens
+after it, and the race is repeated. Both ways use the same noise and the same sums. So a row's token depends neither on the way
+nor on the other rows.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ import torch
 from torch import Tensor
 
 from inflight.sample.draw import draw_random
-from inflight.sample.metadata import RestrictedRows
 from inflight.sample.noise import log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks, softmax_mass, top_window
+from inflight.sample.rows import RestrictedRows
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What decides over survival; columns of one row each. `vocab_mass` is the sum of exp(logit - max) over the vocabulary."""
+    """The limits of each row, as columns. `vocab_mass` is the sum of exp(logit - max) over the vocabulary."""
 
     vocab_size: int
     top_k: Tensor  # int64 [n, 1]
     top_p: Tensor  # float64 [n, 1]
     log_min_p: Tensor  # float32 [n, 1]
-    floored: Tensor  # bool [n, 1]: top_k or min_p bound the survivors from below
-    vocab_mass: Tensor  # float64 [n, 1], where `floored` is false: then top_p is a part of it
+    floored: Tensor  # bool [n, 1]: top_k or min_p give a least logit
+    vocab_mass: Tensor  # float64 [n, 1], set where `floored` is false: top_p is a share of it there
 
     @staticmethod
     def of(logits: Tensor, restricted: RestrictedRows) -> Limits:
@@ -59,14 +60,14 @@ class Limits:
 
 
 def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row. Waits for the device, to see which rows are decided.
+    """Draw one token per row. Waits for the device, to see for which rows the window was wide enough.
 
     Args:
         logits: float32 [n, vocab_size], the rows of `restricted`, divided by their temperatures; not modified.
         hashes: int32 [vocab_size], `token_hashes`.
 
     Returns:
-        token ids, int64 [n], and their scores, float32 [n]; -inf or NaN where no token was possible.
+        token ids, int64 [n], and their scores, float32 [n]; the score is -inf or NaN if no token was possible.
     """
     limits = Limits.of(logits, restricted)
     values, ids = top_window(logits, restricted.window)
@@ -85,7 +86,7 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
 
 
 def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Which tokens of a window survive, and in which rows the window was wide enough to tell.
+    """Which tokens of a window survive, and for which rows the window was wide enough to decide this.
 
     Args:
         values: float32 [n, C], `top_window`'s.
@@ -99,20 +100,20 @@ def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     kth = torch.where(limits.top_k <= width, kth, -torch.inf)
     floor = torch.maximum(kth, top + limits.log_min_p)
     kept = (values >= floor) & (values > -torch.inf)
-    # Nothing outside the window is above the floor:
+    # rows without a token above the floor outside the window
     complete = (last < floor) | (last == -torch.inf) if width < limits.vocab_size else torch.ones_like(limits.floored)
 
     weights = torch.where(kept, (values - top).exp_(), 0.0).to(torch.float64)
     upto = weights.cumsum(dim=1)
     mass = torch.where(limits.floored, upto[:, -1:], limits.vocab_mass)
-    kept &= upto - weights < limits.top_p * mass  # a token stays while those before it do not reach top_p
+    kept &= upto - weights < limits.top_p * mass  # a token is kept if the tokens before it do not reach top_p
     num_kept = kept.sum(dim=1, keepdim=True)
     cut_inside = values.gather(1, (num_kept - 1).clamp_(min=0)) > last
     return kept, (complete | (cut_inside & ~limits.floored))[:, 0]
 
 
 def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_restricted` by racing all tokens and testing the winner: for rows of any distribution. Overwrites `logits`."""
+    """`draw_restricted` for rows of any distribution: race all tokens and test the winner. Overwrites `logits`."""
     prefix = Prefix.of(logits, limits)
     while True:
         tokens, scores = draw_random(logits, keys, hashes)
@@ -124,9 +125,9 @@ def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The survivors, as a test of one token: the weight of the tokens before it does not reach top_p's share.
+    """Tests whether a token survives: the weight of the tokens before it must not reach top_p's share.
 
-    Shares the memory of the logits it is made of; what falls outside may be overwritten with -inf.
+    Shares the memory of the logits it was made from; logits outside the prefix may be overwritten with -inf.
     """
 
     logits: Tensor  # float32 [n, vocab_size]; -inf below what min_p and top_k leave
@@ -151,7 +152,8 @@ class Prefix:
         return Prefix(logits, weights, limits.top_p * mass)
 
     def holds(self, tokens: Tensor) -> Tensor:
-        """Whether each row's token, int64 [n, 1], is in the prefix: bool [n, 1]. The first always is; so is nothing at all."""
+        """Whether each row's token, int64 [n, 1], is in the prefix: bool [n, 1]. True for the most probable token, and for a
+        row without any possible token."""
         logit = self.logits.gather(1, tokens)
         upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
         weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)

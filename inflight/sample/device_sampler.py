@@ -1,7 +1,7 @@
-"""`DeviceSampler`: the draw of one token per row wholly on a GPU, in launches that a graph can hold.
+"""`DeviceSampler`: draws one token per row on a GPU, by kernels that a CUDA graph can record.
 
-Owns the scratch memory of the kernels (kernels/triton/sampling.py), so draws must follow each other: one stream. The host's
-part is a column of numbers per slot, made when a request takes it; the device does the rest, the draws' keys included.
+Owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. The host writes a
+column of parameters when a request takes its slot; the device does everything else, and computes the keys of the draws too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from inflight.sample.seeds import seed_words
 from inflight.sample.state import features_of, parameters_of
 
 BLOCK_SIZE = 2048  # tokens of a program that reads the logits: 75 programs for a vocabulary of 152,000, 8 KB each
-GROUP_SIZE = 64  # of which the largest logit is kept: 2,400 for such a vocabulary
-SEARCH_BLOCK_SIZE = 2048  # of maxima, or of tokens of the listed groups
+GROUP_SIZE = 64  # tokens; the largest logit of each group is kept: 2,400 groups for such a vocabulary
+SEARCH_BLOCK_SIZE = 2048  # maxima, or tokens of listed groups, that a program looks at together
 
 
 class DeviceSampler:
-    """The definitions are those of `Sampler`: same logits, same tokens, but where two scores, or top_p's share and the mass
-    before a token, differ by no more than sums and logarithms are rounded.
+    """Draws the tokens that `Sampler` draws from the same logits. They can differ only if two scores, or top_p's share and the
+    mass before a token, differ by less than the rounding errors of sums and logarithms.
 
     Args:
         max_num_draws: the most rows of a `draw`.
@@ -56,7 +56,7 @@ class DeviceSampler:
 
     @staticmethod
     def parameters(sampling: ResolvedSampling, vocab_size: int) -> Int32Array:
-        """What a slot's column holds: int32 [NUM_COLUMNS]. Zeros are a greedy request's."""
+        """A slot's column: int32 [NUM_COLUMNS]. A greedy request has zeros."""
         words = np.zeros(kernels.NUM_COLUMNS, dtype=np.int32)
         features = features_of(sampling, vocab_size)
         if not features & (RANDOM | RESTRICTED):
@@ -76,12 +76,12 @@ class DeviceSampler:
         return words
 
     def draw(self, logits: Tensor, columns: Tensor, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        """Draw a token for each row: can be captured, the number of rows is then fixed.
+        """Draw a token for each row. A graph can record it, for a fixed number of rows.
 
         Args:
             logits: float32 [n, vocab_size], contiguous; not modified.
             columns: int32 [NUM_COLUMNS, num_slots], its last dimension contiguous: `parameters`, by slot.
-            slots: int32 [n], of `columns`; one may come more than once.
+            slots: int32 [n], which column each row uses; a slot may occur several times.
             positions: int32 [n], of the token to be drawn: the number of tokens before it.
             tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN where all logits are -inf, or one is NaN.
         """

@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.sample.noise import bound_from_below, log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks
 
-FEW_NUMBERS = 64 * 1024  # up to so many logits, fewer calls are worth more than fewer logarithms
+FEW_NUMBERS = 64 * 1024  # for up to so many logits the simple way is faster: fewer calls, more logarithms
 
 IndexArray = npt.NDArray[np.intp]
 
@@ -24,7 +24,7 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
         hashes: int32 [vocab_size], `token_hashes`.
 
     Returns:
-        token ids, int64 [n], and their scores, float32 [n]; -inf or NaN where no token was possible.
+        token ids, int64 [n], and their scores, float32 [n]; the score is -inf or NaN if no token was possible.
     """
     if logits.device.type == "cpu" and logits.numel() > FEW_NUMBERS:
         return draw_by_bounds(logits, keys, hashes)
@@ -34,10 +34,11 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
 
 
 def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_random` on a CPU with two logarithms per candidate, not per token: two thirds of the time, for a large batch.
+    """`draw_random` on a CPU, with two logarithms per candidate instead of per token: a large batch takes two thirds of the
+    time.
 
-    A cheap upper bound of every score comes first. Only tokens whose bound reaches the exact score of the one with the largest
-    bound can win: mostly it is alone.
+    First each score gets a cheap upper bound. The token with the largest bound is the leader. Only tokens whose bound reaches
+    the leader's exact score can win: mostly there is no other.
     """
     tokens = np.empty(len(logits), dtype=np.int64)
     scores = np.empty(len(logits), dtype=np.float32)
@@ -50,11 +51,11 @@ def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor
         torch.sub(chunk, bound_from_below(words, out=bounds), out=bounds)
         leaders = bounds.numpy().argmax(axis=1)
         leader_scores = _scores(chunk, words, np.arange(len(chunk)), leaders)
-        finite = np.isfinite(leader_scores)  # else there is no token, or no number, to be found
+        finite = np.isfinite(leader_scores)  # else no token of the row is possible, or a logit is NaN
         at_least = np.full_like(leader_scores, np.inf)
         at_least[finite] = leader_scores[finite] - (1e-3 + 1e-5 * np.abs(leader_scores[finite]))  # beyond all rounding
         found_rows, found = np.divmod(np.flatnonzero(bounds.numpy() >= at_least[:, None]), logits.shape[1])
-        if len(found) > np.count_nonzero(finite):  # more than each row's leader
+        if len(found) > np.count_nonzero(finite):  # candidates besides the leaders
             found_scores = _scores(chunk, words, found_rows, found)
             order = np.lexsort((found, -found_scores, found_rows))
             contested, first = np.unique(found_rows[order], return_index=True)

@@ -27,14 +27,14 @@ class LogprobsTensors:
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:
-    """The log-probabilities of `token_ids`, column 0, and of the k most probable tokens; ties stand by rising id.
+    """The log-probabilities of `token_ids` (column 0) and of the k most probable tokens, equal ones by rising id.
 
     A token's rank is 1 + the number of tokens with a larger logit.
 
     Args:
         logits: float32 [n, vocab_size], raw; not modified.
-        token_ids: integers [n]; one outside the vocabulary (IMPOSSIBLE_TOKEN) gets NaN and rank 1.
-        k: 0 or more; of a smaller vocabulary, all.
+        token_ids: integers [n]; a token outside the vocabulary (IMPOSSIBLE_TOKEN) gets NaN and rank 1.
+        k: 0 or more; at most the vocabulary's size is used.
     """
     given = token_ids.to(torch.int64)[:, None]
     known = (given >= 0) & (given < logits.shape[1])
@@ -43,7 +43,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensor
     ranks = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     for rows in row_chunks(logits):
         chunk = logits[rows]
-        greater = torch.gt(chunk, own[rows], out=torch.empty_like(chunk))  # as floats: they sum four times as fast
+        greater = torch.gt(chunk, own[rows], out=torch.empty_like(chunk))  # sums of floats are four times as fast
         ranks[rows] = 1 + greater.sum(dim=1, dtype=torch.float32).to(torch.int32)
     values, ids = own, given
     if k > 0:

@@ -1,15 +1,15 @@
 """The noise of the draws: one Gumbel variate per (seed, position, token id), computed where and when it is needed.
 
 A token is drawn by the Gumbel-max trick: argmax(logits / T - log E) with E ~ Exp(1) independent per token id is distributed
-as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). Against inverting the cumulative distribution it has the
-virtue that a tiny change of the logits changes the token only if two scores were that close already.
+as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). Its advantage over an inverted cumulative distribution: a
+tiny change of the logits changes the token only if the two best scores were almost equal.
 
-The noise is a hash of the token id under the draw's two keys (seeds.draw_keys), so it does not know the other rows of the
-batch, the vocabulary's size or which tokens survived top-k. One definition serves all paths and devices:
+The noise is a hash of the token id with the draw's two keys (seeds.draw_keys). So it does not depend on the other rows of the
+batch, on the vocabulary's size or on which tokens survived top-k. All paths and devices use this definition:
 
     hash = (mix32(token_id) ^ key0) * key1;  hash = (hash ^ hash >> 16) * C;  u = low 31 bits / 2**31;  E = -log(1 - u)
 
-Small E, which win, keep the full relative precision of a float32, down to 2**-32.
+Tokens with a small E win; there E has the full relative precision of a float32, down to 2**-32.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 
 _MULTIPLIER = 0x7FEB352D  # of Wellons' "lowbias32", found by search for the least bias
 _LOW_31 = 0x7FFFFFFF
-_SMALLEST = 2.0**-32  # stands for a hash of 0
+_SMALLEST = 2.0**-32  # used for a hash of 0
 _LOG_PER_BIT = math.log(2.0) * 2.0**-23
 _LOG_OF_UNIT = math.log(2.0) * (127 + 31)
 _LARGEST = 1.0 - 2.0**-24  # the largest float32 below 1: E <= 16.7
 
 
 def token_hashes(vocab_size: int, device: torch.device) -> Tensor:
-    """mix32 (lowbias32) of every token id, int32 [vocab_size]: the part of the noise that is the same for all draws."""
+    """mix32 (lowbias32) of every token id, int32 [vocab_size]: the part of the noise that all draws share."""
     ids = np.arange(vocab_size, dtype=np.uint32)
     ids = (ids ^ (ids >> np.uint32(16))) * np.uint32(0x7FEB352D)
     ids = (ids ^ (ids >> np.uint32(15))) * np.uint32(0x846CA68B)
@@ -40,7 +40,7 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
     """The hash of each token under each draw's keys: uniform on [0, 2**31), int32 [n, m].
 
     Args:
-        hashes: int32 [m] or [n, m], `token_hashes` of the tokens in question.
+        hashes: int32 [m] or [n, m], `token_hashes` of the tokens.
         keys: int32 [n, 2] of `draw_keys`.
     """
     words = torch.bitwise_xor(hashes, keys[:, :1], out=out)
@@ -58,10 +58,10 @@ def log_exponential(words: Tensor) -> Tensor:
 
 
 def bound_from_below(words: Tensor, out: Tensor) -> Tensor:
-    """At most `log_exponential(words)`, for a quarter of the work: float32, into `out`; slack below 1e-4 for rounding.
+    """A lower bound of `log_exponential(words)`, but for rounding below 1e-4, in a quarter of the time; float32, into `out`.
 
-    E = -log(1 - u) is at least u; and a float's bits, read as an integer, are its logarithm interpolated between powers of two
-    (Mitchell 1962), which is at most the logarithm and at least that less 0.087 * log(2).
+    E = -log(1 - u) is at least u. The bits of a float, read as an integer, give its logarithm interpolated between powers of
+    two (Mitchell 1962): this is at most the logarithm, and at most 0.087 * log(2) below it.
     """
     out.copy_(words)
     out.copy_(out.view(torch.int32))

@@ -1,71 +1,329 @@
-"""What changes logits before the draw, in place and sparsely; in the order of the functions below.
+"""`LogitsProcessors`: what changes a step's logits before the draw: masks, biases, bans, penalties; and the log-probabilities.
 
-The order and the arithmetic are vLLM's and transformers'. Constraints are of two kinds. `allowed_token_ids` (like a grammar's
-mask, applied before) is a wall. Bans, of bad_words and then of min_tokens, yield: where one would leave a row without any
-token, it is lifted for that row, so that "only end tokens are allowed, but min_tokens forbids them" ends the request instead
-of drawing something that is not allowed. What remains impossible even so, the sampler reports (`IMPOSSIBLE_TOKEN`).
+    of         on the host; everything that is known then goes to the device in one copy
+    apply      keeps the raw logits of rows with logprobs, then changes the logits in place
+    logprobs   of the drawn tokens, from the raw logits
+
+Order and arithmetic are vLLM's and transformers':
+
+    1. grammar masks and allowed_token_ids: all other tokens become -inf
+    2. logit_bias
+    3. bad_words, then min_tokens: their tokens become -inf. If that leaves a row without any token, the ban is lifted for this
+       row: if only end tokens are allowed and min_tokens forbids them, an end token is drawn all the same.
+    4. repetition penalties, then frequency and presence penalties
+
+`apply` and `logprobs` run torch operations on tensors whose sizes the host knows: nothing waits for a GPU. The tokens before
+the draws may not be known to the host yet: they are read on the device. A step that asks for none of this has no processors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.sample.metadata import (
-    AllowedTokens,
-    Bans,
-    LogitBias,
-    OutputPenalties,
-    RepetitionPenalties,
-    SamplingMetadata,
+from inflight.interface.request import Int32Array, ResolvedSampling
+from inflight.kernels.token_masks import select_apply_token_masks
+from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
+from inflight.sample.rows import (
+    ALLOWED,
+    BAD_WORDS,
+    BIAS,
+    LOGPROBS,
+    MIN_TOKENS,
+    OUTPUT_PENALTY,
+    RANDOM,
+    REPETITION,
+    RESTRICTED,
+    GrammarMasks,
+    IntArray,
+    SamplingRows,
 )
 
+AnyArray = npt.NDArray[Any]  # of whatever dtype
+Int64Array = npt.NDArray[np.int64]
+Arrays = dict[str, AnyArray]
+Tensors = dict[str, Tensor]
 
-def process_logits(logits: Tensor, metadata: SamplingMetadata) -> None:
-    """Apply to `logits` (float32 [num_rows, vocab_size], contiguous) all that `metadata` asks for but the draw."""
+CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}  # of temporaries: in a CPU's cache, at most 64 MB on a GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLists:
+    """The parameters of a request that are lists of tokens, without ids beyond the vocabulary: those are never drawn anyway.
+
+    Built once, when the request takes its slot.
+    """
+
+    allowed: Int32Array | None  # [ceil(vocab_size / 32)], a mask as in `GrammarMasks`; None allows all
+    bias_ids: Int64Array
+    bias_values: npt.NDArray[np.float32]
+    stop_ids: Int64Array
+    bad_words: tuple[tuple[tuple[int, ...], int], ...]  # (the tokens before, the one that would complete the word)
+
+    @staticmethod
+    def of(sampling: ResolvedSampling, vocab_size: int) -> TokenLists:
+        params = sampling.params
+        bias = {i: value for i, value in (params.logit_bias or {}).items() if i < vocab_size and value}
+        return TokenLists(
+            allowed=None if params.allowed_token_ids is None else _mask_of(params.allowed_token_ids, vocab_size),
+            bias_ids=np.fromiter(bias.keys(), dtype=np.int64),
+            bias_values=np.fromiter(bias.values(), dtype=np.float32),
+            stop_ids=_within(sampling.stop_token_ids if params.min_tokens else (), vocab_size),
+            bad_words=tuple(
+                (tuple(word[:-1]), word[-1]) for word in sampling.bad_words_token_ids if word and word[-1] < vocab_size
+            ),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class LogitsProcessors:
+    """Of one step; made by `of` only. `apply` and `logprobs` are called once each, in this order, on one stream."""
+
+    tensors: Tensors
+    spans: dict[str, tuple[IntArray, IntArray]]  # of each kind of penalty: [n], where its rows' tokens begin and end
+    longest_history: int  # how many tokens of a slot's history are looked at, at most
+    logprobs_rows: Int32Array | None  # [n], the rows that asked
+    num_logprobs: int  # the most that any of them asked for
+    _raw: Tensor | None = field(default=None, init=False)  # float32 [n, vocab_size], from `apply` to `logprobs`
+
+    @staticmethod
+    def of(
+        rows: SamplingRows,
+        positions: IntArray,
+        num_prompt_tokens: IntArray,
+        masks: GrammarMasks | None,
+        upload: Callable[[AnyArray], Tensor],
+    ) -> LogitsProcessors | None:
+        """None where no row asks for anything.
+
+        Args:
+            positions: [num_rows], of the draws: how many tokens (prompt and output) come before each.
+            num_prompt_tokens: [num_rows].
+            upload: makes a device tensor of an int64 array [n]; called at most once. What it holds is not looked at before
+                `apply`.
+        """
+        if masks is None and not len(rows.having(~(RANDOM | RESTRICTED))):
+            return None
+        arrays = _mask_arrays(rows, masks) | _bias_arrays(rows) | _bad_word_arrays(rows, positions)
+        arrays |= _stop_arrays(rows, positions - num_prompt_tokens)
+        spans = {}
+        for name, feature, parameters, starts in (
+            ("repetition", REPETITION, ("repetition",), np.zeros_like(positions)),
+            ("output", OUTPUT_PENALTY, ("frequency", "presence"), num_prompt_tokens),
+        ):
+            having = rows.having(feature)
+            if len(having):
+                spans[name] = starts[having], positions[having]
+                arrays |= {f"{name}_rows": having, f"{name}_slots": rows.slots[having].astype(np.int64)}
+                arrays |= {f"{name}_starts": spans[name][0][:, None], f"{name}_stops": spans[name][1][:, None]}
+                arrays |= {key: np.ascontiguousarray(rows.parameters[key][having])[:, None] for key in parameters}
+        having = rows.having(LOGPROBS)
+        if len(having):
+            arrays["logprobs_rows"] = having
+        if not any(array.size for array in arrays.values()):  # a bias of 0 only, for example
+            return None
+        return LogitsProcessors(
+            tensors=in_one_copy(arrays, upload),
+            spans=spans,
+            longest_history=int(positions.max()) if rows.needs_history else 0,
+            logprobs_rows=having.astype(np.int32) if len(having) else None,
+            num_logprobs=int(rows.parameters["num_logprobs"][having].max(initial=0)),
+        )
+
+    def apply(self, logits: Tensor, history: Tensor) -> None:
+        """Change `logits` (float32 [num_rows, vocab_size], contiguous) in place.
+
+        Args:
+            history: int32 [num_slots, longest_history or more]: the token at each position of a slot's sequence, for all
+                positions before a draw.
+        """
+        tensors = self.tensors
+        if "logprobs_rows" in tensors:
+            self._raw = logits.index_select(0, tensors["logprobs_rows"])
+        if "masks" in tensors:
+            select_apply_token_masks(logits.device)(logits, tensors["mask_rows"], tensors["masks"])
+        if "bias_entries" in tensors:
+            flat, entries = logits.view(-1), tensors["bias_entries"]
+            flat.scatter_(0, entries, flat[entries] + tensors["bias_values"])
+        if "word_entries" in tensors:
+            tail = history[tensors["word_slots"][:, None], tensors["word_places"].clamp(min=0)]
+            completes = ((tail == tensors["word_tokens"]) | (tensors["word_tokens"] < 0)).all(dim=1)
+            _ban(logits, tensors["word_entries"], tensors["word_rows"], tensors["word_owners"], completes)
+        if "stop_entries" in tensors:
+            every = torch.ones_like(tensors["stop_entries"], dtype=torch.bool)
+            _ban(logits, tensors["stop_entries"], tensors["stop_rows"], tensors["stop_owners"], every)
+        if "repetition" in self.spans:
+            self._penalise_repetition(logits, history)
+        if "output" in self.spans:
+            self._penalise_output(logits, history)
+
+    def logprobs(self, tokens: Tensor) -> LogprobsTensors | None:
+        """Of the rows `logprobs_rows`. tokens: int32 [num_rows]."""
+        if self._raw is None:
+            return None
+        raw, self._raw = self._raw, None
+        return gather_logprobs(raw, tokens.index_select(0, self.tensors["logprobs_rows"]), self.num_logprobs)
+
+    def _penalise_repetition(self, logits: Tensor, history: Tensor) -> None:
+        """Keskar et al. 2019 (CTRL): divide positive logits, multiply negative ones, of all tokens before the draw.
+
+        A token that occurs several times is written several times, with one value. So positions at or after the draw can be
+        replaced by the row's first token.
+        """
+        flat, vocab_size = logits.view(-1), logits.shape[1]
+        for part, tokens, here in self._parts("repetition", history):
+            tokens = torch.where(here, tokens, tokens[:, :1])
+            entries = self.tensors["repetition_rows"][part, None] * vocab_size + tokens
+            before, penalty = flat[entries], self.tensors["repetition"][part]
+            penalised = torch.where(before > 0, before / penalty, before * penalty)
+            flat.scatter_(0, entries.view(-1), penalised.view(-1))
+
+    def _penalise_output(self, logits: Tensor, history: Tensor) -> None:
+        """count * frequency_penalty + presence_penalty, subtracted from each token behind the prompt.
+
+        A token that occurs several times is written several times, with one value. So token 0, with its own penalty if it
+        occurs, can replace what does not count.
+        """
+        flat, vocab_size = logits.view(-1), logits.shape[1]
+        for part, tokens, here in self._parts("output", history):
+            ordered = torch.where(here, tokens, vocab_size).sort(dim=1).values
+            tokens = torch.where(ordered < vocab_size, ordered, 0)
+            counts = torch.searchsorted(ordered, tokens, right=True) - torch.searchsorted(ordered, tokens)
+            penalties = counts * self.tensors["frequency"][part] + self.tensors["presence"][part]
+            entries = self.tensors["output_rows"][part, None] * vocab_size + tokens
+            penalised = flat[entries] - torch.where(counts > 0, penalties, 0.0)
+            flat.scatter_(0, entries.view(-1), penalised.view(-1))
+
+    def _parts(self, name: str, history: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The rows with a penalty, some at a time: which, their tokens (int32 [n, m]), which of these count ([n, m])."""
+        starts, stops = self.spans[name]
+        first = 0
+        while first < len(stops):
+            # as many rows as CHUNK_ELEMENTS allows: a long history must not widen the part for many short ones
+            widths = np.maximum.accumulate(stops[first:]) - np.minimum.accumulate(starts[first:])
+            sizes = widths * np.arange(1, len(widths) + 1)
+            end = first + max(1, int(np.searchsorted(sizes, CHUNK_ELEMENTS[history.device.type], side="right")))
+            part, start, stop = slice(first, end), int(starts[first:end].min()), int(stops[first:end].max())
+            tokens = history[:, start:stop].index_select(0, self.tensors[f"{name}_slots"][part])
+            places = torch.arange(start, stop, device=history.device)
+            here = (places >= self.tensors[f"{name}_starts"][part]) & (places < self.tensors[f"{name}_stops"][part])
+            yield part, tokens, here
+            first = end
+
+
+def in_one_copy(arrays: Arrays, upload: Callable[[AnyArray], Tensor]) -> Tensors:
+    """The arrays as tensors of the same shapes and dtypes, uploaded as one array of int64."""
+    starts = np.cumsum([0, *(-(-array.nbytes // 8) for array in arrays.values())])
+    words = np.zeros(starts[-1], dtype=np.int64)
+    for array, start in zip(arrays.values(), starts[:-1].tolist(), strict=True):
+        words.view(np.uint8)[start * 8 : start * 8 + array.nbytes] = array.reshape(-1).view(np.uint8)
+    uploaded = upload(words)
+    tensors = {}
+    for (name, array), start in zip(arrays.items(), starts[:-1].tolist(), strict=True):
+        dtype = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
+        tensors[name] = uploaded[start:].view(dtype)[: array.size].view(array.shape)
+    return tensors
+
+
+def _mask_arrays(rows: SamplingRows, masks: GrammarMasks | None) -> Arrays:
+    """One mask for each row that has allowed tokens, or is under a grammar, or both."""
+    by_row = {} if masks is None else dict(zip(masks.rows.tolist(), masks.masks, strict=True))
+    having = rows.having(ALLOWED)
+    for row, lists in zip(having.tolist(), _lists_of(rows, having), strict=True):
+        assert lists.allowed is not None
+        by_row[row] = by_row[row] & lists.allowed if row in by_row else lists.allowed
+    if not by_row:
+        return {}
+    return {"mask_rows": np.array(list(by_row), dtype=np.int64), "masks": np.stack(list(by_row.values()))}
+
+
+def _bias_arrays(rows: SamplingRows) -> Arrays:
+    having = rows.having(BIAS)
+    if not len(having):
+        return {}
+    lists = _lists_of(rows, having)
+    owners = np.repeat(having, [len(of.bias_ids) for of in lists])
+    return {
+        "bias_entries": owners * rows.vocab_size + np.concatenate([of.bias_ids for of in lists]),
+        "bias_values": np.concatenate([of.bias_values for of in lists]),
+    }
+
+
+def _stop_arrays(rows: SamplingRows, num_emitted: IntArray) -> Arrays:
+    having = rows.having(MIN_TOKENS)
+    if len(having):
+        having = having[num_emitted[having] < rows.parameters["min_tokens"][having]]
+    if not len(having):
+        return {}
+    ids = [of.stop_ids for of in _lists_of(rows, having)]
+    owners = np.repeat(np.arange(len(having)), [len(each) for each in ids])
+    return {
+        "stop_entries": having[owners] * rows.vocab_size + np.concatenate(ids),
+        "stop_rows": having,
+        "stop_owners": owners,
+    }
+
+
+def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
+    """A table of the words that could be completed, one a line; the tokens before the last one end at the right."""
+    having = rows.having(BAD_WORDS)
+    words = [
+        (row, owner, before, last)
+        for owner, (row, of) in enumerate(zip(having.tolist(), _lists_of(rows, having), strict=True))
+        for before, last in of.bad_words
+        if len(before) <= positions[row]
+    ]
+    if not words:
+        return {}
+    width = max(1, *(len(before) for _, _, before, _ in words))
+    before_tokens = np.full((len(words), width), -1, dtype=np.int64)  # -1 equals every token
+    for line, (_, _, before, _) in zip(before_tokens, words, strict=True):
+        line[width - len(before) :] = before
+    word_rows = np.array([row for row, _, _, _ in words], dtype=np.int64)
+    return {
+        "word_entries": word_rows * rows.vocab_size + np.array([last for _, _, _, last in words], dtype=np.int64),
+        "word_rows": having,
+        "word_owners": np.array([owner for _, owner, _, _ in words], dtype=np.int64),
+        "word_slots": rows.slots[word_rows].astype(np.int64),
+        "word_places": positions[word_rows].astype(np.int64)[:, None] + np.arange(-width, 0),
+        "word_tokens": before_tokens,
+    }
+
+
+def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies: Tensor) -> None:
+    """Forbid tokens; a row that this leaves without any token gets its own back.
+
+    A token may come several times, and not every time apply: so minima and maxima are written, not values.
+
+    Args:
+        entries: int64 [m], into the flat logits.
+        rows: int64 [n], the rows that have bans.
+        owners: int64 [m], index into `rows` of each entry.
+        applies: bool [m].
+    """
     flat = logits.view(-1)
-    if metadata.allowed:
-        apply_allowed_tokens(logits, metadata.allowed)
-    if metadata.bias is not None:
-        apply_bias(flat, metadata.bias)
-    for bans in (metadata.bad_words, metadata.min_tokens):
-        if bans is not None:
-            apply_bans(logits, bans)
-    if metadata.repetition is not None:
-        apply_repetition_penalties(flat, metadata.repetition)
-    if metadata.output_penalties is not None:
-        apply_output_penalties(flat, metadata.output_penalties)
+    before = flat[entries]
+    flat.scatter_reduce_(0, entries, torch.where(applies, -torch.inf, before), "amin")
+    lifted = (logits.index_select(0, rows).amax(dim=1) == -torch.inf)[owners]
+    flat.scatter_reduce_(0, entries, torch.where(lifted, before, -torch.inf), "amax")
 
 
-def apply_allowed_tokens(logits: Tensor, allowed: Sequence[AllowedTokens]) -> None:
-    for tokens in allowed:
-        row = logits[tokens.row]
-        kept = row[tokens.token_ids]
-        row.fill_(-torch.inf)
-        row[tokens.token_ids] = kept
+def _lists_of(rows: SamplingRows, having: Int64Array) -> Sequence[TokenLists]:
+    """Of rows that have them."""
+    return rows.lists[having].tolist() if len(having) else ()
 
 
-def apply_bias(flat: Tensor, bias: LogitBias) -> None:
-    flat.scatter_(0, bias.entries, flat[bias.entries] + bias.values)
+def _mask_of(ids: Iterable[int], vocab_size: int) -> Int32Array:
+    allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=np.bool_)
+    allowed[_within(ids, vocab_size)] = True
+    return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32, copy=False)
 
 
-def apply_bans(logits: Tensor, bans: Bans) -> None:
-    flat = logits.view(-1)
-    before = flat[bans.entries]
-    flat.index_fill_(0, bans.entries, -torch.inf)
-    banned_rows = logits if len(bans.rows) == len(logits) else logits[bans.rows]
-    lifted = (banned_rows.amax(dim=1) == -torch.inf)[bans.owners]
-    flat.scatter_(0, bans.entries, torch.where(lifted, before, -torch.inf))
-
-
-def apply_repetition_penalties(flat: Tensor, repetition: RepetitionPenalties) -> None:
-    """Keskar et al. 2019 (CTRL): divide positive logits, multiply negative ones. A repeated entry writes one value twice."""
-    before = flat[repetition.entries]
-    penalised = torch.where(before > 0, before / repetition.penalties, before * repetition.penalties)
-    flat.scatter_(0, repetition.entries, penalised)
-
-
-def apply_output_penalties(flat: Tensor, output: OutputPenalties) -> None:
-    flat.scatter_(0, output.entries, flat[output.entries] - output.penalties)
+def _within(ids: Iterable[int], vocab_size: int) -> Int64Array:
+    return np.array(sorted({i for i in ids if i < vocab_size}), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Passes over the vocabulary that several steps share: largest, mass, the most probable ones in order.
+"""Reductions over the vocabulary: argmax, the mass of the softmax, the most probable tokens in order.
 
-On a CPU a pass goes by as many rows as fit a core's cache: with temporaries of the size of all the logits it would take three
-times as long. A row's result does not depend on the rows beside it.
+On a CPU they handle as many rows at a time as fit a core's cache: temporaries as large as all logits would take three times as
+long. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def row_chunks(values: Tensor) -> Iterator[slice]:
 
 
 def argmax_rows(values: Tensor) -> Tensor:
-    """The column of each row's largest value, the lowest on a tie; a NaN is the largest. int64 [n].
+    """The column of each row's largest value, on a tie the first; a NaN counts as the largest. int64 [n].
 
-    numpy's is vectorised (ten times torch's speed on a CPU) and promises the first index, as torch does since 1.7.
+    On a CPU numpy is ten times as fast as torch. Both promise the first index.
     """
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(axis=1))
@@ -42,9 +42,9 @@ def softmax_mass(logits: Tensor) -> Tensor:
 
 
 def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each row, falling, ties by rising id; and their token ids, int64. Both [n, k].
+    """The k largest logits of each row, falling, equal ones by rising id; and their token ids, int64. Both [n, k].
 
-    Which of the tokens that tie with the k-th are named is arbitrary on a GPU: to find out would wait for the device.
+    If several tokens have the k-th logit, it is arbitrary on a GPU which of them are named: a test would wait for the device.
     """
     num_rows, vocab_size = logits.shape
     values = logits.new_empty(num_rows, k)
@@ -59,18 +59,18 @@ def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` largest logits of each row, falling, ties by rising id; and their token ids, int64. Both [n, width].
+    """The `width` largest logits of each row, falling, equal ones by rising id; and their token ids, int64. Both [n, width].
 
-    Which of the tokens that tie with the last one are in the window is arbitrary, unless it is the whole vocabulary.
+    If several tokens have the last of these logits, it is arbitrary which of them are in the window.
 
-    Token j is in group j % G. A token of the top C is in one of the C groups with the largest maxima, so it is enough to order
-    the members of those: with groups of about sqrt(V / C), both steps look at few numbers.
+    Token j is in group j % G. Each of the top C tokens is in one of the C groups with the largest maxima, so only the members
+    of these groups are ordered. With groups of about sqrt(V / C) tokens, both steps look at few numbers.
     """
     num_rows, vocab_size = logits.shape
     group_size = math.isqrt(vocab_size // width)
     num_groups = vocab_size // group_size
     grouped = num_groups * group_size if group_size > 1 else 0
-    ids = torch.arange(grouped, vocab_size, device=logits.device).expand(num_rows, -1)  # in no group
+    ids = torch.arange(grouped, vocab_size, device=logits.device).expand(num_rows, -1)  # the rest, in no group
     values = logits
     if grouped:
         maxima = logits[:, :grouped].view(num_rows, group_size, num_groups).amax(dim=1)
@@ -86,5 +86,5 @@ def sort_keys(values: Tensor, ids: Tensor) -> Tensor:
     """int64 keys that are larger where the value is larger or, of equal values, the id smaller. A NaN is the largest."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0: no negative zero
     bits = torch.where(values.isnan(), _NAN_BITS, bits)  # whatever its sign
-    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # floats order like sign and magnitude: turn the negative ones round
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # floats are sign and magnitude: reverse the order of negative ones
     return (ordered.to(torch.int64) << 32) - ids

@@ -1,9 +1,8 @@
-"""`SamplingRows`: a frozen copy of some slots' sampling columns, and what a step is told of them.
+"""`SamplingRows`: a frozen copy of some slots' sampling columns; and `SamplingMetadata`, what a step's draws need of them.
 
-A step that verifies drafts learns its rows and their positions only at the head of its forward, on the thread that computes;
-by then a later plan may have given the slots to others. So the columns are copied when a step is planned, by
-`SamplingState.take`, and read when its rows are known. Work is in numpy over the rows; Python loops run only over rows with a
-list of their own.
+A step that verifies drafts learns its rows and their positions only when its forward begins, on the thread that computes. By
+then a later plan may have given the slots to other requests. So `SamplingState.take` copies the columns when a step is
+prepared, and they are read when its rows are known.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from inflight.interface.request import Int32Array
-from inflight.sample.history import HistoryRows
-from inflight.sample.metadata import Bans, RandomRows, RestrictedRows, SamplingMetadata, to_device
 from inflight.sample.seeds import draw_keys
-from inflight.sample.token_lists import TokenLists, allowed_tokens, logit_bias, stop_bans
 
 IntArray = npt.NDArray[np.integer]
 Int64Array = npt.NDArray[np.int64]
@@ -38,8 +35,8 @@ LOGPROBS = 256
 HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
-WINDOW = 128  # of the most probable tokens; mostly holds what top_p and min_p leave
-MAX_WINDOW = 256  # a larger top_k is for the race of all tokens
+WINDOW = 128  # of the most probable tokens; mostly all that top_p and min_p leave are in it
+MAX_WINDOW = 256  # with a larger top_k all tokens race
 
 PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of them
     [
@@ -60,6 +57,58 @@ PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of t
 NO_ROWS: Int64Array = np.empty(0, dtype=np.int64)
 NO_PARAMETERS = np.empty(0, dtype=PARAMETERS)
 NO_LISTS = np.empty(0, dtype=np.object_)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: of whatever dtype
+    """The array as a tensor of the same dtype, sharing its memory on the CPU."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomRows:
+    """Rows that draw from the whole vocabulary. `rows` is None if these are all rows of the step."""
+
+    rows: Tensor | None  # int64 [n]
+    temperature: Tensor | None  # float32 [n, 1]; None: all are 1
+    keys: Tensor  # int32 [n, 2], of (seed, position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestrictedRows(RandomRows):
+    """Rows that draw from the tokens that min_p, top_k and top_p leave."""
+
+    top_k: Tensor  # int64 [n, 1]; the vocabulary's size if unused
+    top_p: Tensor  # float64 [n, 1]; above 1 if unused, so that rounding drops nothing
+    log_min_p: Tensor  # float32 [n, 1]; -inf if unused
+    window: int  # how many of the most probable tokens to look at first: enough for every small top_k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingMetadata:
+    """How the rows of one step are drawn. Every row is either greedy or random or restricted.
+
+    `greedy_rows` is None if no row is greedy. If all rows are greedy, all three are None.
+    """
+
+    num_rows: int
+    greedy_rows: Tensor | None = None  # int64 [n]
+    random: RandomRows | None = None
+    restricted: RestrictedRows | None = None
+
+    @property
+    def all_greedy(self) -> bool:
+        return self.random is None and self.restricted is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarMasks:
+    """The tokens that the grammars of one step admit. If a row's mask admits no token, IMPOSSIBLE_TOKEN is drawn.
+
+    Bit t % 32 of word t // 32 says that token t may be drawn, as in `interface.step.GrammarOutput`.
+    """
+
+    rows: npt.NDArray[np.int64]  # [n], sampling rows, rising
+    masks: npt.NDArray[np.int32]  # [n, ceil(vocab_size / 32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +136,7 @@ class SamplingRows:
         return int(np.bitwise_or.reduce(self.features, initial=0))
 
     def take(self, indices: IntArray) -> SamplingRows:
-        """A copy of the rows `indices`, in that order; one may come more than once."""
+        """A copy of the rows `indices`, in this order; a row may occur several times."""
         features = self.features[indices]
         union = int(np.bitwise_or.reduce(features, initial=0))
         return SamplingRows(
@@ -99,64 +148,26 @@ class SamplingRows:
             lists=self.lists[indices] if union & LISTS else NO_LISTS,
         )
 
-    def metadata(self, positions: IntArray, num_prompt_tokens: IntArray) -> SamplingMetadata:
-        """What the sampler needs for one step of these rows, without what `history` adds.
+    def having(self, feature: int) -> Int64Array:
+        """The rows with one of these feature bits, rising."""
+        return np.flatnonzero(self.features & feature) if self._union & feature else NO_ROWS
+
+    def metadata(self, positions: IntArray) -> SamplingMetadata:
+        """What one step's draws need to know of these rows.
 
         Args:
             positions: [num_rows], the position of the token to be drawn: the number of tokens before it.
-            num_prompt_tokens: [num_rows].
         """
-        features, union = self.features, self._union
-        if not union:
+        random, restricted = self.having(RANDOM), self.having(RESTRICTED)
+        if not len(random) and not len(restricted):
             return SamplingMetadata(num_rows=self.num_rows)
-
-        def pick(feature: int) -> Int64Array:
-            return np.flatnonzero(features & feature) if union & feature else NO_ROWS
-
-        greedy = np.flatnonzero(features & (RANDOM | RESTRICTED) == 0)
-        allowed, bias, logprobs = pick(ALLOWED), pick(BIAS), pick(LOGPROBS)
+        greedy = np.flatnonzero(self.features & (RANDOM | RESTRICTED) == 0)
         return SamplingMetadata(
             num_rows=self.num_rows,
-            greedy_rows=to_device(greedy, self.device) if 0 < len(greedy) < self.num_rows else None,
-            random=self._random_rows(pick(RANDOM), positions) if union & RANDOM else None,
-            restricted=self._restricted_rows(pick(RESTRICTED), positions) if union & RESTRICTED else None,
-            allowed=allowed_tokens(allowed.tolist(), self._lists_of(allowed)),
-            bias=logit_bias(bias, self._lists_of(bias), self.vocab_size, self.device) if len(bias) else None,
-            min_tokens=self._stop_bans(pick(MIN_TOKENS), positions - num_prompt_tokens) if union & MIN_TOKENS else None,
-            logprobs_rows=logprobs.astype(np.int32) if len(logprobs) else None,
-            num_logprobs=int(self.parameters["num_logprobs"][logprobs].max(initial=0)),
+            greedy_rows=to_device(greedy, self.device) if len(greedy) else None,
+            random=self._random_rows(random, positions) if len(random) else None,
+            restricted=self._restricted_rows(restricted, positions) if len(restricted) else None,
         )
-
-    def history(self, num_prompt_tokens: IntArray, positions: IntArray) -> HistoryRows | None:
-        """The rows that look at the tokens before the draw, or None; a snapshot too.
-
-        Args:
-            num_prompt_tokens: [num_rows].
-            positions: [num_rows], of the draw: how many tokens (prompt and output) come before it and count.
-        """
-        if not self.needs_history:
-            return None
-        repetition, output, bad_words = (
-            np.flatnonzero(self.features & feature) for feature in (REPETITION, OUTPUT_PENALTY, BAD_WORDS)
-        )
-        return HistoryRows(
-            vocab_size=self.vocab_size,
-            slots=self.slots,
-            num_prompt_tokens=num_prompt_tokens.astype(np.int64),
-            num_tokens=positions.astype(np.int64),
-            repetition=repetition,
-            repetition_penalty=self.parameters["repetition"][repetition],
-            output=output,
-            frequency=self.parameters["frequency"][output],
-            presence=self.parameters["presence"][output],
-            bad_words=bad_words,
-            lists=self._lists_of(bad_words),
-        )
-
-    def _lists_of(self, rows: Int64Array) -> list[TokenLists]:
-        """Of rows that have them."""
-        found: list[TokenLists] = self.lists[rows].tolist() if len(rows) else []
-        return found
 
     def _random_rows(self, rows: Int64Array, positions: IntArray) -> RandomRows:
         parameters = self.parameters[rows]
@@ -171,7 +182,7 @@ class SamplingRows:
     def _restricted_rows(self, rows: Int64Array, positions: IntArray) -> RestrictedRows:
         base, parameters = self._random_rows(rows, positions), self.parameters[rows]
         top_k = parameters["top_k"]
-        # one more than k shows that nothing ties with the k-th
+        # a window of k + 1 tokens shows whether another token has the k-th logit
         enough = np.where(top_k < self.vocab_size, top_k + 1, WINDOW)
         return RestrictedRows(
             rows=base.rows,
@@ -183,10 +194,6 @@ class SamplingRows:
             window=min(int(enough.max()), MAX_WINDOW, self.vocab_size),
         )
 
-    def _column(self, values: npt.NDArray[Any]) -> torch.Tensor:  # Any: of whatever dtype
+    def _column(self, values: npt.NDArray[Any]) -> Tensor:  # Any: of whatever dtype
         """A parameter, a field of strided records, as a dense tensor [n, 1]."""
         return to_device(np.ascontiguousarray(values)[:, None], self.device)
-
-    def _stop_bans(self, rows: Int64Array, num_emitted: IntArray) -> Bans | None:
-        rows = rows[num_emitted[rows] < self.parameters["min_tokens"][rows]]
-        return stop_bans(rows, self._lists_of(rows), self.vocab_size, self.device) if len(rows) else None

@@ -1,14 +1,12 @@
 """`Sampler`: logits in, one token per row out.
 
-Order, of which all but the first and the last step are skipped where no row needs them:
+Steps that no row needs are skipped:
 
-    1. logprobs rows: keep the raw logits
-    2. rows under a grammar: what it does not admit is -inf                    (kernels/token_masks.py)
-    3. allowed_token_ids, logit_bias, bad_words, min_tokens, penalties         (processors.py)
-    4. greedy rows: the exact argmax, the lowest id on a tie
-    5. others: divide by the temperature, then draw                            (draw.py)
-       from what min_p, top_k, top_p leave                                     (candidates.py)
-    6. logprobs of the tokens, from 1                                          (logprobs.py)
+    1. logprobs rows: keep the raw logits; then masks, biases, bans, penalties     (processors.py)
+    2. greedy rows: the exact argmax, the lowest id on a tie
+    3. others: divide by the temperature, then draw                                (draw.py)
+       from what min_p, top_k, top_p leave                                         (candidates.py)
+    4. logprobs of the drawn tokens, from the raw logits                           (logprobs.py)
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from inflight.kernels.token_masks import select_apply_token_masks
 from inflight.sample.candidates import draw_restricted
 from inflight.sample.draw import draw_random
-from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
-from inflight.sample.metadata import GrammarMasks, RandomRows, SamplingMetadata
+from inflight.sample.logprobs import LogprobsTensors
 from inflight.sample.noise import token_hashes
-from inflight.sample.processors import process_logits
+from inflight.sample.processors import LogitsProcessors
 from inflight.sample.reductions import argmax_rows
+from inflight.sample.rows import RandomRows, SamplingMetadata
 
 IMPOSSIBLE_TOKEN = -1
 
@@ -50,39 +47,41 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._hashes = token_hashes(vocab_size, torch.device(device))
-        self._apply_token_masks = select_apply_token_masks(torch.device(device))
 
-    def __call__(self, logits: Tensor, metadata: SamplingMetadata, masks: GrammarMasks | None = None) -> SamplerOutput:
+    def __call__(
+        self,
+        logits: Tensor,
+        metadata: SamplingMetadata,
+        processors: LogitsProcessors | None = None,
+        history: Tensor | None = None,
+    ) -> SamplerOutput:
         """Draw a token for each row.
 
-        Where a mask admits one token, the row draws it, whatever bias, penalties, bans, temperature, top_k, top_p and min_p
-        are: they move it or forbid others. allowed_token_ids is a second wall: what one of the two does not admit is not drawn.
+        If a mask admits one token, the row draws it, whatever its other parameters are: they move this token's logit or forbid
+        other tokens. allowed_token_ids is a second mask: a token is drawn if both admit it.
 
         Args:
             logits: float32 [num_rows, vocab_size], contiguous; overwritten.
+            history: see `LogitsProcessors.apply`; not None if there are processors.
         """
         assert logits.shape == (metadata.num_rows, len(self._hashes)), (
             f"logits {tuple(logits.shape)} do not fit the step"
         )
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         assert logits.is_contiguous()
-        rows, raw = metadata.logprobs_rows, None
-        if rows is not None:
-            rows_tensor = torch.from_numpy(rows).to(logits.device, torch.int64)
-            raw = logits[rows_tensor]
-        if masks is not None:
-            self._apply_token_masks(logits, masks.rows, masks.masks)
+        if processors is None or not len(logits):
+            return SamplerOutput(token_ids=self._choose(logits, metadata))
+        assert history is not None, "the tokens before the draws"
+        processors.apply(logits, history)
         token_ids = self._choose(logits, metadata)
-        if raw is None:
-            return SamplerOutput(token_ids=token_ids)
-        logprobs = gather_logprobs(raw, token_ids[rows_tensor], metadata.num_logprobs)
-        return SamplerOutput(token_ids=token_ids, logprobs=logprobs, logprobs_rows=rows)
+        return SamplerOutput(
+            token_ids=token_ids, logprobs=processors.logprobs(token_ids), logprobs_rows=processors.logprobs_rows
+        )
 
     def _choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         """int32 [num_rows]."""
         if not len(logits):
             return torch.empty(0, dtype=torch.int32, device=logits.device)
-        process_logits(logits, metadata)
         if metadata.all_greedy:
             tokens = argmax_rows(logits)
             return possible(tokens, logits.gather(1, tokens[:, None])[:, 0])

@@ -54,7 +54,7 @@ def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def seed_words(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """What of `draw_keys` is the same for all positions, [n]."""
+    """The part of `draw_keys` that is the same for all positions, [n]."""
     return mix64(seeds + _GOLDEN)
 
 

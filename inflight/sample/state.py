@@ -1,6 +1,6 @@
-"""`SamplingState`: how each slot's request is sampled, as columns, so that a step's metadata is a few vectorised picks.
+"""`SamplingState`: the sampling parameters of each slot's request, as numpy columns, so a step copies its rows without a loop.
 
-Owns one row per slot of the InputBatch. `add` overwrites a slot; there is no remove: a slot nobody samples costs nothing.
+Owns one row per slot of the InputBatch. `add` overwrites a slot. Nothing needs to be removed: an unused slot costs nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from inflight.interface.request import Int32Array, ResolvedSampling
+from inflight.sample.processors import TokenLists
 from inflight.sample.rows import (
     ALLOWED,
     BAD_WORDS,
@@ -25,10 +26,9 @@ from inflight.sample.rows import (
     SamplingRows,
 )
 from inflight.sample.seeds import MASK64
-from inflight.sample.token_lists import TokenLists
 
 MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; far below 1e-6 every draw is the argmax anyway
-MIN_REPETITION_PENALTY = 1e-10  # so must logits / penalty
+MIN_REPETITION_PENALTY = 1e-10  # logits / penalty must stay finite, too
 
 
 class SamplingState:
@@ -36,7 +36,7 @@ class SamplingState:
 
     Args:
         max_num_seqs: the number of slots.
-        vocab_size: the width of the logits. Lists drop token ids beyond it (`validation.py` is where the user hears of them).
+        vocab_size: the width of the logits. Token ids beyond it are dropped (`validation.py` has refused the user's own).
         device: where the metadata's tensors go.
     """
 
@@ -51,14 +51,14 @@ class SamplingState:
         )
 
     def add(self, slot: int, sampling: ResolvedSampling) -> None:
-        """Give `slot` to a request, whatever was there."""
+        """Give `slot` to a request; forget the request that had it."""
         rows, vocab_size = self._rows, self._rows.vocab_size
         rows.features[slot] = features = features_of(sampling, vocab_size)
-        rows.lists[slot] = TokenLists.of(sampling, vocab_size, rows.device) if features & LISTS else None
+        rows.lists[slot] = TokenLists.of(sampling, vocab_size) if features & LISTS else None
         rows.parameters[slot] = parameters_of(sampling, vocab_size)
 
     def take(self, slots: Int32Array) -> SamplingRows:
-        """A copy of the rows of `slots`; a slot may come more than once. A later `add` does not reach into it."""
+        """A copy of the rows of `slots`, which a later `add` does not change; a slot may occur several times."""
         return self._rows.take(slots)
 
 

@@ -1,4 +1,4 @@
-"""What of a request's sampling can only be checked where the vocabulary is known. No torch: the front end calls it."""
+"""Checks of sampling parameters that need the vocabulary's size. Without torch: the front end calls them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from inflight.interface.request import ResolvedSampling
 
 
 def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
-    """Refuse what cannot be done with `vocab_size` logits.
-
+    """
     Raises:
-        InvalidRequestError: a token id of the user is outside the vocabulary; or the only allowed tokens are end tokens that
-            min_tokens forbids, or bad words of one token, so that nothing could be drawn.
+        InvalidRequestError: a token id of the user is outside the vocabulary; or nothing could be drawn, because each allowed
+            token is an end token that min_tokens forbids, or a bad word of one token.
     """
     params = sampling.params
     _check_within("allowed_token_ids", params.allowed_token_ids or (), vocab_size)

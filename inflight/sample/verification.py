@@ -1,18 +1,18 @@
-"""Which of a step's draws are emitted, where it verified drafts.
+"""Draft verification: which of a step's draws are emitted.
 
-A step computes a request's last known token and d drafts behind it, and draws a token behind each of them: d + 1 rows. The
-draws are the target's own: of its logits, with the request's parameters, history and mask at that position, and with the noise
-of (seed, position), as in a run without drafts.
+A step computes a request's last known token and d drafts behind it, and draws a token behind each of them: d + 1 draws. Each
+draw is made from the target's logits, with the request's parameters, history and mask at that position, and with the noise of
+(seed, position), as in a run without drafts.
 
     input     last    draft 0   draft 1   draft 2
     draw      draw 0  draw 1    draw 2    draw 3       draw 0 == draft 0, draw 1 == draft 1, draw 2 != draft 2:
               ^^^^^^^^^^^^^^^^^^^^^^^^^^               draws 0, 1 and 2 are emitted
 
-Draw j is what the run without drafts draws there if all tokens before it are what they are there. Draw 0 always is. If it
-equals draft 0, then draw 1 was made behind the right token, and so on: by induction all draws up to and with the first that
-differs from its draft are right, whatever the drafts were and whoever proposed them. So the tokens, not only their
-distribution, are those of the run without drafts. Speculative sampling (arXiv:2211.17192) accepts a draft that its proposer
-was sure of with the target's probability of it; a draw of the target equals it just as often.
+Draw j is right (equal to that of a run without drafts) if all tokens before it are right. So draw 0 is right. If draw 0 equals
+draft 0, draw 1 was made behind the right token, and is right too. By induction all draws are right up to and including the
+first one that differs from its draft, whatever the drafts are. So the tokens, not only their distribution, are those of a run
+without drafts. Speculative sampling (arXiv:2211.17192) accepts a draft of a certain proposer with the probability that the
+target gives it; a draw of the target equals the draft just as often.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32Array) -> Tensor:
-    """How many of each request's draws are emitted: one, and one more for each of its leading drafts that were drawn.
+    """How many of each request's draws are emitted: 1 + the number of its leading drafts that equal their draws.
 
     Does not wait for the device.
 
     Args:
-        sampled: int32 [num_rows]; IMPOSSIBLE_TOKEN (-1) equals no draft, so nothing behind it is emitted.
-        draft_token_ids: int32 [n, k], of which a request's first d count: as many as it has rows, less one; d <= k.
-        query_start_loc: [n + 1], request i's draws are rows [query_start_loc[i], query_start_loc[i + 1]), one at least.
+        sampled: int32 [num_draws]; IMPOSSIBLE_TOKEN (-1) equals no draft, so no draw behind it is emitted.
+        draft_token_ids: int32 [n, k]; a request with d + 1 draws has d drafts, the first ones of its row; d <= k.
+        query_start_loc: [n + 1], request i has the draws [query_start_loc[i], query_start_loc[i + 1]), at least one.
 
     Returns:
         int64 [n], each in [1, d + 1].
@@ -53,7 +53,7 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
 
 
 def emitted_rows(num_emitted: Int64Array, query_start_loc: Int32Array) -> Int64Array:
-    """The rows that are emitted, rising: of each request's rows the first `num_emitted`.
+    """The indices of the emitted draws, rising: the first `num_emitted` of each request.
 
     Args:
         num_emitted: [n], on the host.

@@ -1,1 +1,1 @@
-"""Drafts: guesses at the next tokens, that a later step verifies (`sample/verification.py`)."""
+"""Proposers of drafts: guesses at the next tokens, which a later step verifies (`sample/verification.py`)."""

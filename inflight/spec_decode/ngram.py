@@ -1,9 +1,9 @@
-"""`NgramProposer`: what followed the last tokens where they occurred before (prompt lookup).
+"""`NgramProposer`: proposes the tokens that followed the last tokens earlier in the text (prompt lookup).
 
-The longest of the n-grams at the end that has occurred counts. Where it occurred several times, it is the latest occurrence
-that is followed by as many tokens as a step can try: near the end of the text is what the end resembles most. A text that
-repeats a short cycle occurred last just before its end, with next to nothing behind it: hence "as many as"; and where none has
-as many, the earliest, which has the most.
+It takes the longest n-gram at the end of the text that also occurs earlier. If this occurs several times, it takes the latest
+occurrence that is followed by as many tokens as a step can try: text near the end resembles the end most. In a text that
+repeats a short cycle the very latest occurrence has almost nothing behind it, so it is not taken. If no occurrence is followed
+by enough tokens, it takes the earliest one, which is followed by the most.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
 MIN_INDEXED = 16384  # tokens: a search through fewer is as fast as an index
 TAIL_SHARE = 8  # rebuild an index when the new tokens are an eighth of it: a constant cost per token
-_RECENT = 256  # newest occurrences, which are looked at first
+_RECENT = 256  # newest occurrences, which are examined first
 _TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
 _TOKEN_MASK, _END_MASK = (1 << _TOKEN_BITS) - 1, (1 << _END_BITS) - 1
 
@@ -29,8 +29,7 @@ _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 class NgramProposer(Proposer):
     """A short sequence is searched in each step. For a long one an index is kept (`_Index`, 8 bytes a token) while the request
-    has its slot. A step then looks at the occurrences of the last two tokens, and searches only the tokens that came after the
-    index was made."""
+    has its slot. Then a step looks up the occurrences of the last two tokens, and searches only tokens newer than the index."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
@@ -52,7 +51,7 @@ class NgramProposer(Proposer):
                 tokens = token_ids[slot, :length]
                 ends = self._ends_in_all(tokens) if length < MIN_INDEXED else self._ends_by_index(slot, tokens, room)
                 if len(ends):
-                    # the latest occurrence that `room` tokens follow; else the first one
+                    # the latest occurrence that `room` tokens follow; if there is none, the first one
                     num_long = int(ends.searchsorted(length - room, side="right"))
                     begin = int(ends[max(num_long - 1, 0)])
                     found = tokens[begin : begin + room]
@@ -62,7 +61,7 @@ class NgramProposer(Proposer):
     def _ends_in_all(self, tokens: Int32Array) -> Ends:
         """Where the longest n-gram at the end of the sequence occurred before. Each n up to it takes one search."""
         length = len(tokens)
-        # occurs[i]: the last n tokens stand at [i, i + n) too, and a token follows them
+        # occurs[i]: the last n tokens are also at [i, i + n), and a token follows them
         occurs = tokens[:-1] == tokens[-1]
         starts, size, n = None, 0, 1
         while occurs.any():
@@ -75,7 +74,7 @@ class NgramProposer(Proposer):
         return _NOWHERE if starts is None else starts.nonzero()[0] + size
 
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
-        """The same, with an index. Old occurrences may be missing if `room` tokens follow a newer one."""
+        """The same, with an index. Old occurrences may be missing if a newer one is followed by `room` tokens."""
         n, length = self._indexed_n, len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:

@@ -1,4 +1,4 @@
-"""`Proposer`: what a step that verifies drafts would try behind the tokens known."""
+"""`Proposer`: the ABC of what guesses a request's next tokens (drafts)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ NO_TOKEN = -1
 
 
 class Proposer(ABC):
-    """Proposes drafts after each step, on the rank that draws: its compute thread calls `propose` once the step's tokens are
-    known, so what it takes is taken from the next forward.
+    """Proposes drafts after each step, on the rank that draws. The compute thread calls `propose` as soon as the step's tokens
+    are known, and its time delays the next forward.
 
-    It must be a pure function of the tokens. Any drafts are verified to the same tokens, but they decide how many a step
-    emits: every engine of a torchrun launch, and every repetition of a run, must see the same steps.
+    It must be a pure function of the tokens. With any drafts the emitted tokens are the same, but the drafts decide how many
+    tokens a step emits, and every engine of a torchrun launch, and every repetition of a run, must see the same steps.
 
-    It is given tokens and nothing else. What proposes from hidden states, or has weights and a cache, takes more than that.
+    It gets tokens only: a proposer that needs hidden states, weights or a cache does not fit this interface yet.
     """
 
     num_speculative_tokens: int
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Forget these slots: other requests have them now. Called before the first `propose` for these requests; between two
-        calls the known tokens of a slot only grow. The default does nothing, for proposers that keep nothing of a slot."""
+        """Forget these slots: other requests have them now. Called before the first `propose` for these requests. Between two
+        calls for a slot its tokens only grow. The default does nothing, for proposers that keep nothing."""
 
     @abstractmethod
     def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
@@ -33,10 +33,10 @@ class Proposer(ABC):
         Args:
             token_ids: [max_num_seqs, max_model_len], row = slot; must not be modified, and no view of it may be kept.
             slots: [n].
-            num_tokens: [n], 1 or more: request i's known tokens are `token_ids[slots[i], :num_tokens[i]]`; what stands behind
-                them means nothing.
+            num_tokens: [n], 1 or more: request i has the tokens `token_ids[slots[i], :num_tokens[i]]`; the elements behind them
+                have no meaning.
 
         Returns:
-            [n, num_speculative_tokens], the tokens expected behind the last known one, in order, then NO_TOKEN (-1). There may
-            be none. They, and the token drawn behind the last of them, have their place within max_model_len.
+            [n, num_speculative_tokens]: the drafts of each request in order, filled up with NO_TOKEN (-1); there may be none.
+            Drafts, and the token drawn behind the last draft, must fit max_model_len.
         """

@@ -1,4 +1,4 @@
-"""`CopiedStep`: what a step leaves for the host, on its way there beside the steps that follow.
+"""`CopiedStep`: copies a step's results from the GPU to the host while later steps run.
 
 compute    | draw N | log-probabilities N | forward N+1 ....
 copy_out                                  | to pinned memory | -> event -> drain thread
@@ -14,23 +14,23 @@ from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event
 from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, PromptLogprobs
-from inflight.sample.device_features import DeviceFeatures
 from inflight.sample.logprobs import LogprobsTensors
-from inflight.worker.prompt_logprobs import PromptLogprobsWork, joined
+from inflight.sample.processors import LogitsProcessors
+from inflight.worker.prompt_logprobs import PromptLogprobsSpan, joined
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 class CopiedStep:
-    """The thread that launches fills it, the one that drains waits for it. What is on the device stays until then."""
+    """The thread that launches steps fills it, the drain thread waits for it. It keeps the tensors alive until then."""
 
     def __init__(self) -> None:
-        self.prompt_pieces: list[list[LogprobsTensors]] = []  # of each piece of work, by the forward
+        self.prompt_pieces: list[list[LogprobsTensors]] = []  # of each span, made by the forward
         self._logprobs: list[LogprobsTensors] = []
         self._tokens: list[Tensor] = []
         self._on_host: list[LogprobsTensors] = []
         self._prompts_on_host: list[list[LogprobsTensors]] = []
-        self._work: tuple[PromptLogprobsWork, ...] = ()
+        self._spans: tuple[PromptLogprobsSpan, ...] = ()
         self._rows: npt.NDArray[np.int32] = NO_ROWS
         self._event: Event | None = None
 
@@ -38,21 +38,21 @@ class CopiedStep:
         self,
         device: Accelerator,
         tokens: Tensor,
-        features: DeviceFeatures | None,
-        work: tuple[PromptLogprobsWork, ...],
+        processors: LogitsProcessors | None,
+        spans: tuple[PromptLogprobsSpan, ...],
     ) -> Event:
-        """Queue the copies of the tokens, int32 [n], and log-probabilities. Nobody overwrites `tokens` before the event."""
-        self._work = work
-        if features is not None and features.logprobs_rows is not None:
-            self._rows = features.logprobs_rows
-            device.compute.enqueue(lambda: self._gather(features, tokens))
+        """Queue the copies of log-probabilities and `tokens`, int32 [n], which nobody may overwrite before the event."""
+        self._spans = spans
+        if processors is not None and processors.logprobs_rows is not None:
+            self._rows = processors.logprobs_rows
+            device.compute.enqueue(lambda: self._gather(processors, tokens))
         device.copy_out.wait(device.compute.record())
         device.copy_out.enqueue(lambda: self._copy(device, tokens))
         self._event = device.copy_out.record()
         return self._event
 
     def wait(self, step_id: int) -> ModelRunnerOutput:
-        """The step's answer. Any thread but the one that launches."""
+        """Wait for the copies, and make the step's answer of them. Not for the thread that launches steps."""
         if self._event is None:
             return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
         self._event.synchronize()
@@ -63,13 +63,13 @@ class CopiedStep:
             logprobs=joined(self._on_host) if self._on_host else None,
             logprobs_rows=self._rows,
             prompt_logprobs=tuple(
-                PromptLogprobs(row=work.row, start=work.start, columns=joined(pieces))
-                for work, pieces in zip(self._work, self._prompts_on_host, strict=True)
+                PromptLogprobs(row=span.row, start=span.start, columns=joined(pieces))
+                for span, pieces in zip(self._spans, self._prompts_on_host, strict=True)
             ),
         )
 
-    def _gather(self, features: DeviceFeatures, tokens: Tensor) -> None:
-        found = features.after_draw(tokens)
+    def _gather(self, processors: LogitsProcessors, tokens: Tensor) -> None:
+        found = processors.logprobs(tokens)
         assert found is not None
         self._logprobs.append(found)
 

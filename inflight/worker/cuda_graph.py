@@ -1,7 +1,7 @@
-"""`GraphRunner`: the work of a step by the size it is padded to, recorded once as graphs, and launched as such from then on.
+"""`GraphRunner`: records the programs of a step as CUDA graphs, one for each size that steps are padded to, and launches them.
 
-Each size is recorded after a run of the same work, the largest first: the smaller ones then take their memory from what the
-larger ones have left in the pool.
+Each program runs once before it is recorded. The largest size is recorded first: smaller ones then take their memory from what
+the larger ones have left in the pool.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from inflight.device.accelerator import Accelerator, Graph, no_garbage_collectio
 
 logger = logging.getLogger(__name__)
 
-GraphKey = tuple[str, int]  # what is done, and for how many
-GRAPH_BYTES = 4 << 20  # of the driver for one graph of a model's kernels, beside the pool
+GraphKey = tuple[str, int]  # name of a program, size
+GRAPH_BYTES = 4 << 20  # what the driver needs for one graph of a model's kernels, besides the pool
 
-Work = Callable[[int], None]
+Program = Callable[[int], None]  # launches what is done for a size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class GraphReport:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """Batch sizes that decode is padded to, up to and with `most`: 1, 2, 4, then ever wider steps of at most a quarter."""
+    """Batch sizes that decode steps are padded to: 1, 2, 4, 8, then each up to a quarter larger, and last `most`."""
     sizes = [1, 2, 4]
     while sizes[-1] < most:
         last = sizes[-1]
@@ -42,7 +42,7 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def mixed_sizes(most: int) -> list[int]:
-    """Token counts that mixed batches are padded to, up to and with `most`."""
+    """Token counts that mixed batches are padded to; the last is `most`."""
     sizes = [size for size in (16, 32, 64, 96, 128, 192, 256, 384) if size < most]
     while sizes and sizes[-1] >= 256 and sizes[-1] + 128 < most:
         sizes.append(sizes[-1] + 128)
@@ -50,39 +50,35 @@ def mixed_sizes(most: int) -> list[int]:
 
 
 def padded_size(size: int, sizes: Sequence[int]) -> int:
-    """The smallest of `sizes` that holds `size`; `size` itself where none does."""
+    """The smallest of `sizes` that is not below `size`; `size` itself if all are below it."""
     index = bisect_left(sizes, size)
     return sizes[index] if index < len(sizes) else size
 
 
 class GraphRunner:
-    """Used in stages."""
-
     def __init__(self, device: Accelerator) -> None:
         self._device = device
         self._graphs: dict[GraphKey, Graph] = {}
         self.report = GraphReport()
 
     def capture(
-        self, works: Sequence[tuple[str, Sequence[int], Work]], stage_dummies: Callable[[str, int], None]
+        self, programs: Sequence[tuple[str, Sequence[int], Program]], stage_dummies: Callable[[str, int], None]
     ) -> None:
-        """Record each work for each of its sizes, each over what `stage_dummies` queues for it. Nothing else is queued."""
+        """Record each program for each of its sizes; `stage_dummies` queues its inputs. Nothing else may be queued."""
         start, before = time.perf_counter(), self._device.available_memory_bytes()
-        keys = [(name, size, work) for name, sizes, work in works for size in sizes]
+        keys = [(name, size, program) for name, sizes, program in programs for size in sizes]
         with no_garbage_collection():
-            for name, size, work in sorted(keys, key=lambda key: -key[1]):
+            for name, size, program in sorted(keys, key=lambda key: -key[1]):
                 stage_dummies(name, size)
-                self._capture(name, size, partial(work, size))
+                launch = partial(program, size)
+                self._device.compute.enqueue(launch)  # compiles kernels, and allocates what stays
+                self._device.compute.record().synchronize()
+                self._graphs[name, size] = self._device.capture(launch)
         taken = max(0, before - self._device.available_memory_bytes())
         self.report = GraphReport(len(keys), time.perf_counter() - start, taken)
         logger.info("recorded %d graphs in %.1f s: %.0f MiB", len(keys), self.report.seconds, taken / 2**20)
 
-    def _capture(self, name: str, size: int, work: Callable[[], None]) -> None:
-        self._device.compute.enqueue(work)  # compiles, and makes what lasts
-        self._device.compute.record().synchronize()
-        self._graphs[name, size] = self._device.capture(work)
-
-    def enqueue(self, name: str, size: int, work: Work) -> None:
-        """Queue the graph of that size, or `work` itself where there is none."""
+    def enqueue(self, name: str, size: int, program: Program) -> None:
+        """Queue the graph of that size, or `program` itself if there is none."""
         graph = self._graphs.get((name, size))
-        self._device.compute.enqueue(graph.replay if graph is not None else lambda: work(size))
+        self._device.compute.enqueue(graph.replay if graph is not None else lambda: program(size))

@@ -1,6 +1,6 @@
-"""`DeviceState`: what a step reads on the device, at addresses that never change, so that graphs can be recorded over it.
+"""`DeviceState`: the inputs of a step on a GPU, at addresses that never change, so that CUDA graphs can read them.
 
-One int32 tensor holds it all, so that one kernel brings any part of it up to a plan (kernels/triton/step_state.py):
+It is one int32 tensor, so that one kernel can write all entries of a plan (kernels/triton/step_state.py):
 
     of the step, by token   input_ids, positions, token_slots
     of the step, by row     query_start_loc, seq_lens, slots
@@ -8,8 +8,8 @@ One int32 tensor holds it all, so that one kernel brings any part of it up to a 
     of the slots            last_tokens, columns (how each is sampled), block_tables,
                             history (the tokens of each slot; only penalties and banned words read them)
 
-Slot `max_num_seqs` is the dummy slot: all its blocks are the dummy block, and what pads a step belongs to it. Written on
-`compute` only, in step order.
+Slot `max_num_seqs` is the dummy slot: all its blocks are the dummy block, and the padding of a step belongs to it. The state is
+written on the stream `compute` only, in step order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from inflight.config.device_options import check_device_state
 
-ALIGNMENT = 64  # elements: parts start where wide loads like it
+ALIGNMENT = 64  # elements: parts start at addresses for wide loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class StateSizes:
 
     @property
     def max_num_rows(self) -> int:
-        """Of a step: one more than there can be requests, for what pads it."""
+        """The most rows of a step: one for each request, and one for padding."""
         return self.max_num_seqs + 1
 
     @property
@@ -68,7 +68,7 @@ class StateSizes:
 class DeviceState:
     """
     Raises:
-        ConfigError: it would have more elements than an index of 32 bits can address.
+        ConfigError: the state would have more elements than a 32-bit index can address.
 
     Attributes:
         flat: everything, int32 [n].

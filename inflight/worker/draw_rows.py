@@ -1,9 +1,9 @@
-"""Rows with drafts: what they compute once the tokens before them are drawn, and what of their draws is emitted.
+"""Rows with drafts: which tokens they compute, known when their forward begins, and which of their draws are emitted.
 
-plan      row of 1 + max_draft_tokens tokens, somewhere                            upper bounds, known when it is prepared
-forward   the token drawn last for its slot, and the drafts there are behind it    `resolve_drafts`
+plan      a row of 1 + max_draft_tokens tokens; its position is not known yet      upper bounds, when the step is prepared
+forward   the slot's last drawn token, and behind it the drafts that exist         `resolve_drafts`
 sample    a draw behind each of these tokens                                       `grammar_masks`: a mask for each
-message   the tokens emitted, and the next drafts                                  `message_of`
+message   the emitted tokens, and the next drafts                                  `message_of`
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, SchedulerOutput
-from inflight.sample.metadata import GrammarMasks
+from inflight.sample.rows import GrammarMasks
 from inflight.sample.verification import emitted_rows
 from inflight.worker.input_batch import StepInputs, start_locations
 
 
 def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32Array, drafts: Int32Array) -> StepInputs:
-    """The step's inputs as they are, of those at their upper bounds.
+    """The exact inputs of a step, made from `inputs` at their upper bounds.
 
     Args:
-        num_tokens: [num_rows], tokens of each row's slot; of rows without drafts it is not looked at.
-        drafts: [num_rows, k], what was proposed behind them, then -1.
+        num_tokens: [num_rows], tokens of each row's slot; ignored for rows without drafts.
+        drafts: [num_rows, k], the drafts behind these tokens, filled up with -1.
     """
     has_drafts = plan.max_draft_tokens >= 0
     num_drafts = np.minimum((drafts >= 0).sum(axis=1, dtype=np.int32), plan.max_draft_tokens)
@@ -59,8 +59,11 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
 
 
 def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
-    """The masks, by draw. `draw_start_loc` [num_sampling_rows + 1]: the draws of the j-th sampling row are
-    `[draw_start_loc[j], draw_start_loc[j + 1])`."""
+    """A mask for each draw of the rows under a grammar.
+
+    Args:
+        draw_start_loc: [num_sampling_rows + 1], sampling row j has the draws `[draw_start_loc[j], draw_start_loc[j + 1])`.
+    """
     assert plan.samples[output.rows].all(), "masks for rows that do not sample"
     sampling_rows = np.cumsum(plan.samples)[output.rows] - 1
     starts, counts = draw_start_loc[sampling_rows], np.diff(draw_start_loc)[sampling_rows]
@@ -74,9 +77,9 @@ def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: 
 def message_of(
     sampled: Int32Array, num_emitted: npt.NDArray[np.int64], draw_start_loc: Int32Array, width: int
 ) -> Int32Array:
-    """The emitted of the draws `sampled`, a row for each sampling row, then -1: [num_sampling_rows, width].
+    """The emitted tokens of each sampling row, filled up with -1: [num_sampling_rows, width].
 
-    A token that could not be drawn becomes 0: its request fails at commit, but may be in steps under way.
+    If no token could be drawn, it becomes 0: the request fails at commit, but steps under way may still compute it.
     """
     message = np.full((len(num_emitted), width), -1, dtype=np.int32)
     message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)

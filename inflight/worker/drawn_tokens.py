@@ -1,13 +1,14 @@
-"""`DrawnTokens`: what was drawn for each slot: the last token, and whole sequences for penalties. With drafts also how many
-tokens there are, and the drafts behind them.
+"""`DrawnTokens`: the tokens that were drawn for each slot; in an engine with drafts also their number and the next drafts.
 
-Owned by the thread that computes, apart from `post`. What a slot holds changes with each step that draws for it, and with
-nothing else: on the last stage when that is sampled, on earlier ones when its message is taken in. Both happen in step order.
-So a step that has waited for the latest step that draws for one of its slots finds what that one left there, whoever had the
-slot before.
+It keeps the last token of each slot, and the whole sequence for penalties and proposers. Owned by the thread that computes;
+only `post` is called by the thread that prepares.
 
-A message of n sampling rows is int32 [n, (k + 1) + k]: the tokens emitted, then -1; then the next drafts, then -1. Without
-drafts k is 0: one token each.
+A slot changes only when a step draws for it: on the last stage when the step is sampled, on earlier stages when the step's
+message is applied. Both happen in step order. So a step that waits for the latest step that draws for its slots finds the right
+tokens, even if a slot had another request before.
+
+The message of n sampling rows is int32 [n, (k + 1) + k]: the emitted tokens, filled up with -1, then the next drafts, filled up
+with -1. Without drafts k is 0, and there is one token for each row.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class DrawnTokens:
     """
     Args:
         num_speculative_tokens: k.
-        senders: on the last of several stages: every message goes there.
-        receiver: on the earlier stages that are told: all messages come from there.
+        senders: on the last of several stages: send every message to an earlier stage.
+        receiver: on earlier stages that need drawn tokens: receives every message.
     """
 
     def __init__(
@@ -45,29 +46,31 @@ class DrawnTokens:
     ) -> None:
         k = num_speculative_tokens
         self._last = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)  # the one drawn last included; if k > 0
+        self.num_tokens: Int32Array = np.zeros(
+            max_num_seqs, dtype=np.int32
+        )  # the last drawn token included; used if k > 0
         self.drafts: Int32Array = np.full((max_num_seqs, k), -1, dtype=np.int32)
-        # pages of rows that no penalty and no proposer reads are never touched; on the rank that draws
+        # used on the rank that draws; if no penalty or proposer reads a slot, its memory is never touched
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._k, self._device = k, device
         self._senders, self._receiver = tuple(senders), receiver
         self._expected: deque[tuple[int, Int32Array, Int32Array, Future[Tensor]]] = deque()
 
     def post(self, num_rows: int) -> Future[Tensor] | None:
-        """The message of the next step that samples, on a stage that is told. Called by the thread that prepares."""
+        """Begin to receive the next sampling step's message. None without a receiver. Called by the thread that prepares."""
         return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
 
     def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor] | None) -> None:
-        """A step that draws for `slots`, the first tokens at `positions`, is computed here: its message will come."""
+        """This step draws for `slots`, the first tokens at `positions`, and its message will come. Called by its forward."""
         if message is not None:
             self._expected.append((step_id, slots, positions, message))
 
     def receive(self, step_id: int) -> None:
-        """Take in the messages up to that of `step_id`, and what else has come. Waits for them."""
+        """Apply all messages up to that of `step_id`, waiting for them, and later ones that have arrived."""
         expected = self._expected
         while expected and (expected[0][0] <= step_id or expected[0][3].done()):
             _, slots, positions, message = expected.popleft()
-            self._take_in(slots, positions, message.result())
+            self._apply(slots, positions, message.result())
 
     def fill(self, input_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
         """Write the token drawn last for each of `slots` to `input_ids[indices]`."""
@@ -75,25 +78,30 @@ class DrawnTokens:
             input_ids[indices] = self._last[slots]
 
     def remember(self, requests: Sequence[NewRequestData], forced: TokenDelta | None) -> None:
-        """What a plan says of its slots' tokens, for penalties that look at them. Called when the steps before have sampled:
-        they may draw for a request that had the slot before, or what the forced tokens supersede."""
+        """Keep the tokens of new requests and forced tokens, for penalties.
+
+        Called when all older steps have sampled: these may draw for a request that had the slot before, or draw a token that a
+        forced token replaces.
+        """
         for data in requests:
             self.token_ids[data.slot, : len(data.token_ids)] = data.token_ids
         if forced is not None:
             self.token_ids[forced.slots, forced.positions] = forced.token_ids
 
     def write(self, slots: Int32Array, positions: Int32Array, token_ids: Int32Array) -> None:
-        """Drawn tokens, or drafts that the next draws stand behind; all [n]."""
-        fits = positions < self.token_ids.shape[1]  # the last token of a sequence at max_model_len is never looked at
+        """Keep drawn tokens, or the drafts that precede a draw; all arguments are [n]."""
+        fits = (
+            positions < self.token_ids.shape[1]
+        )  # a sequence of max_model_len tokens ends: nothing reads its last one
         self.token_ids[slots[fits], positions[fits]] = token_ids[fits]
 
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
-        """A step's message, on the last stage: the first tokens emitted for `slots` stand at `positions`."""
+        """Send and apply a step's message, on the last stage. The first token emitted for `slots[i]` is at `positions[i]`."""
         for sender in self._senders:
             sender.send(message)
-        self._take_in(slots, positions, message)
+        self._apply(slots, positions, message)
 
-    def _take_in(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
+    def _apply(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         index = torch.from_numpy(slots.astype(np.int64)).to(self._device)
         if not self._k:
             self._last[index] = message[:, 0].to(self._device)

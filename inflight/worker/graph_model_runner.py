@@ -1,19 +1,20 @@
-"""`GraphModelRunner`: the runner of a GPU. The host launches and never waits; what the device needs of a step is there before.
+"""`GraphModelRunner`: runs the steps of a GPU, mostly as CUDA graphs. The host launches them and never waits for the device.
 
-    prepare   the plan's entries into a staging slot                                           (host)
-    execute   upload | apply the entries | forward and head: a graph, or kernel by kernel      (queued)
-    sample    apply | masks, penalties: where asked for | draw and advance: a graph | copy out (queued)
-    drain     wait for the copy -> answer                                                      (host)
+    prepare   write the plan's entries to a staging slot                                         (host)
+    execute   upload and apply the entries; forward and head: a graph, or kernel by kernel       (queued)
+    sample    apply entries; masks, penalties, if asked for; draw and advance: a graph; copy out (queued)
+    drain     wait for the copy -> answer                                                        (host)
 
-State is on the device (`DeviceState`), and a plan brings it up to date. Behind a step of decodes the draw moves ids, positions
-and lengths on by itself: if the next step has the same rows, only its new blocks are applied.
+The state is on the device (`DeviceState`), and the entries of a plan update it. After a step of decodes the draw advances ids,
+positions and lengths by itself: if the next step has the same rows, only its new blocks are applied.
 
-    decode    every row computes one token and draws one      "decode" (forward + head), "draw"      by batch size
-    mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"      by tokens; by draws
-    eager     larger, or with log-probabilities of prompts    kernel by kernel, "draw"
+    kind      steps                                           graphs                                 a graph for each
+    decode    every row computes one token and draws one      "decode" (forward and head), "draw"    batch size
+    mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"      number of tokens, of draws
+    eager     larger, or with prompt log-probabilities        "draw"; the rest kernel by kernel      number of draws
 
-The forward of a step may come before the draws of the step before it, if these wait for masks: then their logits, which the
-forward would overwrite, are kept aside, and drawn from kernel by kernel.
+If the draws of a step wait for masks, the forward of the next step may run first. It would overwrite their logits, so these are
+copied, and the late draws are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -32,18 +33,16 @@ from torch import Tensor
 
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import PipelineStage
 from inflight.device.accelerator import Accelerator, Event
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.kv_cache import KVCacheConfig, count_groups
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
 from inflight.models.causal_lm import CausalLM
-from inflight.sample.device_features import DeviceFeatures
 from inflight.sample.device_sampler import DeviceSampler
+from inflight.sample.processors import LogitsProcessors
 from inflight.sample.rows import HISTORY, SamplingRows
 from inflight.timeline import Timeline
 from inflight.worker.copy_out import CopiedStep
@@ -51,40 +50,36 @@ from inflight.worker.cuda_graph import GRAPH_BYTES, GraphRunner, decode_sizes, m
 from inflight.worker.device_state import DeviceState, StateSizes
 from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.input_batch import NO_STEP, StepInputs
-from inflight.worker.prompt_logprobs import PromptLogprobsWork
+from inflight.worker.pipeline import Pipeline
+from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 from inflight.worker.runner import Runner
 from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot
 from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
-from inflight.worker.step_works import StepWorks
+from inflight.worker.step_programs import StepPrograms
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class DeviceStep:
-    """A plan, prepared. The last fields are those of the thread that launches."""
+    """A prepared plan. The fields with defaults belong to the thread that launches."""
 
     plan: SchedulerOutput
     inputs: StepInputs
     shape: StepShape
     staged: StagingSlot
     counts: EntryCounts
-    slots: Int32Array  # [num_draws], of the draws
+    slots: Int32Array  # [num_draws]
     rows: SamplingRows | None  # [num_draws], on the rank that draws
     num_prompt_tokens: Int32Array  # [num_draws]
-    prompt_logprobs: tuple[PromptLogprobsWork, ...]
+    prompt_logprobs: tuple[PromptLogprobsSpan, ...]
     message: Future[Tensor] | None
-    continues: bool = False  # the device has moved on to this step by itself
-    kept_logits: Tensor | None = None  # set aside for draws that come late
-    out: CopiedStep = field(default_factory=lambda: CopiedStep())
+    continues: bool = False  # the draw of the previous step has advanced the state to this step
+    kept_logits: Tensor | None = None  # copied for late draws
+    out: CopiedStep = field(default_factory=CopiedStep)
 
 
 class GraphModelRunner(Runner):
-    """
-    Args:
-        senders, receiver: of drawn tokens, as `ModelRunner` has them.
-    """
-
     def __init__(
         self,
         config: EngineConfig,
@@ -94,15 +89,10 @@ class GraphModelRunner(Runner):
         timeline: Timeline,
         *,
         tp: TensorParallelGroup,
-        stage: PipelineStage,
-        senders: Sequence[TokenSender] = (),
-        receiver: TokenReceiver | None = None,
+        pipeline: Pipeline,
     ) -> None:
-        super().__init__(
-            *(config, model, backend, device, timeline), tp=tp, stage=stage, sampling_device=torch.device("cpu")
-        )
+        super().__init__(config, model, backend, device, timeline, tp=tp, pipeline=pipeline)
         self._accelerator = device
-        self._senders, self._receiver = tuple(senders), receiver
         scheduler = config.scheduler
         graph_tokens = min(
             config.device.cuda_graph_max_tokens, scheduler.max_num_batched_tokens, config.model.max_model_len
@@ -112,16 +102,16 @@ class GraphModelRunner(Runner):
         self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
         self._expected: deque[tuple[int, Int32Array, Future[Tensor]]] = deque()
         self._graphs = GraphRunner(device)
-        self._advanced: DeviceStep | None = None  # the state holds what comes next for the rows of this step
-        self._applied: DeviceStep | None = None  # whose rows the state holds
-        self._undrawn: DeviceStep | None = None  # whose logits are where the graphs leave them, not drawn from yet
-        self._copied: Event | None = None  # the last tokens have left the device
-        self._works = StepWorks(
+        self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state
+        self._applied: DeviceStep | None = None  # the step whose rows are in the state
+        self._undrawn: DeviceStep | None = None  # the step whose logits are in `logits` and still wait for their draw
+        self._copied: Event | None = None  # after the copy of the last drawn tokens to the host
+        self._programs = StepPrograms(
             config,
             model,
             device.torch_device,
             tp=tp,
-            stage=stage,
+            stage=self._stage,
             max_num_tokens=self._max_num_tokens(),
             max_mixed=max(self._mixed_sizes, default=0),
         )
@@ -129,8 +119,8 @@ class GraphModelRunner(Runner):
     # -- start-up --------------------------------------------------------------------------------------------------------
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """Bytes for the state, the backend's scratch memory and the graphs: what the largest graph needs while it runs, and
-        what the driver needs for each graph."""
+        """Bytes for the state, the backend's scratch memory and the graphs: what the largest graph uses while it runs, and the
+        driver's memory for each graph."""
         state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
         largest = max([0, *self._mixed_sizes, *self._decode_sizes])
         num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
@@ -142,21 +132,21 @@ class GraphModelRunner(Runner):
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
         num_bytes, history_bytes = self._state.flat.nbytes, self._state.part("history").nbytes
         logger.info(
-            "the state of the slots takes %.0f MiB of the GPU; %.0f MiB of these are for the tokens of max_num_seqs requests "
+            "the state of the slots takes %.0f MiB of the GPU, of which %.0f MiB hold the tokens of max_num_seqs requests "
             "of max_model_len tokens",
             num_bytes / 2**20,
             history_bytes / 2**20,
         )
-        self._works.bind(self._state, kv_cache_config)
+        self._programs.bind(self._state, kv_cache_config)
         self._entries = StepEntries(self._state, self._config.model.architecture.vocab_size, draws=self._stage.is_last)
         self._ring = StagingRing(self._accelerator, self._config.scheduler.max_depth + 1)
         self._told_ring = StagingRing(self._accelerator, 2)
         self._advanced = self._applied = self._undrawn = None
-        works = self._works
-        recorded = [("decode", self._decode_sizes, works.decode), ("mixed", self._mixed_sizes, works.mixed)]
+        programs = self._programs
+        recorded = [("decode", self._decode_sizes, programs.decode), ("mixed", self._mixed_sizes, programs.mixed)]
         if self._stage.is_last:
-            recorded += [("draw", self._decode_sizes, works.draw)]
-            recorded += [("head", self._decode_sizes, works.head)] if self._mixed_sizes else []
+            recorded += [("draw", self._decode_sizes, programs.draw)]
+            recorded += [("head", self._decode_sizes, programs.head)] if self._mixed_sizes else []
         self._graphs.capture(recorded, self._stage_dummies)
 
     def graph_report(self) -> dict[str, Any]:
@@ -166,14 +156,14 @@ class GraphModelRunner(Runner):
         assert self._undrawn is None, "a step is under way"
         size = padded_size(num_tokens, self._decode_sizes)
         self._stage_dummies("decode", size)
-        self._graphs.enqueue("decode", size, self._works.decode)
+        self._graphs.enqueue("decode", size, self._programs.decode)
         self._accelerator.compute.record().synchronize()
 
     def _profile_draws(self, hidden: Tensor) -> None:
-        self._works.profile_draws(hidden)
+        self._programs.profile_draws(hidden)
 
     def _stage_dummies(self, kind: str, size: int) -> None:
-        """Fill the state with a step that belongs to no request."""
+        """Put a step into the state that belongs to no request."""
         num_rows = 1 if kind == "mixed" else size
         self._write(self._ring, self._entries.dummies(size, num_rows))
         self._advanced = self._applied = None
@@ -183,7 +173,7 @@ class GraphModelRunner(Runner):
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
 
     def _num_groups(self) -> int:
-        """What `initialize` will be told. Layers of one model differ in their windows alone."""
+        """The number of KV groups, which `initialize` will get. Layers of one model differ only in their windows."""
         return sum(count_groups(self._config.model.architecture.sliding_windows).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
@@ -201,7 +191,7 @@ class GraphModelRunner(Runner):
 
     def prepare_inputs(self, plan: SchedulerOutput) -> DeviceStep:
         with self._timeline.span(plan.step_id, "prepare"):
-            batch, inputs = self._take_in(plan)
+            batch, inputs = self._apply_plan(plan)
             prompt_logprobs = self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch)
             slots = plan.slots[inputs.sampling_rows]
             shape = self._shape(plan, inputs, prompt_logprobs)
@@ -228,7 +218,7 @@ class GraphModelRunner(Runner):
     def _stage_entries(
         self, staged: StagingSlot, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape, *, whole: bool = False
     ) -> EntryCounts:
-        """All of the step's, or only those that the device does not come to by itself, if it will have moved on to the step."""
+        """Write the step's entries. If the previous draw advances the state to it, and not `whole`, only its new blocks."""
         if inputs.continues != NO_STEP and shape.kind == "decode" and not whole:
             count = staged.write(self._entries.tables(plan))
             return EntryCounts(count, count, count, count)
@@ -254,7 +244,7 @@ class GraphModelRunner(Runner):
     def execute_model(
         self, model_input: DeviceStep, intermediate: IntermediateTensors | None = None
     ) -> IntermediateTensors | None:
-        """None on the last stage: the logits are on the device."""
+        """On the last stage None: the logits stay in `logits`."""
         step, plan = model_input, model_input.plan
         if self._receiver is not None:
             with self._timeline.span(plan.step_id, "receive"):
@@ -263,35 +253,35 @@ class GraphModelRunner(Runner):
             if step.message is not None:
                 self._expected.append((plan.step_id, step.slots, step.message))
             self._set_logits_aside()
-            self._bring_up(step)
+            self._apply_forward_entries(step)
             if intermediate is not None:
-                self._take_over(intermediate)
+                self._copy_received(intermediate)
             self._enqueue_forward(step)
             if self._stage.is_last:
                 self._undrawn = step if step.shape.num_draws else None
                 return None
-            assert self._works.sent is not None
-            return self._works.sent.first(plan.num_tokens)
+            assert self._programs.sent is not None
+            return self._programs.sent.first(plan.num_tokens)
 
     def _receive(self, step_id: int) -> None:
-        """Take in the tokens drawn by steps up to `step_id`, and what else has come. Waits for them."""
+        """Apply the tokens drawn by steps up to `step_id`, waiting for them, and later ones that have arrived."""
         expected = self._expected
         while expected and (expected[0][0] <= step_id or expected[0][2].done()):
             _, slots, message = expected.popleft()
             self._write(self._told_ring, self._entries.told(slots, message.result()[:, 0].numpy()))
 
     def _set_logits_aside(self) -> None:
-        """Those of a step that has not drawn yet: the forward to come leaves its own in their place."""
+        """Copy the logits of a step that has not drawn yet: the next forward overwrites them."""
         step = self._undrawn
         if step is None:
             return
-        logits = self._works.logits[: step.shape.num_draws]
+        logits = self._programs.logits[: step.shape.num_draws]
         step.kept_logits = kept = torch.empty_like(logits)
         self._accelerator.compute.enqueue(lambda: _copy(logits, kept))
         self._undrawn = None
 
-    def _bring_up(self, step: DeviceStep) -> None:
-        """Upload the step's entries, and apply those of the forward."""
+    def _apply_forward_entries(self, step: DeviceStep) -> None:
+        """Upload the step's entries, and apply those that the forward reads."""
         advanced, staged = self._advanced, step.staged
         step.continues = (
             advanced is not None
@@ -312,9 +302,9 @@ class GraphModelRunner(Runner):
             staged.release()
         self._advanced, self._applied = None, step
 
-    def _take_over(self, intermediate: IntermediateTensors) -> None:
-        assert self._works.received is not None
-        into = self._works.received.first(len(intermediate.delta))
+    def _copy_received(self, intermediate: IntermediateTensors) -> None:
+        assert self._programs.received is not None
+        into = self._programs.received.first(len(intermediate.delta))
 
         def copy() -> None:
             _copy(intermediate.delta, into.delta)
@@ -323,19 +313,19 @@ class GraphModelRunner(Runner):
         self._accelerator.compute.enqueue(copy)
 
     def _enqueue_forward(self, step: DeviceStep) -> None:
-        shape, graphs, works = step.shape, self._graphs, self._works
+        shape, graphs, programs = step.shape, self._graphs, self._programs
         if shape.kind == "decode":
-            graphs.enqueue("decode", shape.num_tokens, works.decode)
+            graphs.enqueue("decode", shape.num_tokens, programs.decode)
         elif shape.kind == "mixed":
-            graphs.enqueue("mixed", shape.num_tokens, works.mixed)
+            graphs.enqueue("mixed", shape.num_tokens, programs.mixed)
             if self._stage.is_last and shape.num_draws:
-                graphs.enqueue("head", shape.num_draws, works.head)
+                graphs.enqueue("head", shape.num_draws, programs.head)
         else:
-            targets = [(work, self._upload(work.targets)) for work in step.prompt_logprobs]
+            targets = [(span, self._upload(span.targets)) for span in step.prompt_logprobs]
             self._accelerator.compute.enqueue(lambda: self._run_eager(step, targets))
 
-    def _run_eager(self, step: DeviceStep, targets: Sequence[tuple[PromptLogprobsWork, Tensor]]) -> None:
-        step.out.prompt_pieces += self._works.eager(
+    def _run_eager(self, step: DeviceStep, targets: Sequence[tuple[PromptLogprobsSpan, Tensor]]) -> None:
+        step.out.prompt_pieces += self._programs.eager(
             step.shape.num_tokens,
             step.shape.num_rows,
             step.shape.num_draws,
@@ -356,38 +346,38 @@ class GraphModelRunner(Runner):
             if not step.continues:
                 self._apply(step.staged, step.counts.drawn, step.counts.requests, step.counts.requests)
             step.staged.release()
-            features = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
+            processors = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
             if self._draws and (step.shape.num_draws or step.prompt_logprobs):
-                tokens = self._works.tokens[: len(step.slots)]
-                self._copied = step.out.start(self._accelerator, tokens, features, step.prompt_logprobs)
+                tokens = self._programs.tokens[: len(step.slots)]
+                self._copied = step.out.start(self._accelerator, tokens, processors, step.prompt_logprobs)
             return step
 
-    def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> DeviceFeatures | None:
-        """Returns what else the draws took."""
-        compute, works, kept = self._accelerator.compute, self._works, step.kept_logits
-        features = self._features(step, grammar_output)
-        if features is not None:
-            logits = (works.logits if kept is None else kept)[: len(step.slots)]
-            compute.enqueue(lambda: features.before_draw(logits, works.history))
+    def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
+        """Returns the draws' processors."""
+        compute, programs, kept = self._accelerator.compute, self._programs, step.kept_logits
+        processors = self._processors(step, grammar_output)
+        if processors is not None:
+            logits = (programs.logits if kept is None else kept)[: len(step.slots)]
+            compute.enqueue(lambda: processors.apply(logits, programs.history))
         if self._copied is not None:
-            compute.wait(self._copied)  # the tokens of the step before have left
+            compute.wait(self._copied)  # the previous tokens are on the host, and can be overwritten
         if kept is None:
-            self._graphs.enqueue("draw", step.shape.num_draws, works.draw)
+            self._graphs.enqueue("draw", step.shape.num_draws, programs.draw)
             self._undrawn = None
             self._advanced = step if self._applied is step and step.shape.kind == "decode" else None
         else:
-            compute.enqueue(lambda: works.draw_from(kept))
+            compute.enqueue(lambda: programs.draw_from(kept))
             self._advanced = None
-        return features
+        return processors
 
-    def _features(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> DeviceFeatures | None:
-        """What the step's draws take beside the logits, uploaded; None for a plain step, and on ranks that do not draw."""
+    def _processors(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
+        """The processors of the step's draws, uploaded; None for a plain step, and on ranks that do not draw."""
         if step.rows is None:
             return None
         masks = None
         if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
             masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
-        return DeviceFeatures.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
+        return LogitsProcessors.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
 
     def discard(self, model_input: DeviceStep) -> None:
         model_input.staged.release()
@@ -409,7 +399,7 @@ class GraphModelRunner(Runner):
     # -- common ----------------------------------------------------------------------------------------------------------
 
     def _write(self, ring: StagingRing, columns: Int32Columns) -> None:
-        """Entries that stand for themselves: staged, uploaded and applied."""
+        """Stage, upload and apply entries that belong to no step."""
         staged = ring.take()
         count = staged.write(columns)
         staged.upload(count)
@@ -422,7 +412,7 @@ class GraphModelRunner(Runner):
             self._accelerator.compute.enqueue(lambda: apply_entries(flat, entries, first, num_pairs, num_entries))
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """What only this step needs. In the thread that launches: the memory is reused in the order of `compute`."""
+        """Upload an array for one step. In the thread that launches: the memory is reused in the order of `compute`."""
         source = torch.from_numpy(np.ascontiguousarray(array))
         host = self._accelerator.pinned(source.numel(), source.dtype).view(source.shape)
         host.copy_(source)

@@ -1,7 +1,7 @@
-"""`InputBatch`: the requests as the plans tell of them, one stable slot each, in numpy columns.
+"""`InputBatch`: the running requests, each in a stable slot, as numpy columns; plans update it, and steps take their inputs.
 
-Owned by the thread that prepares steps; `apply` takes a plan in. Plans run ahead of the device: tokens drawn in steps before
-are not known, only where they belong. Rows of slots that no plan names are stale and never read.
+Owned by the thread that prepares steps. It runs ahead of the device: of a token that an older step draws it may know only the
+slot and position. Slots that no plan names hold stale data, which is never read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 class StepInputs:
     """A plan's inputs as flat columns; the tokens of row i are `[query_start_loc[i], query_start_loc[i + 1])`.
 
-    `drawn_tokens` are the inputs that no plan has named: each is the token drawn last for its slot, and 0 in `input_ids`.
-    The draws of the j-th sampling row, `[draw_start_loc[j], draw_start_loc[j + 1])`, stand behind the last tokens of its row.
+    `drawn_tokens` are the inputs that the host does not know: each is the token drawn last for its slot, and 0 in `input_ids`.
+    The j-th sampling row has the draws `[draw_start_loc[j], draw_start_loc[j + 1])`, one behind each of its row's last tokens.
     """
 
     input_ids: Int32Array  # [num_tokens]
@@ -35,7 +35,7 @@ class StepInputs:
     draw_start_loc: Int32Array  # [num_sampling_rows + 1]
     drawn_tokens: Int32Array  # [num_drawn], indices into the flat tokens
     drawn_slots: Int32Array  # [num_drawn]
-    drawn_in_step: int  # the latest step that draws one of them; NO_STEP where there is none
+    drawn_in_step: int  # the latest step that draws one of `drawn_tokens`; NO_STEP if there are none
     draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens: drafts to be verified
     draft_slots: Int32Array  # [num_drafts]
     # the previous step, if this step has the same rows, each advanced by the token which that step drew; else NO_STEP
@@ -43,13 +43,18 @@ class StepInputs:
 
     @property
     def draw_tokens(self) -> npt.NDArray[np.int64]:
-        """[num_draws]: the flat tokens behind which the draws stand."""
+        """[num_draws]: of each draw the flat token whose hidden state it is made from."""
         ends, num_draws = self.query_start_loc[1:][self.sampling_rows], np.diff(self.draw_start_loc)
         return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
     @property
+    def draw_positions(self) -> Int32Array:
+        """[num_draws]: where the drawn tokens will be, that is how many tokens come before each."""
+        return self.positions[self.draw_tokens] + 1
+
+    @property
     def first_positions(self) -> Int32Array:
-        """[num_sampling_rows]: where the first draw of each will stand."""
+        """[num_sampling_rows]: the position of each row's first drawn token."""
         return self.seq_lens[self.sampling_rows] + 1 - np.diff(self.draw_start_loc)
 
 
@@ -57,15 +62,17 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)  # to the last that a plan has named
+        self.num_known_tokens: Int32Array = np.zeros(
+            max_num_seqs, dtype=np.int32
+        )  # up to the last one that a plan has sent
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
-        self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the step that draws for the slot
+        self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the latest step that draws for the slot
         self._before: tuple[SchedulerOutput, StepInputs] | None = None
         self._block_size = block_size
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Take in a plan's new requests, block table entries and forced tokens."""
+        """Add a plan's new requests, block table entries and forced tokens."""
         for data in plan.new_requests:
             slot, length = data.slot, len(data.token_ids)
             self.token_ids[slot, :length] = data.token_ids
@@ -76,13 +83,14 @@ class InputBatch:
         for table, delta in zip(self.block_tables, plan.block_table_deltas, strict=True):
             table[delta.slots, delta.columns] = delta.block_ids
         if (forced := plan.forced_tokens) is not None:
-            # they begin with the first token that the row computes: those drawn before them are looked at no more
+            # forced tokens begin at the first token that the row computes: drawn tokens at these positions are not used
             self.token_ids[forced.slots, forced.positions] = forced.token_ids
-            self.num_known_tokens[forced.slots] = forced.positions + 1  # of a slot's entries the last one holds
+            self.num_known_tokens[forced.slots] = (
+                forced.positions + 1
+            )  # a slot comes several times: its last entry wins
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
-        """The flat inputs of a plan that has been applied, of rows with drafts the upper bounds; called once for each, in step
-        order."""
+        """The flat inputs of an applied plan; rows with drafts have their upper bounds. Called once for each plan, in order."""
         inputs = self._continued(plan) or self._flattened(plan)
         self._before = plan, inputs
         return inputs
@@ -93,13 +101,8 @@ class InputBatch:
             return None
         before, inputs = self._before
         num_rows = len(plan.slots)
-        if (
-            not num_rows
-            == len(before.slots)
-            == len(inputs.input_ids)
-            == len(inputs.sampling_rows)
-            == int(plan.samples.sum())
-        ):
+        sizes = len(before.slots), len(inputs.input_ids), len(inputs.sampling_rows), int(plan.samples.sum())
+        if any(size != num_rows for size in sizes):
             return None
         is_next = (plan.slots == before.slots) & (plan.num_computed_tokens == inputs.seq_lens)
         if not (is_next & (plan.num_scheduled_tokens == 1)).all():
@@ -136,7 +139,7 @@ class InputBatch:
             has_drafts = plan.max_draft_tokens >= 0
             assert plan.samples[has_drafts].all() and (lengths - 1 == plan.max_draft_tokens)[has_drafts].all()
             is_known = plan.num_computed_tokens < self.num_known_tokens[plan.slots]
-            assert not (has_drafts & is_known).any(), f"drafts behind a token that nobody drew:\n{plan.describe()}"
+            assert not (has_drafts & is_known).any(), f"drafts behind a token that was not drawn:\n{plan.describe()}"
             is_drawn &= ~has_drafts[rows]
             is_drawn[query_start_loc[:-1][has_drafts]] = True
             num_draws = np.where(has_drafts, lengths, num_draws)
@@ -162,13 +165,13 @@ class InputBatch:
         )
 
     def block_table(self, group: int, slots: Int32Array, max_seq_len: int) -> Int32Array:
-        """The tables of `slots` in one group, as wide as `max_seq_len` tokens need: [num_rows, num_blocks]; a copy."""
+        """A copy of the block tables of `slots` in one group, wide enough for `max_seq_len` tokens: [num_rows, num_blocks]."""
         width = -(-max_seq_len // self._block_size)
         return self.block_tables[group][slots, :width]
 
 
 def start_locations(lengths: npt.NDArray[np.integer]) -> Int32Array:
-    """[n + 1]: the part of the i-th is `[locations[i], locations[i + 1])`."""
+    """[n + 1]: item i of these lengths takes `[locations[i], locations[i + 1])`."""
     locations = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=locations[1:])
     return locations

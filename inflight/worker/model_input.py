@@ -1,4 +1,4 @@
-"""What one step carries from stage to stage of a rank: prepare -> forward -> sample -> drain.
+"""What one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
 
 Nobody writes to the arrays of a stage that has ended: the next steps run while this one is drained.
 """
@@ -6,55 +6,61 @@ Nobody writes to the arrays of a stage that has ended: the next steps run while 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from inflight.attention.metadata import AttentionMetadata
-from inflight.interface.request import Int32Array
-from inflight.interface.step import NewRequestData, PromptLogprobs, SchedulerOutput
-from inflight.sample.history import HistoryRows
-from inflight.sample.metadata import SamplingMetadata
-from inflight.sample.rows import SamplingRows
+from inflight.attention.backend import AttentionMetadata
+from inflight.interface.request import Int32Array, LogprobsColumns
+from inflight.interface.step import (
+    KVConnectorOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    PromptLogprobs,
+    SchedulerOutput,
+)
+from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import SamplerOutput
+from inflight.sample.verification import emitted_rows
 from inflight.worker.input_batch import StepInputs
-from inflight.worker.prompt_logprobs import PromptLogprobsWork
+from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """Everything the device needs for one step. Nobody writes to its arrays but `execute_model`, to `input_ids`."""
+    """Everything the device needs for one step. Only `execute_model` writes to it: the drawn tokens, to `input_ids`."""
 
     inputs: StepInputs  # the same on the host
-    input_ids: torch.Tensor  # [num_tokens] int32; of `drawn_tokens` not known yet
+    input_ids: torch.Tensor  # [num_tokens] int32; 0 at `drawn_tokens` until these are known
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
-    drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs drawn in the steps before
+    drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs that older steps draw
     drawn_slots: torch.Tensor  # [num_drawn] int64
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
-    metadata: SamplingMetadata | None  # on the rank that draws
-    history: HistoryRows | None  # for `metadata`, when the tokens before are known
-    prompt_logprobs: tuple[PromptLogprobsWork, ...]
+    sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
+    metadata: SamplingMetadata | None  # of `sampling_rows`
+    num_prompt_tokens: Int32Array  # [num_draws]
+    prompt_logprobs: tuple[PromptLogprobsSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A plan, prepared: copies of all that its step needs of what later plans change.
+    """A prepared plan. What later plans change is copied here.
 
-    `forward` is None where the plan has rows with drafts. It is made at the head of the forward then.
+    If the plan has rows with drafts, `forward` is None: it is made when the forward begins.
     """
 
     plan: SchedulerOutput
-    inputs: StepInputs  # of rows with drafts the upper bounds
+    inputs: StepInputs  # rows with drafts have their upper bounds
     block_tables: tuple[Int32Array, ...]  # [num_rows, num_blocks], one per KV group
     sampling_slots: Int32Array  # [num_sampling_rows]
     sampling_rows: SamplingRows | None  # [num_sampling_rows], on the rank that draws
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
-    new_histories: tuple[NewRequestData, ...]  # whose tokens the draws or the drafts look at
-    prompt_logprobs: tuple[PromptLogprobsWork, ...]
-    message: Future[torch.Tensor] | None  # of the tokens that the last stage draws, on a stage that is told
+    new_histories: tuple[NewRequestData, ...]  # the new requests whose draws or drafts look at older tokens
+    prompt_logprobs: tuple[PromptLogprobsSpan, ...]
+    message: Future[torch.Tensor] | None  # the tokens that the last stage draws, on an earlier stage that gets them
     forward: ForwardInput | None = None
 
 
@@ -69,12 +75,12 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraws:
-    """What came of the draws of a step's sampling rows, where drafts are in use."""
+    """The outcome of a step's draws, for an engine with drafts."""
 
     num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]
     positions: Int32Array  # [num_sampling_rows], of the first token emitted
     draw_start_loc: Int32Array  # [num_sampling_rows + 1]
-    drafts: Int32Array  # [num_sampling_rows, k], the next ones
+    drafts: Int32Array  # [num_sampling_rows, k], for the next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +91,39 @@ class DrawnStep:
     drawn: SamplerOutput | None = None
     verified: VerifiedDraws | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+    def to_output(self) -> ModelRunnerOutput:
+        """The step's answer. Copies to the host; waits for the device."""
+        output = ModelRunnerOutput(
+            step_id=self.step_id, kv_connector_output=KVConnectorOutput(), prompt_logprobs=self.prompt_logprobs
+        )
+        if self.drawn is None:
+            return output
+        output = replace(output, sampled_token_ids=self.drawn.token_ids.cpu().numpy().astype(np.int32, copy=False))
+        if self.drawn.logprobs is not None and self.drawn.logprobs_rows is not None:
+            output = replace(output, logprobs=self.drawn.logprobs.to_columns(), logprobs_rows=self.drawn.logprobs_rows)
+        return output if self.verified is None else _emitted(output, self.verified)
+
+
+def _emitted(output: ModelRunnerOutput, verified: VerifiedDraws) -> ModelRunnerOutput:
+    """`output` with the draws that are emitted only."""
+    emitted, logprobs, rows = (
+        emitted_rows(verified.num_emitted, verified.draw_start_loc),
+        output.logprobs,
+        output.logprobs_rows,
+    )
+    if logprobs is not None:
+        kept = np.isin(rows, emitted)
+        logprobs = LogprobsColumns(
+            token_ids=logprobs.token_ids[kept], logprobs=logprobs.logprobs[kept], ranks=logprobs.ranks[kept]
+        )
+        rows = np.searchsorted(emitted, rows[kept]).astype(np.int32)
+    return replace(
+        output,
+        sampled_token_ids=output.sampled_token_ids[emitted],
+        num_sampled_tokens=verified.num_emitted.astype(np.int32),
+        sampled_positions=verified.positions,
+        logprobs=logprobs,
+        logprobs_rows=rows,
+        draft_token_ids=verified.drafts,
+    )

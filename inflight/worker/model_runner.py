@@ -1,30 +1,27 @@
-"""`ModelRunner`: the runner for every device: each step has the shapes that its plan gives it, and draws are known on the host.
+"""`ModelRunner`: runs steps on a CPU, and steps with drafts on a GPU: the host knows each draw before the next step.
 
-Owns, beside what every runner does, the `DrawnTokens`. The thread that prepares writes the batch and the sampling columns; a
-`ModelInput` holds copies of all that its step needs of them. Tokens drawn meanwhile belong to the thread that computes:
-`execute_model` and `sample` put them in.
+Besides what every runner owns it has the `DrawnTokens`. The thread that prepares writes the batch and the sampling columns, and
+copies what a step needs of them into its `ModelInput`. Tokens that are drawn later belong to the thread that computes:
+`execute_model` and `sample` put them into the step.
 
-Tokens are drawn on the first rank of the last stage and broadcast to its other ranks: that all of them would draw the same from
-the same logits holds only on processors that round alike.
+Tokens are drawn on the first rank of the last stage and broadcast to the other ranks of this stage: ranks on processors that
+round differently could draw different tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import PipelineStage
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.distributed.token_link import TokenReceiver, TokenSender
 from inflight.interface.kv_cache import DUMMY_BLOCK
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import (
@@ -35,6 +32,7 @@ from inflight.interface.step import (
     SchedulerOutput,
 )
 from inflight.models.causal_lm import CausalLM
+from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
@@ -44,17 +42,11 @@ from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
+from inflight.worker.pipeline import Pipeline
 from inflight.worker.runner import Runner
-from inflight.worker.step_output import to_output
 
 
 class ModelRunner(Runner):
-    """
-    Args:
-        senders, receiver: of drawn tokens, from the last of several pipeline stages to those that are told; the runner closes
-            none of them.
-    """
-
     def __init__(
         self,
         config: EngineConfig,
@@ -64,30 +56,25 @@ class ModelRunner(Runner):
         timeline: Timeline,
         *,
         tp: TensorParallelGroup,
-        stage: PipelineStage,
-        senders: Sequence[TokenSender] = (),
-        receiver: TokenReceiver | None = None,
+        pipeline: Pipeline,
     ) -> None:
-        super().__init__(
-            *(config, model, backend, device, timeline), tp=tp, stage=stage, sampling_device=device.torch_device
-        )
+        super().__init__(config, model, backend, device, timeline, tp=tp, pipeline=pipeline)
         architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
         self._sampler = Sampler(architecture.vocab_size, device.torch_device)
         self._proposer = make_proposer(config.speculative) if config.speculative is not None else None
         self._num_speculative_tokens = self._proposer.num_speculative_tokens if self._proposer is not None else 0
-        self._is_told = receiver is not None
         self._drawn_tokens = DrawnTokens(
             max_num_seqs,
             config.model.max_model_len,
             device.torch_device,
             num_speculative_tokens=self._num_speculative_tokens,
-            senders=senders,
-            receiver=receiver,
+            senders=self._senders,
+            receiver=self._receiver,
         )
 
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput:
         with self._timeline.span(plan.step_id, "prepare"):
-            batch, inputs = self._take_in(plan)
+            batch, inputs = self._apply_plan(plan)
             state = self._sampling_state
             slots, max_seq_len = plan.slots[inputs.sampling_rows], int(inputs.seq_lens.max())
             model_input = ModelInput(
@@ -116,16 +103,11 @@ class ModelRunner(Runner):
         )
 
     def _forward_input(self, model_input: ModelInput, inputs: StepInputs) -> ForwardInput:
-        """`inputs`: those of `model_input`, exact. In the thread that prepares, or with drafts in the one that computes."""
+        """`inputs`: the exact ones, no upper bounds. In the thread that prepares; with drafts, in the one that computes."""
         device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
-        draw_tokens, metadata, history = inputs.draw_tokens, None, None
-        if rows is not None:
-            positions = inputs.positions[draw_tokens] + 1
-            if model_input.inputs is not inputs:
-                sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
-                rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
-            metadata = rows.metadata(positions, num_prompt_tokens)
-            history = rows.history(num_prompt_tokens, positions)
+        if rows is not None and model_input.inputs is not inputs:
+            sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
+            rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
         moved = inputs.query_start_loc - model_input.inputs.query_start_loc
         return ForwardInput(
             inputs=inputs,
@@ -134,9 +116,10 @@ class ModelRunner(Runner):
             attn_metadata=self._attn_metadata(model_input, inputs),
             drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
             drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
-            logits_indices=device.to_device(draw_tokens),
-            metadata=metadata,
-            history=history,
+            logits_indices=device.to_device(inputs.draw_tokens),
+            sampling_rows=rows,
+            metadata=None if rows is None else rows.metadata(inputs.draw_positions),
+            num_prompt_tokens=num_prompt_tokens,
             prompt_logprobs=tuple(
                 replace(work, first_token=work.first_token + int(moved[work.row]))
                 for work in model_input.prompt_logprobs
@@ -164,7 +147,7 @@ class ModelRunner(Runner):
         self, model_input: ModelInput, intermediate: IntermediateTensors | None = None
     ) -> ForwardOutput | IntermediateTensors:
         plan, inputs = model_input.plan, model_input.inputs
-        if self._is_told:
+        if self._receiver is not None:
             with self._timeline.span(plan.step_id, "receive"):
                 self._drawn_tokens.receive(inputs.drawn_in_step)
         with self._timeline.span(plan.step_id, "forward"):
@@ -238,19 +221,23 @@ class ModelRunner(Runner):
         self, plan: SchedulerOutput, forward: ForwardOutput, grammar_output: GrammarOutput | None
     ) -> SamplerOutput:
         forward_input, known = forward.forward_input, self._drawn_tokens.token_ids
-        inputs, metadata = forward_input.inputs, forward_input.metadata
-        assert metadata is not None
+        inputs, rows, metadata = forward_input.inputs, forward_input.sampling_rows, forward_input.metadata
+        assert rows is not None and metadata is not None
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
-        if forward_input.history is not None:
-            metadata = forward_input.history.add_to(metadata, known, self._device.torch_device)
         masks = None
         if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
             masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
-        return self._sampler(forward.logits, metadata, masks)
+        processors = LogitsProcessors.of(
+            rows, inputs.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
+        )
+        if processors is None:
+            return self._sampler(forward.logits, metadata)
+        history = torch.from_numpy(known[:, : processors.longest_history]).to(self._device.torch_device)
+        return self._sampler(forward.logits, metadata, processors, history)
 
     def _verify(self, sampled: Tensor, inputs: StepInputs, slots: Int32Array) -> tuple[Tensor, VerifiedDraws | None]:
-        """What the other ranks are told of the draws; and, where drafts are in use, what is emitted and the next drafts."""
+        """The message to the other ranks; and, in an engine with drafts, the outcome of the draws and the next drafts."""
         positions, drawn = inputs.first_positions, self._drawn_tokens
         if self._proposer is None:
             message = sampled.clamp(min=0)[:, None]
@@ -267,17 +254,15 @@ class ModelRunner(Runner):
         return told, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
 
     def drain(self, drawn: DrawnStep) -> ModelRunnerOutput:
-        if not self._draws:
-            return to_output(drawn)
-        with self._timeline.span(drawn.step_id, "drain"):
-            return to_output(drawn)
+        with self._timeline.span(drawn.step_id, "drain") if self._draws else nullcontext():
+            return drawn.to_output()
 
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "initialize_from_config comes first"
         inputs = _one_token_each(num_tokens, self._config.cache.block_size)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
-        hidden = self._model(zeros, zeros, metadata, intermediate=self._made_up(num_tokens))
+        hidden = self._model(zeros, zeros, metadata, intermediate=self._zero_activations(num_tokens))
         if self._stage.is_last:
             self._model.compute_logits(hidden)
 
@@ -290,7 +275,7 @@ class ModelRunner(Runner):
                 sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
-            self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws, draws * 0))
+            self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
 
 
 def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:

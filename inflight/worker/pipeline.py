@@ -18,18 +18,20 @@ from inflight.timeline import Timeline
 
 
 class Pipeline:
-    """A rank is linked to those with its tp_rank: activations go to the next stage, drawn tokens from the last to the first;
-    with drafts to all earlier ones.
+    """Links ranks of equal tp_rank. Activations go to the next stage. Drawn tokens go from the last stage to the first; in an
+    engine with drafts, to all earlier stages.
 
     Attributes:
-        link: None where there is one stage only.
-        senders: of drawn tokens, on the last of several stages, to one stage each.
-        receiver: of drawn tokens, on the stages that are told.
+        stage: this rank's.
+        link: None if there is one stage only.
+        senders: on the last of several stages: each sends drawn tokens to one stage.
+        receiver: on the stages that get drawn tokens.
     """
 
     def __init__(
         self, config: EngineConfig, stage: PipelineStage, world: World, device: Device, timeline: Timeline
     ) -> None:
+        self.stage = stage
         layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
         self.link: ActivationLink | None = None
         self.senders: tuple[TokenSender, ...] = ()
@@ -53,14 +55,14 @@ class Pipeline:
             self.receiver = TokenReceiver(world.channel(layout.rank(tp_rank, last), "tokens"), width=2 * k + 1)
 
     def close(self) -> None:
-        """End the links' threads; whoever waits in them gets an error. Idempotent."""
+        """End the links' threads; who waits for a link gets an error. Idempotent."""
         for part in (self.link, *self.senders, self.receiver):
             if part is not None:
                 part.close()
 
 
 def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
-    """Both ends of a connection ask for it in the same order: stage by stage."""
+    """The link to both neighbours. All ranks ask for channels in the same order, stage by stage, so both ends meet."""
     layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
     previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
     next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)

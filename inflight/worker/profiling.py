@@ -1,4 +1,4 @@
-"""A torch.profiler trace of one rank."""
+"""`RankProfiler`: writes a torch.profiler trace of one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inflight.errors import InvalidRequestError
 
 
 def is_profiling() -> bool:
-    """Whether a profiler of torch records in this process, whoever's it is."""
+    """Whether any torch profiler records in this process."""
     return bool(autograd_profiler._is_profiler_enabled)
 
 
@@ -36,14 +36,14 @@ class RankProfiler:
             raise InvalidRequestError("the profiler is running already; stop it first: profile(False)")
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        # the threads of the process, not only the one that starts it
+        # record all threads of the process, not only the one that starts the profiler
         config = _ExperimentalConfig(profile_all_threads=True)
         profiler = profile(activities=self._activities, experimental_config=config)
         profiler.start()
         self._running = profiler, path / f"{self._name}.json"
 
     def close(self) -> None:
-        """End a trace that nobody has asked for. Idempotent."""
+        """Drop a trace that is still running. Idempotent."""
         if self._running is not None:
             self._running[0].stop()
             self._running = None

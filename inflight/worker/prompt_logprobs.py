@@ -1,4 +1,4 @@
-"""Log-probabilities of prompt tokens: which of a step's hidden states yield which, and the columns made of them."""
+"""Log-probabilities of prompt tokens: which of a step's hidden states they come from, and how they are computed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from inflight.interface.step import NewRequestData, SchedulerOutput
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.input_batch import InputBatch
 
-MAX_ROWS = 256  # rows of the vocabulary held at once
+MAX_ROWS = 256  # of logits, held at once
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobsWork:
+class PromptLogprobsSpan:
     """Log-probabilities wanted of the prompt tokens `[start, start + len(targets))` of plan row `row`.
 
     They come from the step's hidden states `[first_token, first_token + len(targets))`.
@@ -37,7 +37,7 @@ class PromptLogprobsWork:
     def pieces(
         self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], targets: Tensor
     ) -> list[LogprobsTensors]:
-        """The same on the device, in some pieces one behind the other. targets: `self.targets`, there."""
+        """The same on the device, in consecutive pieces of up to MAX_ROWS rows. targets: `self.targets` on the device."""
         found = []
         for i in range(0, len(targets), MAX_ROWS):
             wanted, first = targets[i : i + MAX_ROWS], self.first_token + i
@@ -57,7 +57,7 @@ def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
 
 
 class PromptLogprobsProgress:
-    """How far each slot's prompt has been answered. Owned by the thread that prepares steps."""
+    """For how many tokens of each slot's prompt log-probabilities were computed. Owned by the thread that prepares steps."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (how many, prompt positions done)
@@ -70,15 +70,15 @@ class PromptLogprobsProgress:
 
     def advance(
         self, plan: SchedulerOutput, query_start_loc: Int32Array, batch: InputBatch
-    ) -> tuple[PromptLogprobsWork, ...]:
-        """Which of the step's hidden states yield log-probabilities of prompt tokens not answered before."""
-        work = []
+    ) -> tuple[PromptLogprobsSpan, ...]:
+        """The prompt tokens whose log-probabilities come from this step; each token comes once."""
+        spans = []
         for row, slot in enumerate(plan.slots.tolist()) if self._wanted else ():
             if slot not in self._wanted:
                 continue
             wanted, done = self._wanted[slot]
             computed = int(plan.num_computed_tokens[row])
-            # the hidden state of position p tells about the token at p + 1
+            # the hidden state at position p gives the probabilities of the token at p + 1
             start = max(done, computed + 1)
             stop = min(computed + int(plan.num_scheduled_tokens[row]) + 1, int(batch.num_prompt_tokens[slot]))
             if stop <= start:
@@ -86,5 +86,5 @@ class PromptLogprobsProgress:
             self._wanted[slot] = (wanted, stop)
             first_token = int(query_start_loc[row]) + start - 1 - computed
             targets = batch.token_ids[slot, start:stop].copy()
-            work.append(PromptLogprobsWork(row, start, first_token, targets, wanted))
-        return tuple(work)
+            spans.append(PromptLogprobsSpan(row, start, first_token, targets, wanted))
+        return tuple(spans)

@@ -1,12 +1,12 @@
-"""`Runner`: one rank's steps, in four stages; what the worker drives, and what is the same on every device.
+"""`Runner`: runs the steps of one rank, each in four stages; the base class of the runners for CPU and GPU.
 
-    prepare_inputs   plan -> what the step needs: host work and staged copies; no collective, no sync, no wait for another rank
-    execute_model    -> logits of the sampling rows, or on all pipeline stages but the last what the next one takes
+    prepare_inputs   plan -> the step's inputs; host work and queued copies; waits for neither device nor ranks
+    execute_model    -> logits of the sampling rows; on all pipeline stages but the last, the activations for the next stage
     sample           -> the draws, on the device
     drain            -> `ModelRunnerOutput`, on the host
 
-One thread prepares, another executes and samples, a third drains, each in step order. The first may be steps ahead. The forward
-of a step may come before the sample of the step before it (see `stage_order`).
+One thread prepares, another executes and samples, a third drains, each in step order. The first may be several steps ahead. A
+step's forward may run before the sample of the previous step (see `stage_order`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
 from inflight.config.engine import EngineConfig
-from inflight.config.partition import PipelineStage
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -33,6 +31,7 @@ from inflight.models.causal_lm import CausalLM
 from inflight.sample.state import SamplingState
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch, StepInputs
+from inflight.worker.pipeline import Pipeline
 from inflight.worker.prompt_logprobs import PromptLogprobsProgress
 
 
@@ -50,8 +49,9 @@ class Runner(ABC):
     """Owns the model, the KV arena and the `InputBatch`.
 
     Args:
-        model: the part of it that belongs to `stage`. On an accelerator its products are tuned: made in a stage.
-        sampling_device: where the tensors of `SamplingState` go.
+        model: the layers of this rank's pipeline stage. On an accelerator the constructor tunes its products, so it must be
+            called in a stage of the device.
+        pipeline: the links to the other stages; the caller closes them.
     """
 
     def __init__(
@@ -63,22 +63,24 @@ class Runner(ABC):
         timeline: Timeline,
         *,
         tp: TensorParallelGroup,
-        stage: PipelineStage,
-        sampling_device: torch.device,
+        pipeline: Pipeline,
     ) -> None:
         self._config = config
         self._model = model
         self._backend = backend
         self._device = device
         self._timeline = timeline
-        self._tp, self._stage = tp, stage
-        self._draws = stage.is_last and tp.rank == 0
+        self._tp, self._stage = tp, pipeline.stage
+        self._senders, self._receiver = pipeline.senders, pipeline.receiver
+        self._draws = self._stage.is_last and tp.rank == 0
         architecture = config.model.architecture
         self._intermediate = IntermediateTensors.template(
             architecture.hidden_size, getattr(torch, config.model.dtype), device.torch_device
         )
         self._linears = model.tune(config.scheduler.max_num_seqs) if isinstance(device, Accelerator) else []
-        self._sampling_state = SamplingState(config.scheduler.max_num_seqs, architecture.vocab_size, sampling_device)
+        self._sampling_state = SamplingState(
+            config.scheduler.max_num_seqs, architecture.vocab_size, device.torch_device
+        )
         self._prompt_logprobs = PromptLogprobsProgress()
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
@@ -105,7 +107,7 @@ class Runner(ABC):
         )
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """Bytes of the device that `initialize` and later steps need besides the arena; the profile run needed `peak_bytes`."""
+        """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
         cache, num_threads = self._config.cache, self._config.device.num_threads
         return max(
             (
@@ -128,8 +130,8 @@ class Runner(ABC):
             "linears": [list(astuple(linear)) for linear in self._linears],
         }
 
-    def _take_in(self, plan: SchedulerOutput) -> tuple[InputBatch, StepInputs]:
-        """The batch, brought up to the plan, and the plan's inputs. In the thread that prepares."""
+    def _apply_plan(self, plan: SchedulerOutput) -> tuple[InputBatch, StepInputs]:
+        """Apply the plan to the batch; return the batch and the plan's inputs. In the thread that prepares."""
         assert self._batch is not None, "initialize_from_config comes first"
         self._batch.apply(plan)
         if self._stage.is_last:
@@ -147,19 +149,24 @@ class Runner(ABC):
     def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
         """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head.
 
-        `intermediate`: what the stage before returned, None on the first stage; as many tokens as the plan says, as are those
-        returned. A stage that is told what the last one draws may wait here for tokens that it has yet to draw.
+        A stage that embeds drawn tokens waits here until the last stage has drawn them.
+
+        Args:
+            intermediate: what the previous stage returned; None on the first stage. Like the result, it has as many tokens as
+                the plan.
         """
 
     @abstractmethod
     def sample(self, model_input: Any, forward: Any, grammar_output: GrammarOutput | None = None) -> Any:
-        """Draw behind each sampling row and its drafts, and let every rank that needs it know. Nothing on stages but the last.
+        """On the last stage: draw a token behind each sampling row and each of its drafts, and send them to the ranks that need
+        them.
 
-        `grammar_output`: of a plan with rows under a grammar.
+        Args:
+            grammar_output: the masks, if the plan has rows under a grammar.
         """
 
     def discard(self, model_input: Any) -> None:
-        """Its forward or its draws have failed: free what the step held. In the thread that executes."""
+        """The step's forward or draws have failed: free what the step holds. In the thread that executes."""
 
     @abstractmethod
     def drain(self, drawn: Any) -> ModelRunnerOutput:
@@ -167,24 +174,26 @@ class Runner(ABC):
 
     @abstractmethod
     def dummy_run(self, num_tokens: int) -> None:
-        """A forward pass of `num_tokens` that belong to no request: each is a sequence of one token in the dummy block.
+        """A forward pass of `num_tokens` sequences of one token, all in the dummy block, that belong to no request.
 
-        It touches no link: each stage makes up what the one before would send.
+        It uses no link: instead of the previous stage's activations each stage takes zeros.
         """
 
     @abstractmethod
     def _profile_draws(self, hidden: Tensor) -> None:
-        """The head and the sampler over these rows, as the largest step has them."""
+        """Run head and sampler over these hidden states, with as many rows as the largest step has."""
 
     def profile_run(self) -> None:
-        """The largest step through the first layer, the head and the sampler, with a cache of its own: all layers take turns
-        in the same memory, so one shows the peak."""
+        """Run the largest step through the first layer, the head and the sampler, with a cache of its own.
+
+        All layers use the same working memory one after the other, so one layer shows the peak.
+        """
         num_tokens = self._config.scheduler.max_num_batched_tokens
         name, layer = next(iter(self._model.attention_layers().items()))
         spec = self.kv_cache_specs()[name]
         inputs = _prompts(num_tokens, self._config.model.max_model_len, spec.block_size)
         arena = self._device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
-        bound = layer.kv_cache, layer.group_index  # of an engine that runs already
+        bound = layer.kv_cache, layer.group_index  # not None in an engine that runs already
         layer.bind(self._backend.kv_cache_view(arena, spec, 0), 0)
         try:
             self._largest_step(num_tokens, self._backend.build_metadata(inputs, spec))
@@ -198,23 +207,23 @@ class Runner(ABC):
             self._device.to_device(positions),
             (metadata,),
             num_layers=1,
-            intermediate=self._made_up(num_tokens),
+            intermediate=self._zero_activations(num_tokens),
         )
         if self._stage.is_last:
             self._profile_draws(hidden)
 
-    def _made_up(self, num_tokens: int) -> IntermediateTensors | None:
-        """Zeros in the place of what the stage before would send."""
+    def _zero_activations(self, num_tokens: int) -> IntermediateTensors | None:
+        """In place of what the previous stage would send; None on the first stage."""
         if self._stage.is_first:
             return None
-        made_up = self._intermediate.empty_like(num_tokens)
-        made_up.delta.zero_()
-        made_up.residual.zero_()
-        return made_up
+        zeros = self._intermediate.empty_like(num_tokens)
+        zeros.delta.zero_()
+        zeros.residual.zero_()
+        return zeros
 
 
 def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
-    """Fresh prompts, as long as may be, of `num_tokens` tokens in all; each in blocks of its own."""
+    """Prompts of `num_tokens` tokens in all, as few and as long as possible, each in its own blocks."""
     starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
     num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
     return AttentionInputs(

@@ -1,19 +1,19 @@
-"""`StageOrder`: which stage goes to the device when. It follows from the commands alone, never from time.
+"""`StageOrder`: decides when each stage of a step goes to the device. It depends on the commands alone, never on time.
 
-A step has two stages, its forward and its sample, and both go as soon as they may. On each command the steps under way are
-walked, the oldest first:
+A step has two stages, its forward and its sample. Each goes as soon as it may. With each command the steps under way are looked
+at, the oldest first:
 
-    forward N   may go when the forwards of all older steps have gone, and the sample of the step that draws its inputs
-    sample N    may go when forward N has gone, the samples of all older steps, and its masks are there
+    forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
+    sample N    may go after forward N and the samples of all older steps, and when its masks have come
 
-So a late mask holds up what depends on its step, and forwards that do not go on:
+So a late mask delays the sample of its step, and the stages that depend on it; other forwards go on:
 
     commands   plan 0 (masks)   plan 1            plan 2, of tokens that step 0 draws   masks 0
     device     forward 0        forward 1                                               sample 0, sample 1, forward 2, sample 2
 
-Ranks that get the same commands in the same order hand the same stages to their devices in the same order: their collectives
-meet. Waits point to older steps only, so there is no cycle. On a stage of a pipeline that draws nothing no sample ever waits;
-on the last one a forward waits for tokens that only the first embeds, because it cannot begin before that one has.
+Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives meet. A step
+waits for older steps only, so there is no cycle. Pipeline stages that draw nothing await no masks, so no sample waits there. On
+the last stage a forward waits for drawn tokens though only the first stage embeds them: it could not begin earlier anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from inflight.interface.step import GrammarOutput
 class StagedStep:
     """A step's stages; `sample` takes the masks.
 
-    `drawn_in_step` is the latest step that draws one of its inputs. One that is not under way has been sampled, or has failed.
+    `drawn_in_step` is the latest step that draws one of its inputs. If it is not under way, it was sampled or has failed.
     """
 
     step_id: int
@@ -46,12 +46,12 @@ class StageOrder:
     """Owned by the thread that takes commands.
 
     Args:
-        submit: hands a stage to the device, behind those handed to it before.
+        submit: gives a stage to the device, which runs stages in the order of these calls.
     """
 
     def __init__(self, submit: Callable[[Callable[[], None]], object]) -> None:
         self._submit = submit
-        self._steps: deque[StagedStep] = deque()  # whose sample has not gone, in order
+        self._steps: deque[StagedStep] = deque()  # those whose sample has not gone, in order
 
     def add(self, step: StagedStep) -> None:
         """A plan has come. Step ids rise."""
@@ -59,7 +59,7 @@ class StageOrder:
         self._walk()
 
     def provide(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """The masks of a step that has come and awaits them; once for each."""
+        """The masks have come, for a step that was added and awaits them. Called once for each such step."""
         step = next((step for step in self._steps if step.step_id == step_id), None)
         assert step is not None and step.awaits_masks, f"step {step_id} does not wait for masks"
         step.grammar_output, step.awaits_masks = grammar_output, False

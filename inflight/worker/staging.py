@@ -1,11 +1,11 @@
-"""`StagingRing`: pinned host memory, and device memory it is copied to, for what brings the device's state up to a plan.
+"""`StagingRing`: memory for the entries of plans, pinned on the host, and on the device where they are copied to.
 
     prepare thread    take slot k, write entries              waits only if the ring is too short
     copy_in stream                       | pinned k -> device k |
     compute stream                                             | apply k | forward ...
 
-A slot is written again when its last upload has ended (the host waits), and uploaded again when the device has read what it
-held (the copy waits).
+A slot is written again after its last upload has ended (the host waits for it). It is uploaded again after the device has read
+the previous entries (the copy waits for it).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Int32Columns = Sequence[tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
 
 
 class StagingSlot:
-    """Entries [n, 2] on the host, and on the device. Written by the thread that prepares, uploaded by the one that launches."""
+    """Entries [n, 2] on host and device. The thread that prepares writes them, the thread that launches uploads them."""
 
     def __init__(self, device: Accelerator) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class StagingSlot:
         self._allocate(MIN_ENTRIES)
 
     def write(self, columns: Int32Columns) -> int:
-        """(destinations, values) behind each other; how many these are. Waits for the slot's last upload."""
+        """Write these (destinations, values) one after another; return their number. Waits for the slot's last upload."""
         count = sum(len(destinations) for destinations, _ in columns)
         for event in (self._uploaded, self._read if count > len(self.entries) else None):
             if event is not None:
@@ -51,7 +51,7 @@ class StagingSlot:
         return count
 
     def upload(self, num_entries: int) -> None:
-        """Copy the first entries; what is queued on `compute` from now on sees them on the device."""
+        """Copy the first entries to the device. Launches that are queued on `compute` from now on can read them."""
         copy_in, compute = self._device.copy_in, self._device.compute
         copy_in.wait(self._read)
         pinned, entries = self._pinned[:num_entries], self.entries[:num_entries]
@@ -60,7 +60,7 @@ class StagingSlot:
         compute.wait(self._uploaded)
 
     def release(self) -> None:
-        """What has been queued on `compute` is the last that reads this slot's entries."""
+        """Launches queued on `compute` from now on do not read this slot's entries."""
         self._read = self._device.compute.record()
         self.is_in_use = False
 
@@ -68,20 +68,20 @@ class StagingSlot:
         self._pinned = self._device.pinned(2 * num_entries, torch.int32).view(num_entries, 2)
         self._host: Int32Array = self._pinned.numpy()
         self.entries = torch.empty(num_entries, 2, dtype=torch.int32, device=self._device.torch_device)
-        self._read = self._device.compute.record()  # what had this memory before may be under way there
+        self._read = self._device.compute.record()  # launches that use the memory's previous owner may be under way
 
 
 class StagingRing:
     """
     Args:
-        depth: slots; more than steps can be under way, so that `write` never has to wait.
+        depth: the number of slots: more than steps can be under way, so that `write` never waits.
     """
 
     def __init__(self, device: Accelerator, depth: int) -> None:
         self._slots = deque(StagingSlot(device) for _ in range(depth))
 
     def take(self) -> StagingSlot:
-        """The slot that was taken longest ago; its step has been launched."""
+        """The slot that was taken longest ago. Its step must have been launched."""
         self._slots.rotate(-1)
         slot = self._slots[-1]
         assert not slot.is_in_use, f"more than {len(self._slots)} steps are under way"

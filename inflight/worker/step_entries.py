@@ -1,12 +1,13 @@
-"""`StepEntries`: what a plan changes of the `DeviceState`, as entries (destination, value) in the order in which it is read.
+"""`StepEntries`: turns a plan into entries (destination, value), which update the `DeviceState`.
 
-    tables    block table entries                                  of every step
-    rows      tokens, positions, slots, lengths, padding           of a step that does not just go on where the last one was
-    drawn     inputs that are drawn on the device: (destination, source)                            "
-    draws     where the draws stand                                                                 "
-    requests  how new requests are sampled, and their tokens where the draws look at them           "
+    tables    block table entries
+    rows      tokens, positions, slots, lengths, padding
+    drawn     inputs that were drawn on the device: (destination, source)
+    draws     slots and positions of the draws
+    requests  sampling parameters of new requests, and their tokens if the draws look at them
 
-The first three are applied before the forward, the other two before the draws.
+Tables, rows and drawn are applied before the forward, the others before the draws. If the previous draw has advanced the state
+to this step, only the tables are needed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Column = tuple[IndexArray, Int32Array]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step is padded to. `kind` "decode": every row computes one token and draws one; "mixed": any rows, recorded as a
-    graph; "eager": any rows, as many tokens as there are."""
+    """The padded sizes of a step. `kind`: in a "decode" step every row computes one token and draws one. Others are "mixed" if
+    there is a graph for their size, else "eager", with as many tokens as there are."""
 
     kind: str
     num_tokens: int
@@ -40,7 +41,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class EntryCounts:
-    """How many entries there are up to the end of each part."""
+    """The index behind the last entry of each part, where `requests` includes `draws`."""
 
     tables: int
     rows: int
@@ -49,7 +50,7 @@ class EntryCounts:
 
 
 class StepEntries:
-    """Called by the thread that prepares. Keeps nothing of a step. `draws`: whether this stage has draws at all."""
+    """Called by the thread that prepares; keeps nothing of a step. `draws`: whether this pipeline stage draws tokens."""
 
     def __init__(self, state: DeviceState, vocab_size: int, *, draws: bool) -> None:
         self._start, self._sizes, self._vocab_size, self._has_draws = state.start, state.sizes, vocab_size, draws
@@ -57,7 +58,7 @@ class StepEntries:
     def of(
         self, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape, with_history: tuple[NewRequestData, ...]
     ) -> tuple[list[Column], EntryCounts]:
-        """`with_history`: those of the new requests whose draws look at the tokens before."""
+        """All entries of a step. `with_history`: the new requests whose draws look at older tokens."""
         parts = [
             self.tables(plan),
             self._rows(plan, inputs, shape),
@@ -68,7 +69,7 @@ class StepEntries:
         return [column for part in parts for column in part], EntryCounts(*ends)
 
     def dummies(self, num_tokens: int, num_rows: int) -> list[Column]:
-        """A step of the dummy slot: `num_rows` rows of one token, or one row of `num_tokens`; and as many draws as rows."""
+        """A step of the dummy slot with `num_rows` rows of one token, or one row of `num_tokens`, and a draw for each row."""
         dummy, length = self._sizes.dummy_slot, num_tokens // num_rows
         starts = np.full(self._sizes.max_num_rows + 1, num_tokens)
         starts[: num_rows + 1] = np.arange(num_rows + 1) * length
@@ -85,15 +86,15 @@ class StepEntries:
         ]
 
     def told(self, slots: Int32Array, token_ids: Int32Array) -> list[Column]:
-        """Tokens that another rank has drawn."""
+        """Entries for tokens that another rank has drawn."""
         return [(self._start["last_tokens"] + slots.astype(np.int64), token_ids)]
 
     def _run(self, part: str, values: npt.NDArray[Any]) -> Column:
-        """The first elements of a part."""
+        """Entries for the first elements of a part."""
         return self._start[part] + np.arange(len(values)), values.astype(np.int32, copy=False)
 
     def tables(self, plan: SchedulerOutput) -> list[Column]:
-        """The first part alone."""
+        """The entries of the block tables."""
         found: list[Column] = []
         num_slots, width = self._sizes.max_num_seqs + 1, self._sizes.max_blocks
         new = {data.slot for data in plan.new_requests}
@@ -122,7 +123,7 @@ class StepEntries:
                 self._run("seq_lens", _padded(inputs.seq_lens, padding, 1)),
                 self._run("slots", _padded(plan.slots, padding, dummy)),
             ]
-        else:  # what pads it is one more row, of the dummy slot
+        else:  # the padding is one more row, of the dummy slot
             rows_of_padding = 1 if padding else 0
             beyond = shape.num_rows - num_rows - rows_of_padding
             num_indices = max(

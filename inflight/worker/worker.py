@@ -1,14 +1,14 @@
 """`Worker`: one rank. It owns the device, the model, the runner and the connections to other ranks.
 
-The executor calls it from one thread. Whatever computes, loading too, runs in the device's compute thread. A step is prepared
-in the calling thread, and then handed over:
+The executor calls it from one thread. Loading and all computation run in the device's compute thread. A step is prepared in the
+calling thread:
 
     calling thread   | prepare N | prepare N+1 |              | prepare N+2 |
     compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
     drain thread                                                           | drain N |
 
-so a step is ready before the one before it ends, and only the compute thread ever waits for another rank. Which stage goes next
-is `StageOrder`'s to say. What is drawn goes to the drain thread, which copies it out and completes the step's future.
+So a step is ready before the previous one ends, and only the compute thread ever waits for another rank. `StageOrder` decides
+which stage runs next. The drain thread copies the drawn tokens to the host and completes the step's future.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Step:
-    """A step under way. `before` is the future of the step before it, if that may still be under way."""
+    """A step under way. `before` is the future of the previous step, if that may still be under way."""
 
     model_input: PreparedStep
     before: Future[ModelRunnerOutput] | None
@@ -72,7 +72,7 @@ class Worker(WorkerBase):
 
     Args:
         rank: the global rank.
-        rendezvous: how the ranks meet: as processes, or as threads of this one. None for a rank that is alone.
+        rendezvous: how the ranks connect: as processes, or as threads of this process. None if there is one rank only.
 
     Raises:
         ConfigError, ConnectionError: the ranks did not meet.
@@ -89,16 +89,16 @@ class Worker(WorkerBase):
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: Runner | None = None
         self._available_bytes: int | None = None
-        self._has_left = False  # the other ranks
+        self._has_left = False  # its process groups
         self._kv_cache_config: KVCacheConfig | None = None
         self._world = self._join(rendezvous)
-        # threads share one profiler, and the first rank's records them all
+        # ranks that are threads share one profiler: that of rank 0 records them all
         self._shares_profiler = isinstance(rendezvous, ThreadWorlds) and rank > 0
         self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
         try:
             self._tp = self._world.tensor_parallel_group("model")
             self._pipeline = Pipeline(config, self._stage, self._world, self._device, self._timeline)
-        except BaseException:  # an interrupt, too: peers must not wait for a rank that was never made
+        except BaseException:  # an interrupt, too: other ranks must not wait for this one
             self._world.close("it could not start")
             self._device.close()
             raise
@@ -106,7 +106,7 @@ class Worker(WorkerBase):
         self._order = StageOrder(self._device.submit)
         self._futures: deque[Future[ModelRunnerOutput]] = (
             deque()
-        )  # of steps, in order; those that are done leave with time
+        )  # of the steps under way and some older ones, in order
 
     @property
     def runner(self) -> Runner:
@@ -116,8 +116,8 @@ class Worker(WorkerBase):
     def load_model(self) -> None:
         """
         Raises:
-            OutOfMemoryError: a GPU has too little memory for its weights, or the machine for a KV cache of the requested size.
-                Nothing has been loaded.
+            OutOfMemoryError: the weights do not fit the GPU, or the requested KV cache does not fit the machine. Raised before
+                anything is loaded.
         """
         if self._runner is None:
             self._check_memory()
@@ -144,7 +144,7 @@ class Worker(WorkerBase):
 
     @property
     def _num_sharing_memory(self) -> int:
-        """How many ranks share this rank's memory: on a CPU all ranks of the node."""
+        """How many ranks share this rank's memory, itself included: on a CPU all ranks of the node."""
         return self._config.parallel.num_local_ranks if self._device.kind == "cpu" else 1
 
     @torch.inference_mode()
@@ -156,31 +156,27 @@ class Worker(WorkerBase):
         device = self._device
         backend = get_backend(
             *(device.kind, head_dim, cache.block_size, dtype, kv_cache_dtype),
-            name=self._config.device.attention_backend,
             num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
             max_shared_bytes=device.max_shared_bytes if isinstance(device, Accelerator) else 0,
-            batch_invariant=model_config.batch_invariant,
         )
-        make_runner = _runner_class(self._device, backend, self._config)
+        make_runner = _runner_class(device, self._config)
         self._runner = make_runner(
             self._config,
             self._load_stage(backend),
             backend,
-            self._device,
+            device,
             self._timeline,
             tp=self._tp,
-            stage=self._stage,
-            senders=self._pipeline.senders,
-            receiver=self._pipeline.receiver,
+            pipeline=self._pipeline,
         )
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return self.runner.kv_cache_specs()
 
     def determine_available_memory(self) -> int:
-        """The share of the memory free at the start that the engine may use, less the weights and a step's peak.
+        """The engine's share of the memory that was free at the start, less the weights and the peak of a step.
 
-        Ranks on a CPU share its memory: what is free, and what the weights of all have taken, is divided among them.
+        Ranks on one CPU divide the budget, less the weights of all of them, among themselves.
         """
         if self._available_bytes is None:
             self._available_bytes = self._compute(self._measure_available_memory)
@@ -229,7 +225,7 @@ class Worker(WorkerBase):
 
     @torch.inference_mode()
     def _forward(self, step: _Step) -> None:
-        """In the compute thread. What it raises is raised again by `_sample`: steps end in order."""
+        """In the compute thread. An error is kept for `_sample`, because steps end in order."""
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
             with record_function(f"step {step_id}") if is_profiling() else nullcontext():
@@ -238,44 +234,51 @@ class Worker(WorkerBase):
                 if isinstance(step.forward, IntermediateTensors):
                     assert link is not None
                     link.send(step_id, step.forward)
-        except BaseException as error:  # an interrupt, too: this thread has nobody above it
+        except BaseException as error:  # an interrupt, too: nothing above this thread would report it
             step.error = error
             if step.before is not None and not step.before.done():
-                self.step_failed()  # else peers would wait in this forward while a step before it is to be sampled
+                # else other ranks wait in this forward, and the previous step is never sampled
+                self.leave_groups_after_failure()
 
     @torch.inference_mode()
     def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
-        """In the compute thread, which goes on with the next stage while the drain thread answers this step."""
+        """In the compute thread. The drain thread answers the step while the compute thread runs the next stage."""
+        drawn = None
         try:
-            if step.error is not None:
-                raise step.error
-            finish = partial(self.runner.drain, self.runner.sample(step.model_input, step.forward, grammar_output))
+            if step.error is None:
+                drawn = self.runner.sample(step.model_input, step.forward, grammar_output)
         except BaseException as error:
-            finish = partial(_raise, error)
+            step.error = error
+        if step.error is not None:
             self.runner.discard(step.model_input)
         try:
-            drained = self._device.drain(partial(self._settle, step.future, finish))
-        except BaseException as error:  # the device is gone, and says so at whatever it is asked
+            drained = self._device.drain(partial(self._settle, step, drawn))
+        except BaseException as error:  # the device has failed: it raises at every call
             step.future.set_exception(step.error or error)
             return
         drained.add_done_callback(partial(_fail_with, step.future))
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
-        """What the start has found: CUDA graphs, `num_graphs`, `seconds`, `bytes` of device memory; and `linears`, how products
-        with few rows are computed: lists of the fields of `LinearChoice`. Zeros and nothing where there are none."""
+        """What was recorded and tuned at the start.
+
+        `num_graphs`, `seconds` and `bytes` (of device memory) are of the CUDA graphs. `linears` says how products with few rows
+        are computed: a list of the fields of `LinearChoice` for each. On a CPU all are 0 or empty.
+        """
         return self.runner.graph_report()
 
-    def _settle(self, future: Future[ModelRunnerOutput], finish: Callable[[], ModelRunnerOutput]) -> None:
+    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: the runner's own
         """In the drain thread."""
         try:
-            output = finish()
-            # a GPU's collectives end then without an error, and with whatever was in their memory
+            if step.error is not None:
+                raise step.error
+            output = self.runner.drain(drawn)
+            # when a rank leaves its groups, a GPU's collectives end without an error, and with arbitrary results
             if self._has_left and isinstance(self._device, Accelerator) and self._config.parallel.world_size > 1:
                 raise ConnectionError("this rank has left its groups")
-        except BaseException as error:  # whatever it is, it is the step's
-            future.set_exception(error)
+        except BaseException as error:
+            step.future.set_exception(error)
         else:
-            future.set_result(output)
+            step.future.set_result(output)
 
     def execute_dummy_batch(self) -> None:
         self._compute(partial(torch.inference_mode()(self.runner.dummy_run), 1))
@@ -288,21 +291,21 @@ class Worker(WorkerBase):
         return receives or self._world.is_waiting
 
     def check_health(self) -> None:
-        """Compute a step without requests. It fails if an error has broken the device for good."""
+        """Compute a step without requests. It fails if the device cannot compute any more."""
         if self._has_left and self._config.parallel.world_size > 1:
             raise ConnectionError(f"rank {self.rank} has left its groups")
         self.execute_dummy_batch()
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
 
-    def step_failed(self) -> None:
+    def leave_groups_after_failure(self) -> None:
         self._has_left = True
         self._world.close("a step failed on it")
 
     def profile(self, start: bool, folder: str = "") -> str | None:
-        """Start a trace of this rank's threads, or stop it and write `folder`/tp<n>-pp<n>.json, whose path is returned.
+        """Start a trace of this rank's threads; or stop it, write it to `folder`/tp<n>-pp<n>.json and return this path.
 
-        Steps are marked "step <id>". Ranks that are threads of a process share the trace of the first; the others return None.
+        Steps are marked "step <id>". Ranks that are threads of one process share the trace of rank 0; the others return None.
         """
         if self._shares_profiler:
             return None
@@ -321,7 +324,7 @@ class Worker(WorkerBase):
         self._pipeline.close()
         self._device.close()
         for future in self._futures:
-            future.cancel()  # of steps whose stages were dropped, or waited for masks
+            future.cancel()  # of steps that wait for masks, or whose stages were dropped
         self._profiler.close()
         self._runner = None
 
@@ -355,13 +358,13 @@ class Worker(WorkerBase):
         return LoneWorld()
 
     def _load_stage(self, backend: AttentionBackend) -> CausalLM:
-        """This rank's part of the model, weights included."""
+        """This rank's part of the model, weights included. Benchmarks override it."""
         return load_model(
             self._config.model, device=self._device.torch_device, backend=backend, tp=self._tp, stage=self._stage
         )
 
     def _compute(self, stage: Callable[[], T]) -> T:
-        """Run `stage` in the compute thread, to its end. Peers must not wait for a rank that fails."""
+        """Run `stage` in the compute thread and wait for it. If it fails, leave the groups: no other rank may wait for it."""
         try:
             return self._device.submit(stage).result()
         except BaseException:
@@ -376,14 +379,9 @@ def _fail_with(future: Future[ModelRunnerOutput], drained: Future[None]) -> None
         future.set_exception(error)
 
 
-def _raise(error: BaseException) -> ModelRunnerOutput:
-    raise error
-
-
-def _runner_class(device: Device, backend: AttentionBackend, config: EngineConfig) -> Callable[..., Runner]:
-    """Drafts are proposed and resolved on the host, and some backends plan each step there: such steps are those of
-    `ModelRunner` on every device."""
-    if not isinstance(device, Accelerator) or config.speculative is not None or not backend.can_capture:
+def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]:
+    """Drafts are proposed and verified on the host, so an engine with drafts has a `ModelRunner` on a GPU too."""
+    if not isinstance(device, Accelerator) or config.speculative is not None:
         return ModelRunner
     from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton
 

@@ -17,7 +17,7 @@ from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_m
 
 CASES = [(family, index) for family, configs in FAMILY_CONFIGS.items() for index in range(len(configs))]
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 48, 130, 333, 700)
-OUTPUT_LENGTH = 64
+OUTPUT_LENGTH = 64 if FULL else 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=OUTPUT_LENGTH, ignore_eos=True)
 
 MAX_MODEL_LEN, MAX_STEP_TOKENS = 800, 64

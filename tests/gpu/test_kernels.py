@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.attention.metadata import AttentionInputs
+from inflight.attention.backend import AttentionInputs
 from inflight.attention.triton_paged import TritonPagedBackend
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec

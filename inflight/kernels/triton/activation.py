@@ -11,7 +11,6 @@ BLOCK = 1024
 
 @triton.jit
 def gated(gate, up):
-    """Of float32."""
     return gate / (1.0 + tl.exp(-gate)) * up
 
 

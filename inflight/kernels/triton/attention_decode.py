@@ -1,9 +1,9 @@
-"""Paged attention of one query token a row: split over the keys, and put together again, in one kernel.
+"""Paged attention in Triton for rows with one query token: one kernel splits the keys and combines the partial results.
 
-A program is (row, key head, split). Short rows use one split; so do rows that are not very long, if rows and heads fill the
-device. Otherwise each program stores its result in `partials`, and the one that a counter shows to be the last of its row and
-head combines them, in the order of the splits whoever comes last: the result does not depend on which. It leaves the counter at
-0 again.
+Each program has a row, a key head and a split. Short rows use one split. So do full batches without very long rows. Otherwise
+each program stores its result in `partials`. A counter shows which program is the last one of its row and head: this one
+combines the results, in the order of the splits, so the result does not depend on which program is the last. Then it resets the
+counter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
 PROGRAMS_PER_SM = 3  # resident at once on sm_90, by shared memory (`tile_of`)
-MAX_REGISTERS = 168  # and by registers, which conversions from float8 else take more of; nothing is spilled for it
+MAX_REGISTERS = 168  # so that registers allow it, too, with float8 as well; no registers are spilled
 MIN_SPLIT_TOKENS = 128  # below it, starting a program and combining cost more than they save
-LONG_SPLIT_TOKENS = 4096  # of more than one split where short rows alone would fill the device
+LONG_SPLIT_TOKENS = 4096  # least size of the splits of a long row among short rows that fill the device
 LONG_SPLITS = 4
 MAX_PROGRAMS_PER_SM = 32
 COMBINED_PER_THREAD = 32  # numbers of partial results in flight at once
@@ -28,21 +28,22 @@ COMBINED_PER_THREAD = 32  # numbers of partial results in flight at once
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Of the grid. A row has up to `usual`; and up to `most`, of LONG_SPLIT_TOKENS or more but for the last."""
+    """How many splits a row has: up to `usual`; a long row up to `most`, of at least LONG_SPLIT_TOKENS each but for the
+    last."""
 
     usual: int
     most: int
 
 
 def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_multiprocessors: int) -> Splits:
-    """Usually no more programs than are resident at once, and than sequences of `max_seq_len` can use.
+    """As many splits as keep all programs resident at once, but no more than sequences of `max_seq_len` can use.
 
-    `num_rows * num_kv_heads * most` is at most `max_partials` wherever `most` is more than 1.
+    If `most` is more than 1, `num_rows * num_kv_heads * most` is at most `max_partials`.
     """
     pairs = num_rows * num_kv_heads
     usual = max(1, min(PROGRAMS_PER_SM * num_multiprocessors // pairs, -(-max_seq_len // MIN_SPLIT_TOKENS)))
-    # One long row among many short ones is not left to one program a head. Captured steps must always allow for it: splits that
-    # stay empty cost an estimated 2 us per 1000, behind all others; MAX_PROGRAMS_PER_SM lets them be 3000 or so.
+    # One long row among many short ones gets several programs for each head. Recorded graphs must always allow for such a row.
+    # Empty splits run last and cost an estimated 2 us per 1000; MAX_PROGRAMS_PER_SM limits them to about 3000.
     longest = min(LONG_SPLITS, max_seq_len // LONG_SPLIT_TOKENS, max_partials(num_multiprocessors) // pairs)
     return Splits(usual, max(usual, longest))
 
@@ -111,12 +112,10 @@ def attention_decode_kernel(
     table_stride,
     usual_splits,
     scale,
-    soft_cap,
     PER_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
     MIN_TILES: tl.constexpr,
     LONG_TILES: tl.constexpr,
     COMBINED: tl.constexpr,
@@ -132,7 +131,7 @@ def attention_decode_kernel(
     inside = (m < PER_HEAD)[:, None] & (d < HEAD_DIM)[None, :]
     pair = row * num_kv_heads + head
     at = (pair * PER_HEAD + m)[:, None] * HEAD_DIM + d[None, :]
-    # loaded together, before it is known whether there is anything to do: one latency instead of three
+    # loaded together, even if the split turns out to be empty: one latency instead of three
     seq_len = tl.load(seq_lens + row)
     slot = tl.load(slots + row)
     q = tl.load(query + at, mask=inside, other=0.0)
@@ -144,7 +143,9 @@ def attention_decode_kernel(
     tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
     tiles_a_split = tl.maximum(tiles_a_split, MIN_TILES)
     used_splits = tl.cdiv(num_tiles, tiles_a_split)
-    if (split >= used_splits) | (slot < 0):  # no slot is; without this the compiler moves its load behind the exit
+    if (split >= used_splits) | (
+        slot < 0
+    ):  # slots are never negative; without this test the compiler would load `slot` only after the exit
         return
 
     keys = cache + head * BLOCK_SIZE * HEAD_DIM
@@ -154,7 +155,7 @@ def attention_decode_kernel(
         acc, largest, total, q, tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1),
         start, tl.minimum(start + tiles_a_split * BLOCK_N, seq_len), first_key, seq_len,
         keys, keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM, block_table + slot.to(tl.int64) * table_stride,
-        block_stride, scale, soft_cap, WINDOW, HAS_SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
+        block_stride, scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,
     )  # fmt: skip
     if used_splits == 1:
         tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
@@ -179,7 +180,7 @@ def attention_decode_kernel(
 
 
 def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Keys in a tile, warps and stages: of five stages block ids take two, keys and values three."""
+    """(keys in a tile, warps, stages). Of five stages two are for block ids, three for keys and values."""
     if dtype == torch.float32:
         return (32 if head_dim <= 64 else 16), 4, 2
     block_n = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
@@ -188,7 +189,7 @@ def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DecodeScratch:
-    """Of `max_partials` programs, for kernels that run one after the other."""
+    """Scratch memory for `max_partials` programs. Kernels that share it must run one after the other."""
 
     partials: Tensor
     partial_sums: Tensor
@@ -196,12 +197,12 @@ class DecodeScratch:
 
     @staticmethod
     def num_bytes(num_multiprocessors: int, per_head: int, head_dim: int) -> int:
-        """Size in bytes of what `allocate` returns."""
+        """The size of what `allocate` returns."""
         return 4 * max_partials(num_multiprocessors) * (per_head * (head_dim + 2) + 1)
 
     @staticmethod
     def allocate(num_multiprocessors: int, per_head: int, head_dim: int, device: torch.device) -> DecodeScratch:
-        """For `per_head` query heads a key head, whatever the number of rows: 9 MB at 132 multiprocessors, 4 heads of 128."""
+        """For `per_head` query heads of each key head and any number of rows: 9 MB for 132 multiprocessors, 4 heads of 128."""
         size = max_partials(num_multiprocessors)
         return DecodeScratch(
             torch.empty(size * per_head * head_dim, dtype=torch.float32, device=device),
@@ -221,7 +222,6 @@ def attention_decode(
     splits: Splits,
     scale: float,
     sliding_window: int | None,
-    soft_cap: float | None,
 ) -> Tensor:
     """query [num_rows, num_heads, head_dim], contiguous: the last token of each row, key and value in the cache -> as query.
 
@@ -248,9 +248,7 @@ def attention_decode(
         block_table.stride(0),
         splits.usual,
         scale,
-        soft_cap or 0.0,
         WINDOW=sliding_window or 0,
-        HAS_SOFT_CAP=soft_cap is not None,
         **decode_constants(num_heads // num_kv_heads, head_dim, block_size, block_n),
         num_warps=num_warps,
         num_stages=num_stages,

@@ -1,13 +1,13 @@
-"""Paged attention of rows of any length: prompts, chunks with a context before them, single tokens, all in one batch.
+"""Paged attention in Triton for rows of any length: prompts, later chunks of prompts, single tokens, all in one batch.
 
 Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of one key head:
 
     tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough,
     tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     whatever the rows: the grid has so many
 
-Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some have no tokens. No sum over keys is shared between programs, and
-tiles of keys lie at multiples of their size in the sequence: what a token gets depends on its own row only, in any batch and
-however the row was cut into chunks.
+Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some have no tokens. Programs share no sum over keys, and tiles of
+keys begin at multiples of their size. So the result of a token depends only on its own row, not on the batch or on how the row
+was cut into chunks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
-ROWS_AT_ONCE = 256  # that a program compares with its index
-LEAST_SHARED_BYTES = 99 << 10  # that one program can use on the GPUs with the least shared memory: sm_86 and sm_89
+ROWS_AT_ONCE = 256  # rows that a program compares with its tile at once
+LEAST_SHARED_BYTES = 99 << 10  # shared memory of a program on the GPUs with the least of it: sm_86 and sm_89
 
 
 @triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc"])
@@ -36,13 +36,11 @@ def attention_mixed_kernel(
     block_stride,
     table_stride,
     scale,
-    soft_cap,
     NUM_KV_HEADS: tl.constexpr,
     PER_HEAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -76,7 +74,7 @@ def attention_mixed_kernel(
     q = tl.load(query + at, mask=inside, other=0.0)
     positions = num_computed + token
 
-    # keys in [first_key, unmasked_from) and [unmasked_to, end_key) are seen by some of the tile's queries, the rest by all
+    # all queries of the tile see the keys in [unmasked_from, unmasked_to), some see the others in [first_key, end_key)
     first_key = 0
     first_tile = 0
     end_key = last_position + 1
@@ -100,18 +98,19 @@ def attention_mixed_kernel(
             start, end = unmasked_to, end_key
         acc, largest, total = attend_keys(
             acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
-            scale, soft_cap, WINDOW, HAS_SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
+            scale, WINDOW, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
         )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # rows of the tile that are no queries may have seen nothing
+    total = tl.where(total == 0.0, 1.0, total)  # padding rows of the tile may have seen no key
     tl.store(output + at, (acc / total[:, None]).to(output.dtype.element_ty), mask=inside)
 
 
 def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
-    """(queries in a tile, that is tokens times heads; keys in a tile; warps; stages). Block ids take two stages, keys and
-    values the others.
+    """(queries in a tile, that is tokens times heads; keys in a tile; warps; stages). Two stages are for block ids, the others
+    for keys and values.
 
     `max_shared_bytes`: shared memory that a program can use on the device, at least `LEAST_SHARED_BYTES`. With fewer queries in
-    a tile the second-level cache would be too slow for the reads of keys and values; more queries do not fit the registers.
+    a tile, keys and values would be read more often than the second-level cache can deliver; more queries do not fit the
+    registers.
     """
     if dtype == torch.float32:
         return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
@@ -130,13 +129,13 @@ def attention_mixed(
     *,
     scale: float,
     sliding_window: int | None,
-    soft_cap: float | None,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
-    """query [num_tokens, num_heads, head_dim], contiguous: the last tokens of rows, keys and values in the cache -> as query.
+    """query [num_tokens, num_heads, head_dim], contiguous: the last tokens of rows, whose keys and values are in the cache.
+    Returns a tensor like query.
 
-    query_start_loc int32 [num_rows + 1]; a token that belongs to no row gets nothing. `max_shared_bytes`: see `tile_of`. The
-    rest as `attention_decode`.
+    query_start_loc int32 [num_rows + 1]; the output of a token that belongs to no row is not set. `max_shared_bytes`: see
+    `tile_of`. Other arguments: see `attention_decode`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -158,9 +157,7 @@ def attention_mixed(
         kv_cache.stride(0),
         block_table.stride(0),
         scale,
-        soft_cap or 0.0,
         WINDOW=sliding_window or 0,
-        HAS_SOFT_CAP=soft_cap is not None,
         **constants,
         num_warps=num_warps,
         num_stages=num_stages,

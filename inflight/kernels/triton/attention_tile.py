@@ -1,10 +1,10 @@
-"""What the paged attention kernels share: a tile of queries that look at the keys of one sequence and head, in the arena.
+"""The common part of the paged attention kernels: a tile of queries attends to keys of one sequence and head in the arena.
 
 A layer's block is [2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]: keys, then values. The queries that share a key head are rows of one
-tile, so that a key is read once for all of them and the products run on tensor cores. Softmax is taken on the way
-(FlashAttention, arXiv:2205.14135), to the base 2.
+tile, so that a key is read once for all of them and the products run on tensor cores. Softmax is computed online, to the base 2
+(FlashAttention, arXiv:2205.14135).
 
-Nothing is read that no query of the tile may see: neither entries of the block table nor what blocks hold there.
+Entries of the block table and keys that no query of the tile may see are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def softmax_start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Of no keys: weighted sum of values, largest score, sum of weights; for `attend_keys`."""
+    """The start values of `attend_keys`: weighted sum of values, largest score, sum of weights."""
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -27,16 +27,18 @@ def softmax_start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
 @triton.jit
 def attend_keys(
     acc, largest, total, query, positions, first_tile, end_tile, first_key, end_key, keys, values, block_ids, block_stride,
-    scale, soft_cap, WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    scale, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Goes on over the keys at `[first_tile, end_tile)`, BLOCK_N at a time; both are multiples of it where not MASKED.
+    """Continue the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N at a time.
 
-    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. MASKED: each query sees what its position and WINDOW (0: none) let it,
-    and only keys in `[first_key, end_key)` are read; else every query sees all. `keys`, `values`: of the key head, in block 0.
-    `block_ids`: the sequence's row of the block table. `scale`: of the scores, above 0.
+    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. MASKED: each query sees the keys that its position and WINDOW (0: none)
+    allow, and only keys in `[first_key, end_key)` are read. Not MASKED: every query sees all keys, and both ends are multiples
+    of BLOCK_N. `keys`, `values`: of the key head, in block 0. `block_ids`: the sequence's row of the block table. `scale`:
+    factor of the scores, above 0.
     """
     d = tl.arange(0, BLOCK_D)
+    to_base_2 = scale * LOG2_E
     for start in range(first_tile, end_tile, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         if MASKED:
@@ -47,7 +49,7 @@ def attend_keys(
             ids = tl.load(block_ids + n // BLOCK_SIZE)
         # the arena is larger than 2 ** 31 elements
         at = (ids.to(tl.int64) * block_stride + (n % BLOCK_SIZE) * HEAD_DIM)[:, None] + d[None, :]
-        # sm_89 has no way from float8 to bfloat16 but by float32; elsewhere that costs nothing
+        # sm_89 converts float8 to bfloat16 only by way of float32; elsewhere this costs nothing
         if MASKED or BLOCK_D != HEAD_DIM:
             inside = keep[:, None] & (d < HEAD_DIM)[None, :]
             k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32).to(query.dtype)
@@ -55,21 +57,14 @@ def attend_keys(
         else:
             k = tl.load(keys + at).to(tl.float32).to(query.dtype)
             v = tl.load(values + at).to(tl.float32).to(query.dtype)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee")  # exact for float32, no matter for the others
-        if HAS_SOFT_CAP:
-            # tanh(x) = 1 - 2 / (exp(2 x) + 1)
-            capped = tl.exp2(scores * (scale * 2 * LOG2_E / soft_cap))
-            scores = soft_cap * (1 - 2 / (capped + 1))
-            to_base_2 = LOG2_E
-        else:
-            to_base_2 = scale * LOG2_E
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee")  # exact for float32; no effect on other types
         if MASKED:
             visible = keep[None, :] & (n[None, :] <= positions[:, None])
             if WINDOW > 0:
                 visible = visible & (n[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
         highest = tl.maximum(largest, tl.max(scores, 1) * to_base_2)
-        shift = tl.where(highest == float("-inf"), 0.0, highest)  # queries that have seen no key yet
+        shift = tl.where(highest == float("-inf"), 0.0, highest)  # a query that has seen no key yet
         weights = tl.exp2(scores * to_base_2 - shift[:, None])
         fade = tl.exp2(largest - shift)
         total = total * fade + tl.sum(weights, 1)

@@ -1,4 +1,4 @@
-"""Rows to float8_e4m3fn with a scale each, in Triton: what a product of 8-bit floats takes its activations as."""
+"""Quantizes rows of activations to float8_e4m3fn in Triton, each row with a scale, for products of 8-bit floats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.kernels.triton.norm import num_warps
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
-_LEAST = 1e-12  # of a row's largest: a row of zeros stays one
+_LEAST = 1e-12  # least divisor, so that a row of zeros stays zero
 
 
 @triton.jit
@@ -25,15 +25,15 @@ def quantize_rows_kernel(
     is_finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), axis=0) == 1  # a maximum can lose a NaN
     scale = tl.where(is_finite, tl.maximum(tl.max(tl.abs(wide), axis=0), LEAST) / LARGEST, float("nan"))
     tl.store(scales + row, scale)
-    # the quotient may be a rounding above the largest
+    # rounding can make the quotient a little larger than LARGEST
     scaled = tl.minimum(tl.maximum(wide / scale, -LARGEST), LARGEST)
     tl.store(out + row * size + columns, scaled.to(out.dtype.element_ty), mask=is_there)
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [num_rows, size], its rows strided -> float8_e4m3fn [num_rows, size] and float32 [num_rows, 1], whose product is x.
+    """x [num_rows, size], rows may be strided -> float8_e4m3fn [num_rows, size] and scales, float32 [num_rows, 1].
 
-    If a row of x has an infinity or a NaN, the whole row of the product is NaN.
+    Values times scales are x, rounded. If a row has an infinity or a NaN, its scale is NaN.
     """
     num_rows, size = x.shape
     assert x.stride(1) == 1

@@ -1,4 +1,4 @@
-"""`TritonLayerOps`: the norms between matrix products and the angles of rotary embedding, each one kernel."""
+"""`TritonLayerOps`: RMSNorm and the angles of rotary embedding by Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inflight.kernels.triton.rotary import cos_and_sin
 
 
 class TritonLayerOps(TorchLayerOps):
-    """Norms are rounded once. Heads are rotated in plain torch where no attention kernel does it on the way."""
+    """Norms are rounded once. The Triton attention backend rotates heads itself; for other backends plain torch does it."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, None, weight, eps)

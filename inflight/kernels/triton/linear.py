@@ -1,7 +1,7 @@
-"""x @ weight.T for few rows in Triton: every weight is read once, and enough programs read to keep the memory busy.
+"""x @ weight.T for few rows in Triton: reads every weight once, with enough programs to keep the memory busy.
 
-The weights are the left operand of the tensor cores, whose least size is 64 on Hopper, and the rows the right one, whose least
-is 8: so few rows waste little.
+The weights are the left operand of the tensor cores, which has at least 64 rows on Hopper. The rows of x are the right operand,
+which has at least 8 columns: so few rows waste little.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
 
-# (block_n, block_k, num_warps, num_stages): 24 to 64 KB of weights on their way in each program
+# (block_n, block_k, num_warps, num_stages): each program has loads of 24 to 64 KB of weights in flight
 TILES = (
     (16, 512, 4, 3), (32, 128, 4, 6), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3),
 )  # fmt: skip
 FP8_TILES = ((16, 512, 4, 3), (32, 256, 4, 5), (64, 128, 4, 5), (64, 256, 8, 4), (128, 128, 8, 4))
-PROGRAMS = (1, 2)  # a multiprocessor: of more, the shared memory of most tiles is too large
+PROGRAMS = (1, 2)  # for each multiprocessor: with most tiles the shared memory is too small for more
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -45,7 +45,7 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (tile of output features, split of input features). `EVEN_K`: BLOCK_K divides in_features."""
+    """Each program has a tile of output features and a split of input features. `EVEN_K`: BLOCK_K divides in_features."""
     features = tile_features(out_features, IS_GATED, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]
@@ -126,7 +126,7 @@ def linear_configs(
     num_multiprocessors: int,
     tiles: Sequence[tuple[int, int, int, int]] = TILES,
 ) -> list[TileConfig]:
-    """What is worth measuring for a weight: each tile, split so that one and two programs run on each multiprocessor."""
+    """The configurations to measure for a weight: each tile, split so that one or two programs run on each multiprocessor."""
     return [
         TileConfig(block_n=n, block_k=k, num_splits=splits, num_warps=num_warps, num_stages=num_stages)
         for n, k, num_warps, num_stages in tiles
@@ -137,14 +137,14 @@ def linear_configs(
 
 
 def split_counts(num_tiles: int, num_steps: int, num_multiprocessors: int, programs: Sequence[int]) -> list[int]:
-    """Ascending, for so many `programs` on each multiprocessor; each split has two at least of `num_steps` along the input
-    features."""
+    """Numbers of splits, ascending: one for each number of `programs` per multiprocessor. A split has at least two of the
+    `num_steps` blocks of input features, if there are two."""
     most = max(1, num_steps // 2)
     return sorted({min(most, max(1, times * num_multiprocessors // num_tiles)) for times in programs})
 
 
 def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """As `linear`, by the library behind torch, for any number of rows."""
+    """As `linear`, by torch's own library, for any number of rows."""
     if out.dtype != x.dtype:
         torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
         if bias is not None:

@@ -1,4 +1,4 @@
-"""RMSNorm (arXiv:1910.07467) in Triton, a row a program; with the residual added on the way, if there is one."""
+"""RMSNorm (arXiv:1910.07467) in Triton: each program computes a row, and adds the residual first if there is one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rms_norm_kernel(
     if HAS_RESIDUAL:
         stream = residual + row * residual_stride + columns
         before = tl.load(stream, mask=is_there, other=0.0)
-        # the norm is of what the stream holds, so it is rounded first
+        # the norm is of the sum as it is stored, so it is rounded first
         summed = (summed.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
         tl.store(stream, summed, mask=is_there)
     wide = summed.to(tl.float32)
@@ -39,7 +39,7 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """x [num_rows, size], any stride between rows; `residual`, likewise, gets x added in place. The norm is contiguous."""
+    """Norm the rows of x [num_rows, size]; x is first added to `residual`, in place. Rows of both may be strided."""
     num_rows, size = x.shape
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1 and weight.is_contiguous() and (residual is None or residual.stride(1) == 1)
@@ -63,5 +63,5 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def num_warps(block: int) -> int:
-    """8 elements a thread, 16 bytes of a half, up to 16 warps."""
+    """Each thread has 8 elements (16 bytes of a 16-bit type); at most 16 warps."""
     return min(16, max(1, block // 256))

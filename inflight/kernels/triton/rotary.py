@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 128  # one pair a thread
+BLOCK = 128  # pairs: one for each thread
 
 
 @triton.jit(do_not_specialize=["positions", "num_pairs"])
 def cos_and_sin_kernel(
     positions,  # int32 [num_tokens]
-    frequencies,  # float32 [2 * HALF], of which the first half is read
+    frequencies,  # float32 [2 * HALF]; only the first half is read
     cos,  # [num_tokens, 2 * HALF], written
     sin,  # as cos
     scale,

@@ -1,7 +1,7 @@
-"""RMSNorm of queries and keys, their rotation, keys and values into the cache: one pass over what a projection made.
+"""A Triton kernel that norms and rotates queries and keys, and writes keys and values to the cache, in one pass.
 
-Computed in float32, and rounded once at the end. A cache in float8_e4m3fn holds the elements without a scale. Numbers beyond
-its range become ±448. Infinities and NaN become NaN, so that all that is computed from them is NaN, too.
+It computes in float32 and rounds once at the end. A cache in float8_e4m3fn holds the elements without a scale. Numbers beyond
+its range become ±448. Infinities and NaN become NaN, so that everything computed from them is NaN, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rotary_kv_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """A program has BLOCK_H heads of one token; of each the two halves whose elements turn together."""
+    """A program computes BLOCK_H heads of one token. It loads the two halves of a head, because it rotates them as pairs."""
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -100,7 +100,8 @@ def rotary_kv(
     *,
     num_heads: int,
 ) -> Tensor:
-    """Queries [num_tokens, num_heads, head_dim]; keys and values are in the cache, at `positions` of the slots `token_slots`.
+    """Write keys and values to the cache, at `positions` of the slots `token_slots`; return queries [num_tokens, num_heads,
+    head_dim].
 
     heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its heads contiguous; head_dim even. norm_weight [num_heads +
     num_kv_heads, head_dim]; cos and sin [num_tokens, head_dim]; None: no norm, no rotation. kv_cache and block_table as
@@ -111,7 +112,7 @@ def rotary_kv(
     assert heads.stride()[1:] == (head_dim, 1) and head_dim % 2 == 0
     assert num_all == num_heads + 2 * num_kv_heads
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
-    cos, sin = cos_sin or (heads, heads)  # the kernel reads neither then
+    cos, sin = cos_sin or (heads, heads)  # without cos_sin the kernel reads neither
     assert cos_sin is None or (cos.is_contiguous() and sin.is_contiguous())
     rotary_kv_kernel[num_tokens, triton.cdiv(num_all, BLOCK_HEADS)](
         heads,

@@ -1,25 +1,29 @@
-"""One token per row of logits, in two launches: the whole vocabulary in parallel, then each row's few candidates.
+"""Draws one token per row of logits in Triton, in two launches: over the whole vocabulary, then over each row's candidates.
 
-    score_kernel    rows x blocks of the vocabulary    each block's best token; of a restricted row also the block's mass, the
+    score_kernel    rows x blocks of the vocabulary    each block's best token; for a restricted row also the block's mass, the
                                                        sum of exp(x - max), and the largest logit of each group of tokens
-    choose_kernel   rows                               the best of the blocks' best; a restricted row is cut, what is left races
+    choose_kernel   rows                               the best of the blocks' tokens; for a restricted row first the cut, then
+                                                       a race of the tokens above it
 
-Greedy and random rows read their logits once. A restricted row (min_p, top_k or top_p) reads them once in parallel; after that
-only the groups that hold a token above a bound below the cut. A group's maximum is one of its tokens, so the k-th largest
-maximum is such a bound for top_k, as the floor itself is for min_p; where top_p is alone, groups are added until what is above
-the bound reaches its share. Then the cut is found without a sort, by a search over the logits' bits, read as integers that
-have their order: each pass over them tells in which of five intervals it is, by what is above four pivots. So a row makes, and
-each pass is over the maxima (2,400 of 152,000 tokens) or over the listed groups (20 for top_k = 20), out of the caches,
+Greedy and random rows read their logits once. A restricted row (min_p, top_k or top_p) reads all its logits once, in parallel.
+After that it reads only the groups that are listed: those with a token above a bound, where the bound is below the cut. For
+top_k the bound is the k-th largest maximum of a group, because each maximum is a token. For min_p it is the floor itself. For
+top_p alone, groups are added until the tokens above the bound reach top_p's share. Then the cut is found without a sort, by a
+search over the logits' bits, read as integers of the same order: each pass compares with four pivots, and tells in which of
+five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens) or the listed groups (20 for top_k = 20) from the
+caches. A row needs these passes:
 
-    top_k    a search over the maxima, to list; a search over the listed tokens: about 11 passes each, 14 if logits change sign
-    top_p    one pass, for its share; a search over the listed tokens; one pass, for what is above the cut
-             alone: for each time groups are added, a search over the maxima and one pass; of a flat row all groups are listed
-    all      one pass to list the groups, one to race what is left
+    top_k    a search over the maxima, to list groups; a search over the listed tokens: about 11 passes each, 14 if logits
+    change
+             sign
+    top_p    one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
+             alone: for each time that groups are added, a search over the maxima and one pass; a flat row lists all groups
+    all      one pass to list the groups, one for the race
 
-Launches are the same whatever the rows ask for, and read what changes from step to step on the device: they can be captured.
-Sums are of blocks in a fixed order: a row's token depends on nothing beside it.
+The launches do not depend on the rows' parameters, and read on the device what changes from step to step: graphs can record
+them. Sums are of blocks in a fixed order: a row's token does not depend on the other rows.
 
-Logits, once divided, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
+Logits, divided by the temperature, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
 """
 
 from __future__ import annotations
@@ -28,10 +32,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# What of a slot is in which column; int32 words, those of 8 bytes in two, low word first.
+# The columns of a slot: int32 words. A number of 8 bytes takes two, low word first.
 MODE = tl.constexpr(0)
 TEMPERATURE = tl.constexpr(1)  # float32
-SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), `seeds.py`'s first half
+SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), see `seeds.seed_words`
 TOP_K = tl.constexpr(4)  # the vocabulary's size where unused
 TOP_P = tl.constexpr(5)  # float64; above 1 where unused
 LOG_MIN_P = tl.constexpr(7)  # float32; -inf where unused
@@ -51,7 +55,7 @@ _NO_LOGIT_KEY = tl.constexpr(-0x7F800001)  # of -inf
 _PADDING_KEY = tl.constexpr(-0x80000000)  # below all keys
 _LAST_ID = tl.constexpr(0x7FFFFFFF)
 _NO_WINNER = tl.constexpr(-0x8000000000000000)
-_FIRST_RANK = tl.constexpr(64)  # with top_p alone, so many groups are listed first, then each time so many times more
+_FIRST_RANK = tl.constexpr(64)  # with top_p alone: groups that are listed first, and the factor by which they grow
 _MORE_RANKS = tl.constexpr(8)
 _PIVOTS = tl.constexpr(4)
 
@@ -67,7 +71,7 @@ def choose_tokens(
     group: int,
     search_block: int,
 ) -> None:
-    """`DeviceSampler.draw`. The last three are powers of two: tokens of a program, of a group, and looked at in one go.
+    """See `DeviceSampler.draw`. The last three are powers of two: tokens of a program, of a group, and of a pass's block.
 
     Args:
         scratch: best int64 [>= n, blocks], mass float32 [>= n, blocks], maxima and listed, both int32 [>= n, groups of all
@@ -116,7 +120,7 @@ def choose_tokens(
 
 @triton.jit
 def key_of(x):
-    """Floats order like sign and magnitude: the bits of the negative ones are turned round. The two zeros are one."""
+    """Floats are sign and magnitude, so the order of negative ones is reversed. Both zeros get the same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(x != x, _NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
@@ -167,7 +171,7 @@ def log_of_exponential(words):
     u = words.to(tl.float32) * 4.656612873077393e-10  # 2**-31
     u = tl.minimum(tl.maximum(u, 2.3283064365386963e-10), 0.99999994)  # 2**-32, 1 - 2**-24
     rest = 1.0 - u
-    lost = (rest - 1.0) + u  # what rounding took: log(1 - u) = log(rest - lost), to first order
+    lost = (rest - 1.0) + u  # the rounding error: log(1 - u) = log(rest - lost), to first order
     return tl.log(lost * (1.0 + u) - tl.log(rest))
 
 
@@ -221,7 +225,7 @@ def choose_kernel(
     best,
     mass,
     maxima,
-    listed,  # int32 [num_rows, num_groups], the groups that are looked at
+    listed,  # int32 [num_rows, num_groups], the listed groups
     vocab_size,
     num_blocks,
     num_groups,
@@ -285,7 +289,7 @@ def draw_restricted(
     floored = (top_k < vocab_size) | (log_min_p > float("-inf"))
     share = top_p * row_mass.to(tl.float64)
 
-    # List the groups that hold a token of at least `bound`, which is at or below the cut.
+    # List the groups with a token of at least `bound`; the bound is at or below the cut.
     rank = tl.where(top_k < vocab_size, top_k, tl.where(floored, num_groups, _FIRST_RANK))
     bound = floor
     num_listed = num_groups
@@ -319,7 +323,7 @@ def draw_restricted(
         above = sum_above(cut, top, logits, listed, num_listed, temperature, vocab_size, GROUP, BLOCK)
         weight = tl.exp(logit_of(cut) - top).to(tl.float64)
 
-    # Race what is above the cut and, of what is at the cut, those before which top_p's share is not reached.
+    # Race the tokens above the cut, and those at the cut before which top_p's share is not reached.
     word0, word1 = draw_words(column, stride, position)
     winner = tl.cast(_NO_WINNER, tl.int64)
     num_ties = num_listed * 0
@@ -338,8 +342,8 @@ def draw_restricted(
 
 @triton.jit
 def list_groups(bound, maxima, listed, num_groups, BLOCK: tl.constexpr):
-    """Writes the groups with a maximum of at least `bound`, rising, and returns how many they are."""
-    tl.debug_barrier()  # all have read what was listed before
+    """List the groups with a maximum of at least `bound`, rising; return their number."""
+    tl.debug_barrier()  # all threads have read the old list
     num_listed = num_groups * 0
     start = num_groups * 0
     while start < num_groups:
@@ -349,7 +353,7 @@ def list_groups(bound, maxima, listed, num_groups, BLOCK: tl.constexpr):
         tl.store(listed + num_listed + tl.cumsum(taken, 0) - taken, groups, mask=taken != 0)
         num_listed += tl.sum(taken, 0)
         start += BLOCK
-    tl.debug_barrier()  # all see what others wrote
+    tl.debug_barrier()  # all threads see the new list
     return num_listed
 
 
@@ -377,7 +381,7 @@ def sums_above(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of the keys above each pivot the weights exp(x - top), or WEIGHTED=False the number: float64, `pivots`' shape.
+    """Sum the weights exp(x - top) of the keys above each pivot; not WEIGHTED: count them. float64, `pivots`' shape.
 
     TOKENS: of the `count` listed groups, `source` being the row's logits; else of `count` keys, `source`.
     """
@@ -425,7 +429,7 @@ def cut_of(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The lowest key in [lowest, highest] with less than `limit` above it; `highest` is the largest there is.
+    """The lowest key in [lowest, highest] with less than `limit` above it; `highest` is the largest key.
 
     It is one of the keys, or `lowest`. A prefix by falling logit that ends where `limit` is reached ends at it.
     """

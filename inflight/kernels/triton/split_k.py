@@ -1,6 +1,6 @@
-"""Split-K: several programs share the inner dimension of one tile, and the last to come adds up what all of them have.
+"""Split-K for Triton products: several programs share the inner dimension of one tile, and the last one adds up their sums.
 
-The sum is taken in the order of the splits, whoever comes last, so a result does not depend on timing.
+It adds in the order of the splits, whichever program is the last. So a result does not depend on timing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from inflight.kernels.triton.activation import gated
 
-MIN_BLOCK_M = 16  # the least that tensor cores take
+MIN_BLOCK_M = 16  # least size for tensor cores
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileConfig:
-    """`block_n` output features a program; `num_splits` programs share their input features, `block_k` at a time."""
+    """A tile has `block_n` output features. `num_splits` programs share its input features, and load `block_k` at a time."""
 
     block_n: int
     block_k: int
@@ -35,8 +35,8 @@ class TileConfig:
 
 
 def is_of_the_tile(error: Exception) -> bool:
-    """Whether another tile may succeed: this one needs more of a resource than the GPU has, or the compiler failed. False for
-    an error of the device, after which nothing runs on it."""
+    """Whether the error is due to the tile, so that another tile may succeed: it needs more of a resource than the GPU has, or
+    the compiler failed. False for an error of the device, after which nothing runs on it."""
     if isinstance(error, (OutOfResources, CompilationError, PTXASError)):
         return True
     return isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)  # a compiler pass failed
@@ -45,7 +45,7 @@ def is_of_the_tile(error: Exception) -> bool:
 class SplitKScratch:
     """Partial sums and arrival counters, for products that run one after another on one stream.
 
-    Counters are zero between two products: the last program of a tile sets its own back.
+    Counters are zero between two products: the last program of a tile resets the tile's counter.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class SplitKScratch:
         self.counters = torch.zeros(1, dtype=torch.int32, device=device)
 
     def reserve(self, out_features: int, num_rows: int, config: TileConfig) -> None:
-        """Room for such a product. Not while a graph is captured, nor once one has been: the memory may move."""
+        """Make room for such a product. The memory may move, so this must not be called once a graph is recorded."""
         num_tiles = triton.cdiv(out_features, config.block_n)
         if config.num_splits == 1:
             return
@@ -65,15 +65,15 @@ class SplitKScratch:
 
 
 def block_m(num_rows: int) -> int:
-    """Rows of a tile, which has all of them."""
+    """Rows of a tile: room for all rows of the product."""
     return max(MIN_BLOCK_M, 1 << (num_rows - 1).bit_length())
 
 
 @triton.jit
 def tile_features(out_features, IS_GATED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of the weight of this program's tile, [BLOCK_N]: that of a gate beside that of what it multiplies.
+    """The rows of the weight for this program's tile, [BLOCK_N]; IS_GATED: gates and the features that they multiply alternate.
 
-    Behind the last it is the last again, which is not stored.
+    Beyond the last feature the index is that of the last one again; its result is not stored.
     """
     index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if IS_GATED:
@@ -100,18 +100,17 @@ def finish_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """`total` float32 [BLOCK_N, BLOCK_M]: program (tile, split)'s sums of its `tile_features`. The whole is multiplied by the
-    features' scales, gets their bias, goes through the gate and is stored, once."""
+    """Add up the splits' sums `total`, float32 [BLOCK_N, BLOCK_M]; apply scales, bias and gate, and store the result once."""
     tile, split, num_splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]
-    # row by row, so that rows which are not there take no traffic
+    # row by row, so that padding rows cause no memory traffic
     inner = rows[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     is_last = True
     if num_splits > 1:
         shared = partials + (tile * num_splits).to(tl.int64) * (BLOCK_N * BLOCK_M) + inner
         tl.store(shared + split * (BLOCK_N * BLOCK_M), total, mask=is_row)
-        tl.debug_barrier()  # all threads have stored before one of them tells
+        tl.debug_barrier()  # all threads have stored before the counter is raised
         is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == num_splits - 1
         if is_last:
             total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)

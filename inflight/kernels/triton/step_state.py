@@ -1,4 +1,4 @@
-"""The two small kernels around a step: one brings the device's state up to the plan, one moves it on by the tokens drawn."""
+"""Two small Triton kernels on the state of a step: one applies the entries of a plan, one advances it by the drawn tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _apply_entries_kernel(state, entries, first, num_pairs, num_entries, BLOCK: 
 
 
 def apply_entries(state: Tensor, entries: Tensor, first: int, num_pairs: int, num_entries: int) -> None:
-    """Write to `state` what the entries `[first, num_entries)` say.
+    """Apply the entries `[first, num_entries)` to `state`.
 
     Args:
         state: int32 [n].
-        entries: int32 [m, 2], m >= num_entries: the first `num_pairs` are (destination, value), from there on they are
-            (destination, source), both in `state`. No destination comes twice, and none is a source.
+        entries: int32 [m, 2], m >= num_entries. The first `num_pairs` are (destination, value), the others (destination,
+            source). Destinations and sources are indices of `state`. Destinations are distinct, and none is a source.
     """
     if num_entries > first:
         grid = (triton.cdiv(num_entries - first, BLOCK),)
@@ -73,12 +73,14 @@ def advance(
     positions: Tensor,
     seq_lens: Tensor,
 ) -> None:
-    """Token i was drawn for `draw_slots[i]` at `draw_positions[i]`: it is the slot's last one and part of its history; and row
-    i is made what it computes next, if row i is that slot again.
+    """Advance the state: token i was drawn for `draw_slots[i]` at `draw_positions[i]`.
 
-    All int32: tokens, draw_slots, draw_positions [n]; last_tokens [num_slots + 1], history [num_slots + 1, max_model_len], the
-    last slot being the dummy one, which does not move; input_ids, positions, seq_lens at least [n]. A token that could not be
-    drawn (-1) becomes 0: its request fails when the step is committed, but may be in steps under way.
+    The token becomes the slot's last token and a part of its history. Row i becomes the inputs of the next step, for the case
+    that row i has the same slot there.
+
+    All int32: tokens, draw_slots, draw_positions [n]; last_tokens [num_slots + 1], history [num_slots + 1, max_model_len]; the
+    last slot is the dummy slot and does not change; input_ids, positions, seq_lens at least [n]. If no token could be drawn
+    (-1), it becomes 0: the request fails when the step is committed, but steps under way may compute it.
     """
     num_draws = len(tokens)
     _advance_kernel[(triton.cdiv(num_draws, BLOCK),)](

@@ -1,4 +1,4 @@
-"""Token masks on a GPU: rows and masks are in device memory, and it touches only what is forbidden."""
+"""`ApplyTokenMasks` in Triton: writes only the logits of forbidden tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inflight.kernels.token_masks import WORD_BITS
 
-_WORDS = 64  # of a program: 2048 tokens
+_WORDS = 64  # mask words for each program: 2048 tokens
 
 
 def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
@@ -17,9 +17,9 @@ def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> Non
 
     Args:
         logits: float32 [num_rows, vocab_size], contiguous.
-        rows: int32 or int64 [n], of the logits; one that comes twice is under both masks.
-        masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; what
-            bits beyond the vocabulary say counts for nothing.
+        rows: int32 or int64 [n], of the logits; if a row occurs twice, both masks apply.
+        masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn;
+            bits beyond the vocabulary are ignored.
     """
     vocab_size, num_words = logits.shape[1], masks.shape[1]
     assert logits.dtype == torch.float32 and logits.is_contiguous()
@@ -32,7 +32,7 @@ def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> Non
         token_masks_kernel[grid](logits, rows, masks, vocab_size, num_words, WORDS=_WORDS, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["rows", "masks"])  # parts of one upload, wherever they begin
+@triton.jit(do_not_specialize=["rows", "masks"])  # parts of one upload: their alignment varies
 def token_masks_kernel(logits, rows, masks, vocab_size, num_words, WORDS: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + entry).to(tl.int64)

@@ -1,11 +1,12 @@
-"""x @ weight.T with weights of 4 or 8 bits in Triton: they are brought to x's dtype in registers, on their way to the product.
+"""x @ weight.T with weights of 4 or 8 bits in Triton: a program converts weights to x's dtype in registers.
 
-Weights are kept group after group, so that what a program reads of some output features is one range of memory:
+Weights are stored group after group, so that a program reads one range of memory for its output features:
 
     values   uint8 or int8 [num_groups, out_features, group_size * bits / 8]
-    scales   [num_groups or 1, out_features]; offsets likewise, or none where they are the scales' times the middle value
+    scales   [num_groups or 1, out_features]
+    offsets  as scales; none if each is its scale times the middle value
 
-    4 bits:  byte j of a group has its feature j in the low half and feature group_size / 2 + j in the high one, so that each
+    4 bits:  byte j of a group has its feature j in the low half and feature group_size / 2 + j in the high half, so that each
              half of the group is a product of its own and nothing is interleaved.
 """
 
@@ -26,13 +27,13 @@ from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, 
 GROUP_SIZES = (128, 64, 32)
 # (block_n, num_warps, num_stages)
 TILES = ((64, 4, 6), (128, 8, 6))
-PROGRAMS = (1, 2, 4)  # a multiprocessor
-_DEQUANTIZED_FEATURES = 32  # of one program
+PROGRAMS = (1, 2, 4)  # for each multiprocessor
+_DEQUANTIZED_FEATURES = 32  # for each program
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedIntegers:
-    """A weight in the layout above. `factor`, a power of two, times what scales and offsets give is the weight."""
+    """A weight in the layout above. Dequantized values times `factor`, a power of two, are the weight."""
 
     values: Tensor
     scales: Tensor
@@ -51,18 +52,18 @@ class PackedIntegers:
 
     @property
     def scale_stride(self) -> int:
-        """Elements from one group's scales to the next one's."""
+        """Elements from one group's scales to those of the next group."""
         return 0 if len(self.scales) == 1 else self.out_features
 
 
 def can_pack(in_features: int, group_size: int) -> bool:
-    """Whether there are groups of a size that the kernels take: `group_size` is in_features where a row has one scale."""
+    """Whether the kernels support the group size. `group_size` is in_features if a row has one scale."""
     return math.gcd(in_features, group_size) % GROUP_SIZES[-1] == 0
 
 
 def pack_integers(weight: QuantizedWeight, *, dtype: torch.dtype) -> PackedIntegers:
-    """A weight that `can_pack`. Scales are held in float16, after the largest is brought to one, and for a model in float32 as
-    they are."""
+    """Packs a weight that `can_pack`. Scales become float16, divided by a power of two so that they fit; for a model in
+    float32 they stay as they are."""
     values, scales, offsets, bits = weight.values, weight.scales, weight.offsets, weight.bits
     stored_group_size = weight.group_size
     group_size = next(size for size in GROUP_SIZES if stored_group_size % size == 0)

@@ -13,12 +13,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from inflight.attention.backend import AttentionBackend
-from inflight.attention.metadata import AttentionInputs
-from inflight.attention.rotation import Rotation
+from inflight.attention.backend import AttentionBackend, AttentionInputs
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels import reference
-from inflight.kernels.layer_ops import TorchLayerOps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +33,6 @@ class Case:
     seed: int
     dtype: torch.dtype = torch.float32
     kv_cache_dtype: torch.dtype | None = None  # None: `dtype`
-    soft_cap: float | None = None
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -140,14 +136,7 @@ class World:
             heads = [case.num_kv_heads * case.per_head, case.num_kv_heads, case.num_kv_heads]
             packed = torch.cat((query, *torch.cat(new, dim=1)), dim=1).to(case.dtype)
             same = {"scale": 1 / math.sqrt(case.head_dim), "sliding_window": case.window}
-            if case.soft_cap is None:
-                output = self.backend.forward(*packed.split(heads, dim=1), view, metadata, **same)
-            else:
-                ones = torch.ones(len(packed), case.head_dim, dtype=case.dtype)
-                no_turn = Rotation(ones, torch.zeros_like(ones), TorchLayerOps())
-                output = self.backend.attend(
-                    *(packed, no_turn, None, view, metadata), num_heads=heads[0], soft_cap=case.soft_cap, **same
-                )
+            output = self.backend.forward(*packed.split(heads, dim=1), view, metadata, **same)
             assert output.dtype == case.dtype
             assert output.is_contiguous()
             found.append((output, self._truth(query, inputs, layer)))
@@ -167,7 +156,6 @@ class World:
             torch.from_numpy(inputs.seq_lens),
             scale=1 / math.sqrt(self.case.head_dim),
             sliding_window=self.case.window,
-            soft_cap=self.case.soft_cap,
         )
 
     def run(self) -> float:

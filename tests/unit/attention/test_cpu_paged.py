@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from inflight.attention.backend import AttentionInputs
 from inflight.attention.cpu_paged import CpuPagedBackend
-from inflight.attention.metadata import AttentionInputs
 from inflight.attention.selector import get_backend
 from inflight.attention.torch_sdpa import TorchSdpaBackend
 from inflight.device.cpu import CpuDevice
@@ -34,6 +34,12 @@ TOLERANCES = {
     (torch.bfloat16, torch.int8): 4e-2,
 }
 DTYPES = pytest.mark.parametrize(("dtype", "kv_cache_dtype"), TOLERANCES)
+
+
+def covered(**factors: list[Any]) -> pytest.MarkDecorator:
+    """All pairs of instruction set, types and these factors; all triples in `make test-full`."""
+    rows = covering_array({"name": INSTRUCTION_SETS_HERE, "dtypes": list(TOLERANCES), **factors}, 3 if FULL else 2)
+    return pytest.mark.parametrize("row", rows, ids=lambda row: "-".join(map(str, row.values())))
 
 
 @pytest.fixture(params=INSTRUCTION_SETS_HERE)
@@ -78,17 +84,15 @@ LONG = Case(
 )
 
 
-@pytest.mark.parametrize("num_threads", [1, 8])
-@pytest.mark.parametrize("window", [None, 130, 1500])
-@DTYPES
-def test_contexts_of_several_splits(
-    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, window: int | None, num_threads: int
-) -> None:
+@covered(window=[None, 130, 1500], num_threads=[1, 8])
+def test_contexts_of_several_splits(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With eight threads the few long rows are shared, and merged."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
+    dtype, kv_cache_dtype = row["dtypes"]
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(row["num_threads"])
     try:
-        case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=window)
+        case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=row["window"])
         assert world(case).run() < TOLERANCES[dtype, kv_cache_dtype]
     finally:
         torch.set_num_threads(before)
@@ -102,14 +106,9 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
     assert TOLERANCES[torch.float32, torch.int8] < near.run() < 3e-2
 
 
-MANY_SHORT = {"name": INSTRUCTION_SETS_HERE, "dtypes": list(TOLERANCES), "per_head": [1, 2, 8]}
-
-
-@pytest.mark.parametrize(
-    "row", covering_array(MANY_SHORT, strength=3 if FULL else 2), ids=lambda row: "-".join(map(str, row.values()))
-)
+@covered(per_head=[1, 2, 8])
 def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of several heads; threads that take their next tile early. All pairs of instruction set, types and heads."""
+    """Tiles of several heads; threads that take their next tile early."""
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
     (dtype, kv_cache_dtype), per_head = row["dtypes"], row["per_head"]
     case = Case(
@@ -118,7 +117,7 @@ def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pyt
         head_dim=64,
         block_size=32,
         window=None,
-        num_layers=2,
+        num_layers=1,
         padding=64,
         steps=((140,) * 12, (1,) * 12, (2, 1, 3) * 4),  # more than a chunk of keys
         seed=3,
@@ -156,14 +155,13 @@ def test_what_is_not_finite_reaches_every_query_that_sees_it(
             assert torch.equal(decode.isnan(), truth.isnan()), (number, place)
 
 
-@pytest.mark.parametrize("num_threads", [1, 8])
-@DTYPES
-def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(
-    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, num_threads: int
-) -> None:
+@covered(num_threads=[1, 8])
+def test_a_whole_chunk_or_split_of_nan_is_not_forgotten(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With no score that is a number, there is no largest one."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
+    dtype, kv_cache_dtype = row["dtypes"]
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(row["num_threads"])
     try:
         for first, end in ((0, 128), (128, 256), (0, 1024), (1024, 1101)):
             case = dataclasses.replace(LONG, steps=((1100,), (1,)), dtype=dtype, kv_cache_dtype=kv_cache_dtype)
@@ -231,13 +229,11 @@ def test_results_that_wait_to_be_merged_take_little_memory() -> None:
     assert torch.equal(*outputs)
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [None, 200])
-def test_a_row_is_the_same_bit_for_bit_in_any_company(
-    instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None, window: int | None
-) -> None:
+@covered(window=[None, 200])
+def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, in chunks, beside others, on one thread or eight."""
-    total = 1300
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", row["name"])
+    (dtype, kv_cache_dtype), window, total = row["dtypes"], row["window"], 1300
     case = dataclasses.replace(LONG, dtype=dtype, kv_cache_dtype=kv_cache_dtype, window=window, steps=((total,),))
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(total, 6, 32, generator=generator).to(dtype)

@@ -47,8 +47,8 @@ def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", 
     compiled = case(
         "attention_decode",
         "attention_decode_kernel",
-        {**arguments, "usual_splits": "i32", "scale": "fp32", "soft_cap": "fp32"},
-        {"WINDOW": 0, "HAS_SOFT_CAP": False, **constants, **more},
+        {**arguments, "usual_splits": "i32", "scale": "fp32"},
+        {"WINDOW": 0, **constants, **more},
         *(capability, warps, stages),
     )
     return dataclasses.replace(compiled, maxnreg=attention_decode.MAX_REGISTERS)
@@ -63,8 +63,8 @@ def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", *
     return case(
         "attention_mixed",
         "attention_mixed_kernel",
-        {**arguments, "scale": "fp32", "soft_cap": "fp32"},
-        {"WINDOW": 0, "HAS_SOFT_CAP": False, **constants, **more},
+        {**arguments, "scale": "fp32"},
+        {"WINDOW": 0, **constants, **more},
         *(capability, warps, stages),
     )
 
@@ -79,7 +79,7 @@ def rotary_kv(capability: int, head_dim: int, cache: str) -> KernelCase:
 
 
 def test_no_spills_within_shared_memory_on_tensor_cores() -> None:
-    window = {"WINDOW": 4096, "HAS_SOFT_CAP": True}
+    window = {"WINDOW": 4096}
     decodes = [decode(90, 128, 16), decode(80, 64, 16, **window), decode(89, 128, 4, "*fp8e4nv")]
     mixes = [mixed(90, 128, 4), mixed(80, 128, 4, **window), mixed(90, 64, 4)]
     cases = [*decodes, *mixes, rotary_kv(80, 64, "*bf16"), rotary_kv(89, 128, "*fp8e4nv")]

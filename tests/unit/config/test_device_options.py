@@ -35,14 +35,13 @@ ARCHITECTURE = ModelArchitecture(
 CPU = Machine(device="cpu", num_cores=6, dtypes=("bfloat16", "float32"))
 
 
-def gpus(*found: Gpu, has_flashinfer: bool = False) -> Machine:
+def gpus(*found: Gpu) -> Machine:
     return Machine(
         device="cuda",
         num_cores=6,
         dtypes=("bfloat16", "float16", "float32"),
         threads_bind="0-2",  # the environment's: for CPUs, and no obstacle
         gpus=found,
-        has_flashinfer=has_flashinfer,
     )
 
 
@@ -54,9 +53,7 @@ def resolved(machine: Machine, **arguments: Any) -> EngineConfig:
 
 def test_defaults_on_a_gpu() -> None:
     config = resolved(gpus(H200))
-    assert config.device == DeviceConfig(
-        kind="cuda", num_threads=6, threads_bind="off", attention_backend="triton", cuda_graph_max_tokens=512
-    )
+    assert config.device == DeviceConfig(kind="cuda", num_threads=6, threads_bind="off", cuda_graph_max_tokens=512)
     assert (config.model.dtype, config.cache.dtype) == ("float16", "float16")
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 8192)
     assert (config.scheduler.depth, config.scheduler.stagger) == (2, 1)
@@ -68,7 +65,7 @@ def test_defaults_on_a_gpu() -> None:
 def test_defaults_on_a_cpu_are_what_they_were() -> None:
     config = resolved(CPU)
     assert config.device == DeviceConfig(kind="cpu", num_threads=6, threads_bind="auto")
-    assert (config.device.attention_backend, config.device.cuda_graph_max_tokens) == ("auto", 0)
+    assert config.device.cuda_graph_max_tokens == 0
     assert (config.scheduler.max_num_batched_tokens, config.cache.memory_utilization) == (2048, 0.5)
 
 
@@ -114,10 +111,8 @@ def test_ranks_on_gpus() -> None:
     assert launched.device.kind == "cuda"
 
 
-def test_flashinfer_where_it_is() -> None:
-    device = resolved(gpus(H200, has_flashinfer=True), attention_backend="flashinfer").device
-    assert device.attention_backend == "flashinfer"
-    assert resolved(gpus(H200, has_flashinfer=True)).device.attention_backend == "triton"
+def test_the_attention_backend_of_a_gpu_may_be_named() -> None:
+    assert resolved(gpus(H200), attention_backend="triton") == resolved(gpus(H200))
 
 
 def test_drafts_on_a_gpu() -> None:
@@ -149,7 +144,6 @@ REFUSED: list[tuple[Machine, dict[str, Any], str]] = [
         "tensor_parallel_size=2 x pipeline_parallel_size=1 needs 2 GPUs on this machine, one for each rank, and 1 can be used",
     ),
     (gpus(H200), {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "needs 2 GPUs"),
-    (gpus(H200), {"attention_backend": "flashinfer"}, "pip install flashinfer-python"),
 ]
 
 
@@ -183,7 +177,7 @@ def test_all_conflicts_are_found() -> None:
     ("arguments", "message"),
     [
         ({"device": "gpu"}, "device='gpu' is not one of 'auto', 'cpu', 'cuda'; give one, or leave it out"),
-        ({"attention_backend": "flash"}, "'auto', 'triton', 'flashinfer'"),
+        ({"attention_backend": "flashinfer"}, "'auto', 'triton'"),
         ({"enforce_eager": 1}, "enforce_eager=1 is not True or False"),
         ({"cuda_graph_max_tokens": -1}, "cuda_graph_max_tokens=-1"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "'auto', 'int8', 'fp8'"),

@@ -25,17 +25,16 @@ def detect(device: str, found: CudaFacts) -> Machine:
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_gpus_that_can_be_used_are(device: str) -> None:
-    machine = detect(device, facts(H200, A100, packages=("triton", "flashinfer")))
+    machine = detect(device, facts(H200, A100, packages=("triton",)))
     assert (machine.device, machine.gpus) == ("cuda", (H200, A100))
     assert machine.dtypes == ("bfloat16", "float16", "float32")
     assert machine.compute_capability == (8, 0)
-    assert machine.has_flashinfer
     assert machine.usable_cores == tuple(sorted(os.sched_getaffinity(0)))
 
 
 def test_a_gpu_that_is_too_old_hides_those_behind_it() -> None:
     machine = detect("cuda", facts(H200, V100, A100))
-    assert (machine.gpus, machine.compute_capability, machine.has_flashinfer) == ((H200,), (9, 0), False)
+    assert (machine.gpus, machine.compute_capability) == ((H200,), (9, 0))
 
 
 def test_drivers_serve_older_and_other_minor_versions() -> None:
@@ -55,7 +54,7 @@ UNUSABLE = [
         r"the driver serves CUDA 12\.8 at most, and torch was built for 13\.0: update the driver to one for CUDA 13, or "
         r"install a torch for CUDA 12",
     ),
-    (replace(GOOD, packages=frozenset({"flashinfer"})), "package triton: pip install triton"),
+    (replace(GOOD, packages=frozenset()), "package triton: pip install triton"),
 ]
 
 

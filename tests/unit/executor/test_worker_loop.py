@@ -168,7 +168,7 @@ class Staged(ScriptedWorker):
         output = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
         self.futures[step_id].set_result(output)
 
-    def step_failed(self) -> None:
+    def leave_groups_after_failure(self) -> None:
         self.failed.append(len(self.replies))
 
 

@@ -55,7 +55,7 @@ def test_only_what_is_forbidden_changes(
     before = guarded.copy()
     logits = guarded[32 : 32 + num_rows * vocab_size].reshape(num_rows, vocab_size)
     expected = expected_of(logits, rows, masks)
-    apply(torch.from_numpy(logits), rows, masks)
+    apply(*map(torch.from_numpy, (logits, rows, masks)))
     np.testing.assert_array_equal(logits, expected)
     for guard in (slice(0, 32), slice(len(guarded) - 32, None)):
         np.testing.assert_array_equal(guarded[guard], before[guard])
@@ -71,7 +71,7 @@ def test_many_rows_are_shared_among_threads(apply: ApplyTokenMasks) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        apply(torch.from_numpy(logits), rows, masks)
+        apply(*map(torch.from_numpy, (logits, rows, masks)))
     finally:
         torch.set_num_threads(before)
     np.testing.assert_array_equal(logits, expected)
@@ -81,9 +81,9 @@ def test_many_rows_are_shared_among_threads(apply: ApplyTokenMasks) -> None:
     ("rows", "num_masks", "num_words"), [([0, 2], 2, 2), ([-1], 1, 2), ([0], 1, 1), ([0], 1, 3), ([0, 1], 1, 2)]
 )
 def test_what_does_not_fit_is_refused(apply: ApplyTokenMasks, rows: list[int], num_masks: int, num_words: int) -> None:
-    logits, masks = torch.zeros(2, 40), np.zeros((num_masks, num_words), dtype=np.int32)
+    logits, masks = torch.zeros(2, 40), torch.zeros(num_masks, num_words, dtype=torch.int32)
     with pytest.raises(AssertionError):
-        apply(logits, np.array(rows, dtype=np.int64), masks)
+        apply(logits, torch.tensor(rows, dtype=torch.int64), masks)
     assert torch.equal(logits, torch.zeros(2, 40))
 
 

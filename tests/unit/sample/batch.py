@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from inflight.interface.request import ResolvedSampling
-from inflight.sample.metadata import SamplingMetadata
-from inflight.sample.processors import process_logits
+from inflight.sample.processors import LogitsProcessors
+from inflight.sample.rows import GrammarMasks, SamplingMetadata
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
+NOT_YET = 10**9  # what history holds behind a draw: nobody may look at it
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,35 @@ class Row:
         )
 
 
-def metadata_of(rows: Sequence[Row], vocab_size: int) -> SamplingMetadata:
-    """Rows go to slots in reverse order, so that a slot taken for a row is noticed."""
+def step_of(
+    rows: Sequence[Row], vocab_size: int, masks: GrammarMasks | None = None
+) -> tuple[SamplingMetadata, LogitsProcessors | None, Tensor]:
+    """What the sampler takes beside the logits. Rows go to slots in reverse order: a slot taken for a row is noticed."""
     num_rows = len(rows)
     state = SamplingState(num_rows + 1, vocab_size, "cpu")
     longest = max((len(row.prompt) + len(row.output) for row in rows), default=0)
-    token_ids = np.full((num_rows + 1, longest + 2), 1, dtype=np.int32)
+    history = torch.full((num_rows + 1, longest + 2), NOT_YET, dtype=torch.int32)
     slots = np.arange(num_rows, 0, -1, dtype=np.int32)
     for slot, row in zip(slots.tolist(), rows, strict=True):
         state.add(slot, row.resolved)
-        tokens = [*row.prompt, *row.output]
-        token_ids[slot, : len(tokens)] = tokens
+        history[slot, : len(row.prompt) + len(row.output)] = torch.tensor([*row.prompt, *row.output])
     num_prompt = np.array([len(row.prompt) for row in rows], dtype=np.int32)
     num_tokens = num_prompt + np.array([len(row.output) for row in rows], dtype=np.int32)
-    positions = [n if row.position is None else row.position for n, row in zip(num_tokens.tolist(), rows, strict=True)]
+    positions = np.array(
+        [n if row.position is None else row.position for n, row in zip(num_tokens.tolist(), rows, strict=True)],
+        dtype=np.int32,
+    )
     taken = state.take(slots)
-    built = taken.metadata(np.array(positions, dtype=np.int32), num_prompt)
-    history = taken.history(num_prompt, num_tokens)
-    return built if history is None else history.add_to(built, token_ids, torch.device("cpu"))
+    return (
+        taken.metadata(positions),
+        LogitsProcessors.of(taken, positions, num_prompt, masks, torch.from_numpy),
+        history,
+    )
 
 
-def sample(logits: Tensor, rows: Sequence[Row]) -> SamplerOutput:
+def sample(logits: Tensor, rows: Sequence[Row], masks: GrammarMasks | None = None) -> SamplerOutput:
     vocab_size = logits.shape[1]
-    return Sampler(vocab_size, "cpu")(logits.clone(), metadata_of(rows, vocab_size))
+    return Sampler(vocab_size, "cpu")(logits.clone(), *step_of(rows, vocab_size, masks))
 
 
 def tokens_of(logits: Tensor, rows: Sequence[Row]) -> list[int]:
@@ -74,5 +81,7 @@ def tokens_of(logits: Tensor, rows: Sequence[Row]) -> list[int]:
 def processed(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """The logits as they come to the draw, before temperature."""
     logits = logits.clone()
-    process_logits(logits, metadata_of(rows, logits.shape[1]))
+    _, processors, history = step_of(rows, logits.shape[1])
+    if processors is not None:
+        processors.apply(logits, history)
     return logits

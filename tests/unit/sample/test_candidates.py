@@ -20,13 +20,12 @@ from transformers.generation.logits_process import (
 )
 
 from inflight.sample.candidates import Limits, Prefix, draw_restricted, race_all, survivors
-from inflight.sample.metadata import RestrictedRows
 from inflight.sample.noise import token_hashes
 from inflight.sample.reductions import sort_keys, top_window
-from inflight.sample.rows import MAX_WINDOW, WINDOW
+from inflight.sample.rows import MAX_WINDOW, WINDOW, RestrictedRows
 from inflight.sample.sampler import IMPOSSIBLE_TOKEN
 from inflight.sampling_params import SamplingParams
-from tests.unit.sample.batch import Row, metadata_of, tokens_of
+from tests.unit.sample.batch import Row, step_of, tokens_of
 
 CPU = torch.device("cpu")
 
@@ -36,7 +35,7 @@ def logits_of(num_rows: int, vocab_size: int, *, scale: float = 3.0, seed: int =
 
 
 def restricted_of(params: SamplingParams, num_rows: int, vocab_size: int) -> RestrictedRows:
-    restricted = metadata_of([Row(params, seed=i) for i in range(num_rows)], vocab_size).restricted
+    restricted = step_of([Row(params, seed=i) for i in range(num_rows)], vocab_size)[0].restricted
     assert restricted is not None
     return restricted
 

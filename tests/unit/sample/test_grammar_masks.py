@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.sample.metadata import GrammarMasks
-from inflight.sample.sampler import IMPOSSIBLE_TOKEN, Sampler, SamplerOutput
+from inflight.sample.rows import GrammarMasks
+from inflight.sample.sampler import IMPOSSIBLE_TOKEN
 from inflight.sampling_params import SamplingParams
-from tests.unit.sample.batch import GREEDY, Row, metadata_of, sample
+from tests.unit.sample.batch import GREEDY, Row, sample
 
 VOCAB_SIZE = 77
 
@@ -33,10 +33,6 @@ def masks_of(admitted: dict[int, set[int]]) -> GrammarMasks:
         rows=np.array(list(admitted), dtype=np.int64),
         masks=np.packbits(bits, axis=1, bitorder="little").view(np.int32),
     )
-
-
-def masked_sample(logits: Tensor, rows: list[Row], masks: GrammarMasks) -> SamplerOutput:
-    return Sampler(VOCAB_SIZE, "cpu")(logits.clone(), metadata_of(rows, VOCAB_SIZE), masks)
 
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -87,7 +83,7 @@ def test_one_admitted_token_is_drawn_whatever_else_is_asked(rows: list[Row], dat
         for token in only[:1]
     ]
     logits, only = torch.cat([logits, logits[:1]]), [*only, only[0]]
-    out = masked_sample(logits, rows + banning, masks_of({i: {token} for i, token in enumerate(only)}))
+    out = sample(logits, rows + banning, masks_of({i: {token} for i, token in enumerate(only)}))
     assert out.token_ids.tolist() == only
 
 
@@ -101,7 +97,7 @@ def test_a_mask_is_the_same_as_logits_that_are_minus_infinity(rows: list[Row], d
     for row, tokens in admitted.items():
         forbidden[row] = [token not in tokens for token in range(VOCAB_SIZE)]
     walled = logits.masked_fill(torch.from_numpy(forbidden), -torch.inf)
-    out, plain = masked_sample(logits, rows, masks_of(admitted)), sample(walled, rows)
+    out, plain = sample(logits, rows, masks_of(admitted)), sample(walled, rows)
     tokens = out.token_ids.tolist()
     assert tokens == plain.token_ids.tolist()
     for row, wanted in admitted.items():
@@ -124,16 +120,16 @@ def test_no_admitted_token_is_impossible_in_its_row_only(fields: dict[str, Any])
     rows = [Row(SamplingParams(**fields), seed=i) for i in range(3)]
     logits = logits_of(3)
     free = sample(logits, rows).token_ids.tolist()
-    assert masked_sample(logits, rows, masks_of({1: set()})).token_ids.tolist() == [free[0], IMPOSSIBLE_TOKEN, free[2]]
+    assert sample(logits, rows, masks_of({1: set()})).token_ids.tolist() == [free[0], IMPOSSIBLE_TOKEN, free[2]]
 
 
 def test_two_walls() -> None:
     """A mask does not open what allowed_token_ids closes, nor the reverse."""
     allowed = Row(SamplingParams(temperature=0.0, allowed_token_ids=[3, 4]))
     rows, masks = [allowed, allowed, Row(GREEDY)], masks_of({0: {4, 5}, 1: {5}})
-    assert masked_sample(logits_of(3), rows, masks).token_ids.tolist()[:2] == [4, IMPOSSIBLE_TOKEN]
+    assert sample(logits_of(3), rows, masks).token_ids.tolist()[:2] == [4, IMPOSSIBLE_TOKEN]
 
 
 def test_no_masks() -> None:
     logits, rows = logits_of(2), [Row(GREEDY), Row(GREEDY)]
-    assert torch.equal(masked_sample(logits, rows, masks_of({})).token_ids, sample(logits, rows).token_ids)
+    assert torch.equal(sample(logits, rows, masks_of({})).token_ids, sample(logits, rows).token_ids)

@@ -249,6 +249,12 @@ def test_frequency_and_presence_count_the_output_only() -> None:
     assert (out != 0).sum() == 4
 
 
+def test_no_output_yet_is_no_penalty() -> None:
+    logits = logits_of(1)
+    row = Row(SamplingParams(frequency_penalty=1.0), prompt=[1, 2])
+    assert torch.equal(processed(logits, [row]), logits)
+
+
 def test_penalties_leave_masks_alone() -> None:
     row = Row(greedy(allowed_token_ids=[1], repetition_penalty=0.5, frequency_penalty=-2.0), output=[1, 2, 2])
     assert finite(processed(logits_of(1), [row])[0]) == [1]

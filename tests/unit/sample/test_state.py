@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from inflight.interface.request import ResolvedSampling
-from inflight.sample.metadata import SamplingMetadata
+from inflight.sample.processors import LogitsProcessors
+from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import Sampler
 from inflight.sample.seeds import draw_keys
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
-from tests.unit.sample.batch import GREEDY, Row, metadata_of
+from tests.unit.sample.batch import GREEDY, Row, step_of
 
 VOCAB_SIZE = 50
 
@@ -25,18 +26,13 @@ def resolved(seed: int = 0, **fields: Any) -> ResolvedSampling:  # Any: the fiel
 
 
 def metadata(state: SamplingState, slots: list[int], positions: list[int]) -> SamplingMetadata:
-    num_tokens = np.array(positions, dtype=np.int32)
-    token_ids = np.ones((8, 100), dtype=np.int32)
-    return whole(state, np.array(slots, dtype=np.int32), num_tokens, token_ids, np.ones_like(num_tokens))
+    return state.take(np.array(slots, dtype=np.int32)).metadata(np.array(positions, dtype=np.int32))
 
 
-def whole(
-    state: SamplingState, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray, num_prompt: np.ndarray
-) -> SamplingMetadata:
-    """With history."""
-    rows = state.take(slots)
-    built, history = rows.metadata(positions, num_prompt), rows.history(num_prompt, positions)
-    return built if history is None else history.add_to(built, token_ids, torch.device("cpu"))
+def processors(state: SamplingState, slots: list[int], positions: list[int]) -> LogitsProcessors | None:
+    """Of prompts of one token."""
+    rows, ends = state.take(np.array(slots, dtype=np.int32)), np.array(positions, dtype=np.int32)
+    return LogitsProcessors.of(rows, ends, np.ones_like(ends), None, torch.from_numpy)
 
 
 def test_a_plain_greedy_batch_needs_nothing() -> None:
@@ -117,42 +113,62 @@ def test_a_slot_forgets_its_last_request() -> None:
         logprobs=3,
     )
     state.add(0, dataclasses.replace(everything, bad_words_token_ids=((4,), (5, 6))))
-    full = metadata(state, [0], [3])
-    assert all(
-        part is not None
-        for part in (full.restricted, full.bias, full.bad_words, full.min_tokens, full.repetition, full.logprobs_rows)
-    )
-    assert full.output_penalties is not None
-    assert len(full.allowed) == 1
+    full = processors(state, [0], [3])
+    assert full is not None and metadata(state, [0], [3]).restricted is not None
+    names = {
+        "bias_entries",
+        "word_entries",
+        "stop_entries",
+        "repetition",
+        "frequency",
+        "presence",
+        "logprobs_rows",
+        "masks",
+    }
+    assert names <= full.tensors.keys()
     assert full.num_logprobs == 3
     state.add(0, Row(GREEDY).resolved)
     assert metadata(state, [0], [3]) == SamplingMetadata(num_rows=1)
+    assert processors(state, [0], [3]) is None
 
 
-def test_metadata_is_a_snapshot() -> None:
+def test_rows_are_a_snapshot() -> None:
     """The next step is prepared while this one runs."""
     state = SamplingState(2, VOCAB_SIZE, "cpu")
     fields: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 9, "top_k": 3}
     state.add(0, resolved(seed=1, **fields))
     state.add(1, resolved(seed=2, temperature=0.5))
-    slots = np.array([1, 0], dtype=np.int32)
-    token_ids = np.arange(20, dtype=np.int32).reshape(2, 10)
+    slots, history = np.array([1, 0], dtype=np.int32), torch.arange(20, dtype=torch.int32).reshape(2, 10)
     positions, num_prompt = np.array([5, 6], dtype=np.int32), np.array([2, 2], dtype=np.int32)
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    sampler = Sampler(VOCAB_SIZE, "cpu")
-    expected = sampler(logits.clone(), whole(state, slots, positions, token_ids, num_prompt)).token_ids.tolist()
-    rows = state.take(slots)
-    known = token_ids.copy()
+
+    def drawn(rows: SamplingRows) -> list[int]:
+        found = LogitsProcessors.of(rows, positions, num_prompt, None, torch.from_numpy)
+        return Sampler(VOCAB_SIZE, "cpu")(logits.clone(), rows.metadata(positions), found, history).token_ids.tolist()
+
+    expected, rows = drawn(state.take(slots)), state.take(slots)
     state.add(0, resolved(temperature=0, logit_bias={7: 100.0}))
     state.add(1, resolved(seed=3, temperature=5.0))
     slots[:] = 1
     assert rows.slots.tolist() == [1, 0]
-    built, history = rows.metadata(positions, num_prompt), rows.history(num_prompt, positions)
-    for array in (positions, token_ids, num_prompt):
-        array[:] = 1
-    assert history is not None
-    built = history.add_to(built, known, torch.device("cpu"))
-    assert sampler(logits.clone(), built).token_ids.tolist() == expected
+    assert drawn(rows) == expected
+
+
+def test_processors_are_a_snapshot() -> None:
+    state = SamplingState(2, VOCAB_SIZE, "cpu")
+    state.add(0, resolved(seed=1, repetition_penalty=1.5, frequency_penalty=0.5, min_tokens=9))
+    positions, num_prompt = np.array([6], dtype=np.int32), np.array([2], dtype=np.int32)
+    history, logits = torch.arange(10, dtype=torch.int32)[None], torch.ones(2, 1, VOCAB_SIZE)
+    for changed, result in zip((False, True), logits, strict=True):
+        found = LogitsProcessors.of(
+            state.take(np.zeros(1, dtype=np.int32)), positions, num_prompt, None, torch.from_numpy
+        )
+        if changed:
+            positions[:], num_prompt[:] = 1, 1
+        assert found is not None
+        found.apply(result, history)
+    assert torch.equal(*logits)
+    assert not torch.equal(logits[0], torch.ones(1, VOCAB_SIZE))
 
 
 def test_which_slots_need_history() -> None:
@@ -187,44 +203,39 @@ def test_rows_are_taken_from_rows() -> None:
     assert (later.num_rows, later.slots.tolist()) == (4, [2, 2, 1, 3])
     assert later.needs_history
     assert not later.take(np.array([0, 3])).needs_history
-    assert repr(later.metadata(positions, num_prompt)) == repr(at_once.metadata(positions, num_prompt))
-    assert repr(later.history(num_prompt, positions)) == repr(at_once.history(num_prompt, positions))
+    assert repr(later.metadata(positions)) == repr(at_once.metadata(positions))
+    of_later, of_at_once = (
+        LogitsProcessors.of(rows, positions, num_prompt, None, torch.from_numpy) for rows in (later, at_once)
+    )
+    assert of_later is not None and repr(of_later) == repr(of_at_once)
     greedy = later.take(np.array([3, 3]))
-    assert greedy.metadata(positions[:2], num_prompt[:2]) == SamplingMetadata(num_rows=2)
-    assert greedy.history(num_prompt[:2], positions[:2]) is None
+    assert greedy.metadata(positions[:2]) == SamplingMetadata(num_rows=2)
+    assert LogitsProcessors.of(greedy, positions[:2], num_prompt[:2], None, torch.from_numpy) is None
 
 
 def test_a_slot_may_come_twice() -> None:
     """Drafts being verified: each position with its own draw, and its own history."""
     state = SamplingState(2, VOCAB_SIZE, "cpu")
     state.add(1, resolved(seed=5, frequency_penalty=2.0))
-    token_ids = np.array([[0] * 6, [1, 2, 3, 4, 4, 4]], dtype=np.int32)
-    slots, positions = np.array([1, 1, 1], dtype=np.int32), np.array([2, 4, 6], dtype=np.int32)
-    built = whole(state, slots, positions, token_ids, np.array([2, 2, 2]))
-    assert built.random is not None
-    assert built.random.keys.tolist() == draw_keys(np.full(3, 5, dtype=np.uint64), positions).tolist()
-    assert built.output_penalties is not None
-    assert built.output_penalties.entries.tolist() == [
-        VOCAB_SIZE + 3,
-        VOCAB_SIZE + 4,
-        2 * VOCAB_SIZE + 3,
-        2 * VOCAB_SIZE + 4,
-    ]
-    assert built.output_penalties.penalties.tolist() == [2.0, 2.0, 2.0, 6.0]
-
-
-def test_no_output_yet_is_no_penalty() -> None:
-    built = metadata_of([Row(SamplingParams(frequency_penalty=1.0), prompt=[1, 2])], VOCAB_SIZE)
-    assert built.output_penalties is None
+    history = torch.tensor([[0] * 6, [1, 2, 3, 4, 4, 4]], dtype=torch.int32)
+    positions, num_prompt = np.array([2, 4, 6], dtype=np.int32), np.array([2, 2, 2])
+    rows = state.take(np.array([1, 1, 1], dtype=np.int32))
+    random = rows.metadata(positions).random
+    assert random is not None
+    assert random.keys.tolist() == draw_keys(np.full(3, 5, dtype=np.uint64), positions).tolist()
+    found, logits = LogitsProcessors.of(rows, positions, num_prompt, None, torch.from_numpy), torch.zeros(3, VOCAB_SIZE)
+    assert found is not None
+    found.apply(logits, history)
+    assert logits.nonzero().tolist() == [[1, 3], [1, 4], [2, 3], [2, 4]]
+    assert logits[logits != 0].tolist() == [-2.0, -2.0, -2.0, -6.0]
 
 
 def test_extreme_values_stay_finite() -> None:
-    built = metadata_of(
-        [Row(SamplingParams(temperature=1e-300, top_p=5e-324, repetition_penalty=1e-300), prompt=[1])], VOCAB_SIZE
-    )
+    rows = [Row(SamplingParams(temperature=1e-300, top_p=5e-324, repetition_penalty=1e-300), prompt=[1])]
+    built, found, _ = step_of(rows, VOCAB_SIZE)
     assert built.restricted is not None
     assert built.restricted.temperature is not None
-    assert built.repetition is not None
+    assert found is not None
     assert float(built.restricted.temperature) > 0
     assert float(built.restricted.top_p) > 0
-    assert float(built.repetition.penalties) > 0
+    assert float(found.tensors["repetition"]) > 0

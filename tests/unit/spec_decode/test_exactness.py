@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from inflight.config.engine import SpeculativeConfig
 from inflight.interface.request import Int32Array
-from inflight.sample.metadata import GrammarMasks
+from inflight.sample.processors import LogitsProcessors
+from inflight.sample.rows import GrammarMasks
 from inflight.sample.sampler import Sampler
 from inflight.sample.state import SamplingState
 from inflight.sample.verification import emitted_rows, num_emitted
@@ -68,18 +69,14 @@ def generate(propose: Propose) -> tuple[list[list[int]], int]:
         for slot, row, count in zip(slots, drafts, num_drafts, strict=True):
             token_ids[slot, num_tokens[slot] : num_tokens[slot] + count] = row[:count]
         rows = state.take(slots).take(owners)
-        built, history = (
-            rows.metadata(positions, num_prompt[rows.slots]),
-            rows.history(num_prompt[rows.slots], positions),
-        )
-        if history is not None:
-            built = history.add_to(built, token_ids, torch.device("cpu"))
         logits = torch.stack(
             [target(token_ids[slot, :end].tolist()) for slot, end in zip(rows.slots, positions, strict=True)]
         )
         masked = np.flatnonzero(np.isin(rows.slots, UNDER_A_GRAMMAR))
         words = np.array([mask_at(position) for position in positions[masked]], dtype=np.int32)[:, None]
-        sampled = sampler(logits, built, GrammarMasks(rows=masked, masks=words)).token_ids
+        masks = GrammarMasks(rows=masked, masks=words)
+        processors = LogitsProcessors.of(rows, positions, num_prompt[rows.slots], masks, torch.from_numpy)
+        sampled = sampler(logits, rows.metadata(positions), processors, torch.from_numpy(token_ids)).token_ids
         count = num_emitted(sampled, torch.from_numpy(drafts), query_start_loc).numpy()
         emitted = emitted_rows(count, query_start_loc)
         token_ids[rows.slots[emitted], positions[emitted]] = sampled.numpy()[emitted]

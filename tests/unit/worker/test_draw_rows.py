@@ -12,7 +12,6 @@ from inflight.sample.sampler import SamplerOutput
 from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.model_input import DrawnStep, VerifiedDraws
-from inflight.worker.step_output import to_output
 from tests.unit.worker.test_input_batch import ints, new, plan
 
 DRAFTS = np.array([[7, -1, -1], [0, 0, 0], [30, 31, 32], [40, 41, -1]], dtype=np.int32)  # by row
@@ -99,7 +98,7 @@ def test_the_answer_holds_what_is_emitted() -> None:
     verified = VerifiedDraws(
         np.array([2, 1, 2]), ints(3, 8, 4), ints(0, 3, 4, 6), np.array([[1, -1]] * 3, dtype=np.int32)
     )
-    output = to_output(DrawnStep(7, drawn, verified))
+    output = DrawnStep(7, drawn, verified).to_output()
     assert output.step_id == 7
     assert output.sampled_token_ids.tolist() == [5, 6, -1, 9, 10]
     assert output.num_sampled_tokens.tolist() == [2, 1, 2]

@@ -14,7 +14,7 @@ from inflight.interface.request import ResolvedSampling
 from inflight.sampling_params import SamplingParams
 from inflight.worker import prompt_logprobs
 from inflight.worker.input_batch import InputBatch
-from inflight.worker.prompt_logprobs import PromptLogprobsProgress, PromptLogprobsWork, joined
+from inflight.worker.prompt_logprobs import PromptLogprobsProgress, PromptLogprobsSpan, joined
 from tests.unit.worker.test_input_batch import ints, new, plan
 
 WANTED = ResolvedSampling(params=SamplingParams(prompt_logprobs=2), seed=0, max_tokens=4)
@@ -87,7 +87,7 @@ def test_the_columns_are_log_probabilities_whatever_the_pieces(monkeypatch: pyte
     hidden = torch.randn(11, 4, generator=generator)
     head = torch.randn(4, 9, generator=generator)
     targets = np.array([8, 0, 3, 3, 5, 1, 2], dtype=np.int32)
-    work = PromptLogprobsWork(row=0, start=1, first_token=2, targets=targets, num_logprobs=2)
+    work = PromptLogprobsSpan(row=0, start=1, first_token=2, targets=targets, num_logprobs=2)
     expected = torch.log_softmax(hidden[2:9].double() @ head.double(), dim=1)
     for max_rows in (1, 3, 256):
         monkeypatch.setattr(prompt_logprobs, "MAX_ROWS", max_rows)

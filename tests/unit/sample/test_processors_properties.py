@@ -1,4 +1,4 @@
-"""What some requests ask for, on the device: the CPU's logits and logprobs, from the history that the device has."""
+"""Drawn rows with all processors at once, against plain loops; on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.kernels.token_masks import torch_apply_token_masks
-from inflight.sample import device_features
-from inflight.sample.device_features import DeviceFeatures, in_one_copy
-from inflight.sample.metadata import GrammarMasks
-from inflight.sample.processors import process_logits
-from inflight.sample.sampler import Sampler
+from inflight.sample import processors
+from inflight.sample.processors import LogitsProcessors, in_one_copy
+from inflight.sample.rows import GrammarMasks
 from inflight.sample.state import SamplingState
 from inflight.sampling_params import SamplingParams
-from tests.unit.sample.batch import GREEDY, Row, metadata_of
+from tests.unit.sample.batch import GREEDY, NOT_YET, Row, sample, step_of
 from tests.unit.sample.device_batch import DEVICE
 
 VOCAB_SIZE = 77
-NOT_YET = 10**9  # what history holds behind a draw: nobody may look at it
 
 tokens = st.integers(0, VOCAB_SIZE - 1)
 few_tokens = st.integers(0, 4)  # so that words and penalties meet
@@ -65,17 +61,16 @@ def grammar_masks(draw: st.DrawFn, num_rows: int) -> GrammarMasks | None:
     return GrammarMasks(rows=np.array(rows, dtype=np.int64), masks=words)
 
 
-def features_of(
+def processors_of(
     rows: Sequence[Row], masks: GrammarMasks | None = None
-) -> tuple[DeviceFeatures | None, Tensor, list[np.ndarray]]:
-    """Of rows in slots as in `metadata_of`; the device's history; and what was uploaded."""
+) -> tuple[LogitsProcessors | None, Tensor, list[np.ndarray]]:
+    """Of rows in slots as in `step_of`; the device's history; and what was uploaded."""
     num_rows, uploads = len(rows), []
     state = SamplingState(num_rows + 1, VOCAB_SIZE, "cpu")
-    history = torch.full((num_rows + 2, 40), NOT_YET, dtype=torch.int32)
+    _, _, history = step_of(rows, VOCAB_SIZE)
     slots = np.arange(num_rows, 0, -1, dtype=np.int32)
     for slot, row in zip(slots.tolist(), rows, strict=True):
         state.add(slot, row.resolved)
-        history[slot, : len(row.prompt) + len(row.output)] = torch.tensor([*row.prompt, *row.output])
     num_prompt = np.array([len(row.prompt) for row in rows], dtype=np.int32)
     positions = num_prompt + np.array([len(row.output) for row in rows], dtype=np.int32)
 
@@ -83,26 +78,46 @@ def features_of(
         uploads.append(array)
         return torch.from_numpy(array.copy()).to(DEVICE)
 
-    return DeviceFeatures.of(state.take(slots), positions, num_prompt, masks, upload), history.to(DEVICE), uploads
+    return LogitsProcessors.of(state.take(slots), positions, num_prompt, masks, upload), history.to(DEVICE), uploads
 
 
 def logits_of(num_rows: int, seed: int = 0) -> Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def cpu_logits(logits: Tensor, rows: Sequence[Row], masks: GrammarMasks | None) -> Tensor:
-    logits = logits.clone()
-    if masks is not None:
-        torch_apply_token_masks(logits, masks.rows, masks.masks)
-    process_logits(logits, metadata_of(rows, VOCAB_SIZE))
-    return logits
+def expected_logits(logits: Tensor, rows: Sequence[Row], masks: GrammarMasks | None = None) -> Tensor:
+    """One row, one token at a time, in float32."""
+    out = logits.numpy().copy()
+    for i, (row, values) in enumerate(zip(rows, out, strict=True)):
+        params, tokens = row.params, [*row.prompt, *row.output]
+        if masks is not None and i in masks.rows:
+            words = masks.masks[masks.rows.tolist().index(i)].tolist()
+            values[[t for t in range(VOCAB_SIZE) if not words[t // 32] >> t % 32 & 1]] = -np.inf
+        if params.allowed_token_ids is not None:
+            values[[t for t in range(VOCAB_SIZE) if t not in params.allowed_token_ids]] = -np.inf
+        for token, bias in (params.logit_bias or {}).items():
+            values[token] += np.float32(bias)
+        completed = [word[-1] for word in row.bad_words if list(word[:-1]) == tokens[len(tokens) - len(word) + 1 :]]
+        too_early = row.stop_token_ids if len(row.output) < params.min_tokens else []
+        for banned in (completed, too_early):
+            before = values.copy()
+            values[list(banned)] = -np.inf
+            if (values == -np.inf).all():
+                values[:] = before
+        for token in {*tokens} if params.repetition_penalty != 1.0 else ():
+            penalty = np.float32(params.repetition_penalty)
+            values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
+        for token in {*row.output}:
+            count = np.float32(row.output.count(token))
+            values[token] -= count * np.float32(params.frequency_penalty) + np.float32(params.presence_penalty)
+    return torch.from_numpy(out)
 
 
 def device_logits(logits: Tensor, rows: Sequence[Row], masks: GrammarMasks | None = None) -> Tensor:
-    found, history, _ = features_of(rows, masks)
+    found, history, _ = processors_of(rows, masks)
     logits = logits.to(DEVICE, copy=True)
     if found is not None:
-        found.before_draw(logits, history)
+        found.apply(logits, history)
     return logits.cpu()
 
 
@@ -112,19 +127,21 @@ def device_logits(logits: Tensor, rows: Sequence[Row], masks: GrammarMasks | Non
     st.integers(0, 2**30),
     st.sampled_from([80, 10**6]),
 )
-def test_logits_and_logprobs_are_the_cpus(data: st.DataObject, rows: list[Row], seed: int, chunk: int) -> None:
+def test_logits_and_logprobs_are_those_of_plain_loops(
+    data: st.DataObject, rows: list[Row], seed: int, chunk: int
+) -> None:
     masks = data.draw(grammar_masks(len(rows)))
     logits = logits_of(len(rows), seed)
-    found, history, uploads = features_of(rows, masks)
+    found, history, uploads = processors_of(rows, masks)
     assert len(uploads) == (found is not None)
-    drawn = Sampler(VOCAB_SIZE, "cpu")(logits.clone(), metadata_of(rows, VOCAB_SIZE), masks)
+    drawn = sample(logits, rows, masks)
     changed = logits.to(DEVICE, copy=True)
     if found is not None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device_features, "CHUNK_ELEMENTS", chunk)
-            found.before_draw(changed, history)
-    assert torch.equal(changed.cpu(), cpu_logits(logits, rows, masks))
-    logprobs = None if found is None else found.after_draw(drawn.token_ids.to(DEVICE))
+            patch.setattr(processors, "CHUNK_ELEMENTS", {DEVICE.type: chunk})
+            found.apply(changed, history)
+    assert torch.equal(changed.cpu(), expected_logits(logits, rows, masks))
+    logprobs = None if found is None else found.logprobs(drawn.token_ids.to(DEVICE))
     assert (logprobs is None) == (drawn.logprobs is None)
     if found is not None and logprobs is not None and drawn.logprobs is not None:
         assert found.logprobs_rows is not None and drawn.logprobs_rows is not None
@@ -144,7 +161,7 @@ def test_logits_and_logprobs_are_the_cpus(data: st.DataObject, rows: list[Row], 
     ],
 )
 def test_a_row_that_needs_nothing_costs_nothing(row: Row) -> None:
-    found, _, uploads = features_of([row, Row(GREEDY)])
+    found, _, uploads = processors_of([row, Row(GREEDY)])
     assert found is None and not uploads
 
 
@@ -161,13 +178,13 @@ def test_a_draft_sees_only_the_tokens_before_it() -> None:
     history[1, :5] = torch.tensor([1, 2, 7, 7, 8])
     positions = np.array([2, 3, 4, 5], dtype=np.int32)
     rows = state.take(np.ones(4, dtype=np.int32))
-    found = DeviceFeatures.of(
+    found = LogitsProcessors.of(
         rows, positions, np.full(4, 2, dtype=np.int32), None, lambda array: torch.from_numpy(array).to(DEVICE)
     )
     logits = logits_of(4)
     expected = torch.cat(
         [
-            cpu_logits(
+            expected_logits(
                 logits[i : i + 1], [Row(row.params, prompt=[1, 2], output=[7, 7, 8][:i], bad_words=row.bad_words)], None
             )
             for i in range(4)
@@ -175,7 +192,7 @@ def test_a_draft_sees_only_the_tokens_before_it() -> None:
     )
     assert found is not None
     changed = logits.to(DEVICE, copy=True)
-    found.before_draw(changed, history.to(DEVICE))
+    found.apply(changed, history.to(DEVICE))
     assert torch.equal(changed.cpu(), expected)
 
 
@@ -189,16 +206,16 @@ def test_a_ban_that_would_leave_nothing_yields() -> None:
     ]
     out = device_logits(logits_of(3), rows)
     assert [row.isfinite().nonzero()[:, 0].tolist() for row in out[:2]] == [[5], [6]]
-    assert torch.equal(out, cpu_logits(logits_of(3), rows, None))
+    assert torch.equal(out, expected_logits(logits_of(3), rows))
 
 
 def test_logprobs_are_of_the_logits_before() -> None:
     rows = [Row(greedy(logprobs=2, allowed_token_ids=[4])), Row(greedy())]
     logits = logits_of(2)
-    found, history, _ = features_of(rows)
+    found, history, _ = processors_of(rows)
     assert found is not None and found.num_logprobs == 2
-    found.before_draw(logits.to(DEVICE, copy=True), history)
-    logprobs = found.after_draw(torch.tensor([4, 0], dtype=torch.int32, device=DEVICE))
+    found.apply(logits.to(DEVICE, copy=True), history)
+    logprobs = found.logprobs(torch.tensor([4, 0], dtype=torch.int32, device=DEVICE))
     assert logprobs is not None
     torch.testing.assert_close(logprobs.logprobs[0, 0].cpu(), logits.log_softmax(1)[0, 4])
     assert logprobs.token_ids[0, 1:].tolist() == logits[0].topk(2).indices.tolist()

@@ -1,12 +1,12 @@
-"""`StepWorks`: what a step does on the device, by kind and size, over memory that never moves. What graphs are recorded of.
+"""`StepPrograms`: the kernel launches that make up a step on a GPU, over memory that never moves, so graphs can record them.
 
-    decode(n)   n rows of one token each: forward and head           -> logits [n]
-    mixed(n)    any rows with n tokens together: forward             -> hidden [n]
-    head(n)     n of these tokens                                    -> logits [n]
-    eager(...)  any rows, of any number of tokens: forward and head  -> logits
-    draw(n)     a token from each of n logits, and on to the next    -> tokens [n]
+    decode(n)   forward and head of n rows with one token each           -> logits [n]
+    mixed(n)    forward of rows with n tokens in all                     -> hidden [n]
+    head(n)     head of n of these hidden states                         -> logits [n]
+    eager(...)  forward and head of rows with any number of tokens       -> logits
+    draw(n)     draw a token from each of n logits; advance the state    -> tokens [n]
 
-On all pipeline stages but the last the forward leaves in `sent` what the next one takes, and there is nothing else.
+On all pipeline stages but the last there is only the forward, and it leaves the activations for the next stage in `sent`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.attention.metadata import AttentionMetadata
+from inflight.attention.backend import AttentionMetadata
 from inflight.attention.triton_paged import TritonPagedMetadata
 from inflight.config.engine import EngineConfig
 from inflight.config.partition import PipelineStage
@@ -28,23 +28,23 @@ from inflight.models.causal_lm import CausalLM
 from inflight.sample.device_sampler import DeviceSampler
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.device_state import DeviceState
-from inflight.worker.prompt_logprobs import PromptLogprobsWork
+from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 
 PROFILED_LOGPROBS = 20  # as many as OpenAI's API gives
 
 
-class StepWorks:
-    """Methods launch, in work that is enqueued; `bind` comes first.
+class StepPrograms:
+    """Methods launch kernels: they are called on a stream, after `bind`.
 
     Args:
         max_num_tokens: of a step, padding included.
         max_mixed: the most tokens that `mixed` is called with.
 
     Attributes:
-        logits: float32 [max_num_seqs, vocab_size], of the draws; last stage.
-        tokens: int32 [max_num_seqs], drawn; last stage.
-        received: what the stage before sends; None on the first.
-        sent: what the next one takes; None on the last.
+        logits: float32 [max_num_seqs, vocab_size], of the draws, on the last stage.
+        tokens: int32 [max_num_seqs], drawn on the last stage.
+        received: activations from the previous stage; None on the first stage.
+        sent: activations for the next stage; None on the last stage.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StepWorks:
             self._model.compute_logits(hidden, out=self.logits[:num_rows])
 
     def mixed(self, num_tokens: int) -> None:
-        num_rows = min(self._config.scheduler.max_num_seqs + 1, num_tokens)  # none is without tokens
+        num_rows = min(self._config.scheduler.max_num_seqs + 1, num_tokens)  # every row has a token
         hidden = self._forward(
             num_tokens, self._recorded_metadata(num_tokens, num_rows, max_query_len=max(2, num_tokens))
         )
@@ -107,15 +107,15 @@ class StepWorks:
         *,
         max_query_len: int,
         max_seq_len: int,
-        prompt_logprobs: Sequence[tuple[PromptLogprobsWork, Tensor]],
+        prompt_logprobs: Sequence[tuple[PromptLogprobsSpan, Tensor]],
     ) -> list[list[LogprobsTensors]]:
-        """`prompt_logprobs`: each with its targets on the device. Returns theirs, in pieces."""
+        """`prompt_logprobs`: spans with their targets on the device. Returns the log-probabilities of each span, in pieces."""
         indices = self._parts["logits_indices"][: max(num_draws, 1)]
         metadata = self._make_metadata(num_tokens, num_rows, max_query_len=max_query_len, max_seq_len=max_seq_len)
         hidden = self._forward(num_tokens, metadata, None if prompt_logprobs else indices)
         if hidden is None:
             return []
-        found = [work.pieces(hidden, self._model.compute_logits, targets) for work, targets in prompt_logprobs]
+        found = [span.pieces(hidden, self._model.compute_logits, targets) for span, targets in prompt_logprobs]
         if prompt_logprobs:
             hidden = hidden.index_select(0, indices)
         if num_draws:
@@ -146,7 +146,7 @@ class StepWorks:
         )
 
     def profile_draws(self, hidden: Tensor) -> None:
-        """The head, and draws of as many rows, before there is any state."""
+        """For the profile run, before there is a state: head, draws, log-probabilities of as many rows as a step may draw."""
         num_rows = min(len(self.logits), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows], out=self.logits[:num_rows])
         if self._draws:
@@ -158,7 +158,7 @@ class StepWorks:
     def _forward(
         self, num_tokens: int, metadata: tuple[AttentionMetadata, ...], rows: Tensor | None = None
     ) -> Tensor | None:
-        """The hidden states, of `rows` or all; None where they go to the next stage."""
+        """The hidden states of `rows`, or of all tokens; None if they go to the next stage."""
         output = self._model(
             self._parts["input_ids"][:num_tokens],
             self._parts["positions"][:num_tokens],
@@ -176,7 +176,7 @@ class StepWorks:
     def _recorded_metadata(
         self, num_tokens: int, num_rows: int, *, max_query_len: int
     ) -> tuple[AttentionMetadata, ...]:
-        """One object for every run of a size, as its graph has it."""
+        """The metadata for a size, always the same object: the size's graph has recorded its tensors."""
         key = num_tokens, max_query_len
         if key not in self._metadata:
             max_seq_len = self._config.model.max_model_len
