@@ -16,21 +16,27 @@ from __future__ import annotations
 import importlib
 import itertools
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.nodes import ranks_of_node
-from inflight.errors import ConfigError, RankError, StepTimeoutError
+from inflight.errors import ConfigError, InflightError, RankError, StepTimeoutError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
+MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
+MAX_BROKEN_SHUTDOWN_SECONDS = (
+    0.5  # if a rank is lost or silent: the others may wait for it, and never end by themselves
+)
 ROOT_CAUSE_SECONDS = 0.5  # that the engine waits, after the first error of a step, for the error that caused it
 
 
@@ -74,13 +80,8 @@ class Executor(ABC):
         self.world_size = parallel.world_size
         self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first TP rank of the last stage
         self._step_budget = config.execute_model_timeout_seconds
-        self._table = ReplyTable(
-            num_ranks=self.world_size,
-            output_rank=self.output_rank,
-            step_budget=self._step_budget,
-            ask=self._ask,
-            state=self._state,
-        )
+        self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
+        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
         self._has_silent_rank = False  # the other ranks may wait for it, and then do not end by themselves
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
@@ -114,9 +115,7 @@ class Executor(ABC):
         assert len(configs) == self.world_size, f"{len(configs)} KV cache configs for {self.world_size} ranks"
         if configs == self._kv_cache_configs:
             return
-        pending = PendingCall("initialize_from_config", self.world_size, timeout=None, unique_reply_rank=None)
-        self._send_call(pending, [(config,) for config in configs], {})
-        pending.future.result()
+        self._call("initialize_from_config", [(config,) for config in configs]).result()
         self._kv_cache_configs = configs
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -145,10 +144,10 @@ class Executor(ABC):
         A step may take `execute_model_timeout_seconds`, counted from the call, from the end of the step before it, or from when
         its masks are sent.
         """
-        pending = PendingStep(scheduler_output, self.world_size)
+        pending = PendingStep(scheduler_output, self.world_size, self.output_rank)
         command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
         with self._send_lock:
-            if self._table.add_step(pending):
+            if self._table.add(pending):
                 for rank in range(self.world_size):
                     self._send(rank, command)
         future: Future[ModelRunnerOutput] = pending.future
@@ -174,56 +173,9 @@ class Executor(ABC):
         """Run a forward pass that belongs to no request, on all ranks, within the budget of a step."""
         self.collective_rpc("execute_dummy_batch", timeout=self._step_budget)
 
-    # -- what ends while no step runs ----------------------------------------------------------------------------
-
-    def set_event_callback(self, on_event: Callable[[], None]) -> None:
-        """`on_event` wakes an idle engine when a rank has reported something outside a step, or has died; it must not block.
-
-        It is called in a thread of the executor's. What was reported is in the next step's output, or comes by
-        `take_kv_connector_output` if there is no request to make a step of.
-        """
-        self._table.set_event_callback(on_event)
-
-    def take_kv_connector_output(self) -> KVConnectorOutput:
-        """What all ranks have reported and no step has brought out yet. Never waits."""
-        return self._table.take_kv_connector_output()
-
     # -- everything else is one call ---------------------------------------------------------------------------
     # Arguments and values are Any: the worker's method says what it takes and returns.
 
-    @overload
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        non_block: Literal[False] = False,
-        unique_reply_rank: None = None,
-    ) -> list[Any]: ...
-    @overload
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        non_block: Literal[False] = False,
-        unique_reply_rank: int,
-    ) -> Any: ...
-    @overload
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        non_block: Literal[True],
-        unique_reply_rank: int | None = None,
-    ) -> Future[Any]: ...
     def collective_rpc(
         self,
         method: str,
@@ -244,17 +196,25 @@ class Executor(ABC):
             timeout: seconds from now, the steps in front included; None waits as long as the ranks live.
         """
         assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
-        pending = PendingCall(method, self.world_size, timeout, unique_reply_rank)
-        self._send_call(pending, [tuple(args)] * self.world_size, dict(kwargs or {}))
-        return pending.future if non_block else pending.future.result()
+        future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank)
+        return future if non_block else future.result()
 
-    def _send_call(self, pending: PendingCall, args_of_rank: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> None:
+    def _call(
+        self,
+        method: str,
+        args_of_rank: list[tuple[Any, ...]],
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        unique_reply_rank: int | None = None,
+    ) -> Future[Any]:
+        call_id, epoch = next(self._call_ids), self._table.epoch
+        pending = PendingCall(call_id, method, self.world_size, timeout, unique_reply_rank)
         with self._send_lock:
-            call_id, epoch = next(self._call_ids), self._table.epoch
-            if self._table.add_call(call_id, pending):
+            if self._table.add(pending):
                 for rank, args in enumerate(args_of_rank):
-                    command = RpcCall(epoch=epoch, call_id=call_id, method=pending.method, args=args, kwargs=kwargs)
+                    command = RpcCall(epoch=epoch, call_id=call_id, method=method, args=args, kwargs=dict(kwargs or {}))
                     self._send(rank, command)
+        return pending.future
 
     # -- health and end ----------------------------------------------------------------------------------------
 
@@ -272,7 +232,11 @@ class Executor(ABC):
         Raises:
             EngineClosedError, WorkerDiedError: no more steps are possible.
         """
-        self._table.raise_if_unusable("the engine cannot go on")
+        self._table.raise_if_unusable("the next step")
+
+    def set_death_callback(self, on_death: Callable[[], None]) -> None:
+        """`on_death` wakes an idle engine when a rank has died. It is called in a thread of the executor's and must not block."""
+        self._table.set_death_callback(on_death)
 
     def check_health(self) -> None:
         """Ask every rank, within the budget of a step; steps in front count. Raises if one cannot serve."""
@@ -323,8 +287,20 @@ class Executor(ABC):
             self.shutdown()
             raise
 
+    def _wait_until_started(self) -> None:
+        """Wait for an entry of each rank in `_started`. Raises the first error."""
+        for _ in range(self.world_size):
+            error = self._started.get()
+            if error is not None:
+                raise error
+
+    def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
+        """When `_terminate` stops to wait for ranks that do not end by themselves, on the clock `time.monotonic()`."""
+        seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
+        return time.monotonic() + min(seconds, self._step_budget)
+
     def _deliver(self, reply: WorkerReply) -> None:
-        """A rank's reply, event or activity, from any thread, in any order, any number of times."""
+        """A rank's reply or activity, from any thread, in any order, any number of times."""
         self._table.deliver(reply)
 
     def _rank_died(self, rank: int, reason: str) -> None:

@@ -8,9 +8,7 @@ So that every engine also sees the same replies, each sends those of its rank to
                                                            ▲                                   ╰─▶ streams to all others
     streams of all others ── held until the command that is answered was submitted here ───────┴─▶ _deliver
 
-What a rank reports between steps travels with its next step's reply: at another moment each engine would see it at its own
-time. It wakes no idle engine for the same reason. A command that another engine has not given ends the work at once, with an
-error on every rank.
+A command that another engine has not given ends the engines at once, with an error on every rank.
 
 All state but what the constructor makes is touched in the reactor's thread only.
 """
@@ -25,14 +23,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.distributed.launcher import LauncherMeeting
-from inflight.errors import CodecError, ConfigError, EngineError, InflightError
+from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
 from inflight.executor.rank_thread import RankThread
 from inflight.executor.reactor import Reactor
@@ -44,27 +40,23 @@ from inflight.interface.messages import (
     AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
+    ReplyKey,
     RpcCall,
     RpcReply,
     StepReply,
     WorkerActivity,
     WorkerCommand,
-    WorkerEvent,
     WorkerReply,
 )
 from inflight.interface.start_up import Ready, StartUpFailed, Stop, Submitted
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
-MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # when a rank is lost
 FAILURE_DELAY_SECONDS = 0.05  # from the failure of a rank's peer to the end of its stream
 
 WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
-ReplyKey = tuple[type, int]  # what a reply answers: its type, and the step's or call's id
 
 
 class ExternalLauncherExecutor(Executor):
@@ -97,10 +89,8 @@ class ExternalLauncherExecutor(Executor):
         self._reactor = Reactor("inflight-io")
         self._peers: dict[int, _Peer] = {}
         self._rank_thread: RankThread | None = None
-        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
         self._commands: deque[ReplyKey] = deque()  # not answered by this rank
         self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # of this rank, not sent
-        self._reported = KVConnectorOutput()  # by this rank, since its last step
         self._num_submitted = 0
         self._start()
 
@@ -121,14 +111,11 @@ class ExternalLauncherExecutor(Executor):
                 self._me.rank,
                 partial(self._worker_factory, self.config, self._me.rank, rendezvous),
                 started=self._has_started,
-                reply=lambda reply: self._reactor.call_soon(partial(self._take_own, reply)),
+                reply=lambda reply: self._reactor.call_soon(partial(self._answer, reply)),
                 died=lambda reason: self._reactor.call_soon(partial(self._own_rank_died, reason)),
             )
             self._rank_thread.start()
-            for _ in range(self.world_size):
-                error = self._started.get()
-                if error is not None:
-                    raise error
+            self._wait_until_started()
         finally:
             if meeting is not None:
                 meeting.close()
@@ -165,13 +152,12 @@ class ExternalLauncherExecutor(Executor):
             self._rank_thread.inbox.put(command)
 
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
+        self._commands.append(command.key)
         if isinstance(command, ExecuteModel):
-            step_id = command.scheduler_output.step_id
-            self._commands.append((StepReply, step_id))
-            submitted = Submitted(name=f"step {step_id}", digest=_digest(encode(command)) if self._peers else "")
+            name, digest = f"step {command.key[1]}", _digest(encode(command)) if self._peers else ""
         else:
-            self._commands.append((RpcReply, command.call_id))
-            submitted = Submitted(name=f"{command.method}()", digest="")
+            name, digest = f"{command.method}()", ""
+        submitted = Submitted(name=name, digest=digest)
         self._num_submitted += 1
         self._send_to_peers(submitted)
         for rank, peer in self._peers.items():
@@ -179,42 +165,25 @@ class ExternalLauncherExecutor(Executor):
             self._compare(rank, peer)
             self._deliver_held(peer)
 
-    def _take_own(self, reply: WorkerReply) -> None:
+    def _answer(self, reply: WorkerReply) -> None:
         """A step that could not even begin may be answered before those in front of it: all engines see one order."""
-        match reply:
-            case WorkerEvent() if not self._peers:
-                self._deliver(reply)  # nobody has to see it at the same moment
-                return
-            case WorkerEvent():
-                self._reported = _union(self._reported, reply.kv_connector_output)
-                return
-            case StepReply():
-                self._answers[StepReply, reply.step_id] = reply
-            case RpcReply():
-                self._answers[RpcReply, reply.call_id] = reply
+        assert not isinstance(reply, WorkerActivity), reply
+        self._answers[reply.key] = reply
         while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
             self._commands.popleft()
-            self._publish(self._with_reports(answer))
-
-    def _with_reports(self, reply: StepReply | RpcReply) -> StepReply | RpcReply:
-        if not isinstance(reply, StepReply) or not isinstance(reply.result, ModelRunnerOutput):
-            return reply
-        if self._reported == KVConnectorOutput():
-            return reply
-        reported, self._reported = _union(self._reported, reply.result.kv_connector_output), KVConnectorOutput()
-        return replace(reply, result=replace(reply.result, kv_connector_output=reported))
+            self._publish(answer)
 
     def _publish(self, reply: StepReply | RpcReply) -> None:
         try:
             self._send_to_peers(reply)
         except CodecError as error:
-            reply = failed_reply(reply, error)
+            reply = failed_reply(reply, reply.rank, failure_of(error))
             self._send_to_peers(reply)
-        self._take_in(reply)
+        self._deliver_reply(reply)
 
-    def _take_in(self, reply: StepReply | RpcReply) -> None:
+    def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
         """A rank that dies makes others fail in their collectives; that it died says more, and is known a moment later."""
-        if isinstance(reply, StepReply) and not isinstance(reply.result, ModelRunnerOutput):
+        if isinstance(reply, StepReply) and reply.failure is not None:
             self._reactor.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
             self._deliver(reply)
@@ -256,7 +225,7 @@ class ExternalLauncherExecutor(Executor):
         """The peer may be ahead: the reply table forgets what answers a command that it does not know yet."""
         while peer.held and peer.num_delivered < self._num_submitted:
             peer.num_delivered += 1
-            self._take_in(peer.held.popleft())
+            self._deliver_reply(peer.held.popleft())
 
     def _compare(self, rank: int, peer: _Peer) -> None:
         while peer.ours and peer.theirs:
@@ -314,9 +283,7 @@ class ExternalLauncherExecutor(Executor):
     def _terminate(self) -> None:
         """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
         atexit.unregister(self.shutdown)
-        is_broken = self._has_silent_rank or any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
-        seconds = min(MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS, self._step_budget)
-        end = time.monotonic() + seconds
+        end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
         self._reactor.call_soon(partial(self._send_to_peers, Stop()))
         if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
             for peer in self._peers.values():
@@ -326,10 +293,8 @@ class ExternalLauncherExecutor(Executor):
         self._reactor.stop()
         for peer in self._peers.values():
             peer.stream.close()
-        if self._rank_thread is not None and not self._rank_thread.join(max(end - time.monotonic(), 0.1)):
-            logger.warning(
-                "rank %d did not end in time and is left behind: %s", self._me.rank, self._rank_thread.activity
-            )
+        if self._rank_thread is not None:
+            self._rank_thread.join(max(end, time.monotonic() + 0.1))
 
 
 class _Peer:
@@ -351,11 +316,3 @@ def _digest(frame: Frame) -> str:
     for buffer in frame.buffers():
         digest.update(buffer)
     return digest.hexdigest()
-
-
-def _union(a: KVConnectorOutput, b: KVConnectorOutput) -> KVConnectorOutput:
-    return KVConnectorOutput(
-        finished_sending=a.finished_sending | b.finished_sending,
-        finished_receiving=a.finished_receiving | b.finished_receiving,
-        failed_block_ids=a.failed_block_ids | b.failed_block_ids,
-    )

@@ -20,31 +20,28 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.nodes import ranks_of_node
 from inflight.config.ranks import RankLayout
-from inflight.errors import CodecError, EngineError, InflightError, WorkerDiedError
+from inflight.errors import CodecError, EngineError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.executor.join import Listener
 from inflight.executor.process import WorkerProcess, stop_processes, worker_title
 from inflight.executor.reactor import Reactor
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
-from inflight.executor.worker_loop import start_up_error
+from inflight.executor.worker_loop import failed_reply, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
     AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
-    RpcCall,
     RpcReply,
     StepReply,
     WorkerActivity,
     WorkerCommand,
-    WorkerEvent,
     WorkerFailure,
 )
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
@@ -54,10 +51,6 @@ from inflight.sockets import listen
 logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
-MAX_SHUTDOWN_SECONDS = 5.0  # before signals are sent; less if the budget of a step is less
-MAX_BROKEN_SHUTDOWN_SECONDS = (
-    0.5  # if a rank is lost or silent: the others may wait for it in a collective, and never end by themselves
-)
 MAX_JOIN_SECONDS = 300.0
 EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
 
@@ -87,7 +80,6 @@ class MultiprocExecutor(Executor):
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
         self._last_plan: tuple[ExecuteModel, list[Buffer]] | None = None  # the same for all ranks: encoded once
         self._start()
 
@@ -114,10 +106,7 @@ class MultiprocExecutor(Executor):
                 place = until_launched.enter_context(listen(self._rendezvous_host, 0))
                 self._rendezvous, listen_fd = self._make_rendezvous(place), place.fileno()
             self._reactor.run(partial(self._launch_local, local_ranks, listen_fd))
-        for _ in self._ranks:
-            error = self._started.get()
-            if error is not None:
-                raise error
+        self._wait_until_started()
         if self._listener is not None:
             self._reactor.run(self._listener.close)
 
@@ -196,14 +185,15 @@ class MultiprocExecutor(Executor):
         except CodecError as error:
             if isinstance(command, ProvideGrammarOutput):
                 raise  # arrays of one dtype: a defect of the caller's
-            reply = _refusal(command, rank, error)
+            failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
+            reply = failed_reply(command, rank, failure)
             self._reactor.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
             return
         stream.send(buffers)
 
     def _receive(self, rank: int, message: Message) -> None:
         match message:
-            case StepReply() | RpcReply() | WorkerEvent() | WorkerActivity() if message.rank == rank:
+            case StepReply() | RpcReply() | WorkerActivity() if message.rank == rank:
                 self._deliver(message)
             case Ready() if not self._ranks[rank].is_ready:
                 self._ranks[rank].is_ready = True
@@ -262,9 +252,7 @@ class MultiprocExecutor(Executor):
 
     def _terminate(self) -> None:
         self._terminating = True
-        is_broken = self._has_silent_rank or any(state.is_gone for state in self._ranks)
-        grace_seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS
-        end = time.monotonic() + min(grace_seconds, self._step_budget)
+        end = self._shutdown_deadline(is_broken=any(state.is_gone for state in self._ranks))
         stop = encode(Stop()).buffers()
         for state in self._ranks:
             if state.is_ready and state.stream is not None:
@@ -286,15 +274,6 @@ class MultiprocExecutor(Executor):
         for process in processes:
             self._reactor.unwatch(process)
             process.close()
-
-
-def _refusal(command: ExecuteModel | RpcCall, rank: int, error: CodecError) -> StepReply | RpcReply:
-    """The answer to a command that cannot be sent."""
-    failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
-    if isinstance(command, ExecuteModel):
-        step_id = command.scheduler_output.step_id
-        return StepReply(epoch=command.epoch, step_id=step_id, rank=rank, result=failure)
-    return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=rank, failure=failure)
 
 
 class _Rank:

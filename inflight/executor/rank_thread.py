@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from inflight.executor.worker_loop import Inbox, WorkerLoop
@@ -35,16 +36,12 @@ class RankThread:
         reply: Callable[[WorkerReply], None],
         died: Callable[[str], None],
     ) -> None:
-        self.rank = rank
+        self._rank = rank
         self.inbox = Inbox()
         self._make_worker = make_worker
         self._started, self._reply, self._died = started, reply, died
         self._loop: WorkerLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
-
-    @property
-    def activity(self) -> str:
-        return self.inbox.activity
 
     def start(self) -> None:
         self._thread.start()
@@ -53,12 +50,14 @@ class RankThread:
         """End the loop after the current command; those still in the inbox are not run."""
         self.inbox.stop()
 
-    def join(self, seconds: float) -> bool:
-        """Whether the thread has ended (or never started). It may be the thread itself that asks, from a callback."""
+    def join(self, deadline: float) -> None:
+        """Wait for the thread's end until `deadline`, on the clock `time.monotonic()`. Does not wait if the thread has not been
+        started, or is the current one (a callback may shut the executor down)."""
         if self._thread.ident is None or self._thread is threading.current_thread():
-            return True
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+            return
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._thread.is_alive():
+            logger.warning("rank %d did not end in time and is left behind: %s", self._rank, self.inbox.activity)
 
     def _run(self) -> None:
         worker: WorkerBase | None = None
@@ -69,7 +68,7 @@ class RankThread:
             self._end(worker)
             self._started(error)
             return
-        self._loop = WorkerLoop(worker, self.rank, self.inbox, self._reply)
+        self._loop = WorkerLoop(worker, self._rank, self.inbox, self._reply)
         self._started(None)
         try:
             self._loop.run()
@@ -83,4 +82,4 @@ class RankThread:
         try:
             worker.shutdown()
         except BaseException:
-            logger.exception("rank %d: shutdown of its worker failed", self.rank)
+            logger.exception("rank %d: shutdown of its worker failed", self._rank)

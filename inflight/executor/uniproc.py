@@ -13,19 +13,16 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 from inflight.config.engine import EngineConfig
-from inflight.errors import InflightError, WorkerDiedError
+from inflight.errors import InflightError
 from inflight.executor.executor import Executor
 from inflight.executor.rank_thread import RankThread
-from inflight.executor.worker_loop import failure_of
+from inflight.executor.worker_loop import failure_of, start_up_error
 from inflight.interface.messages import WorkerCommand
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
-
-MAX_SHUTDOWN_SECONDS = 5.0  # for all ranks together; less if the budget of a step is less
 
 WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
 
@@ -42,27 +39,19 @@ class UniProcExecutor(Executor):
     def __init__(self, config: EngineConfig, worker_factory: WorkerFactory | None = None) -> None:
         super().__init__(config)
         factory, self._release = (worker_factory, _nothing) if worker_factory else _real_workers(config)
-        self._started: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self._ranks = [self._rank_thread(rank, factory) for rank in range(self.world_size)]
         self._start()
 
     def _launch(self) -> None:
         for rank_thread in self._ranks:
             rank_thread.start()
-        for _ in self._ranks:
-            rank, error = self._started.get()
-            if isinstance(error, InflightError):
-                raise error
-            if error is not None:
-                failure = failure_of(error)
-                message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-                raise WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback) from error
+        self._wait_until_started()
 
     def _rank_thread(self, rank: int, factory: WorkerFactory) -> RankThread:
         return RankThread(
             rank,
             partial(factory, self.config, rank, None),
-            started=lambda error: self._started.put((rank, error)),
+            started=lambda error: self._started.put(_as_inflight_error(rank, error)),
             reply=self._deliver,
             died=partial(self._rank_died, rank),
         )
@@ -74,15 +63,16 @@ class UniProcExecutor(Executor):
         for rank_thread in self._ranks:
             rank_thread.stop()
         self._release()
-        end = time.monotonic() + min(MAX_SHUTDOWN_SECONDS, self._step_budget)
+        end = self._shutdown_deadline()
         for rank_thread in self._ranks:
-            if not rank_thread.join(max(end - time.monotonic(), 0.0)):
-                logger.warning(
-                    "rank %d did not end in time and is left behind: %s", rank_thread.rank, rank_thread.activity
-                )
+            rank_thread.join(end)
 
     def _ask(self, rank: int) -> None:
         self._deliver(self._ranks[rank].inbox.report(rank))
+
+
+def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError | None:
+    return error if error is None or isinstance(error, InflightError) else start_up_error(rank, failure_of(error))
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from inflight.errors import CodecError, InflightError, WorkerDiedError
+from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.pending import named_error
 from inflight.interface.messages import (
     ExecuteModel,
@@ -20,11 +20,10 @@ from inflight.interface.messages import (
     StepReply,
     WorkerActivity,
     WorkerCommand,
-    WorkerEvent,
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import ModelRunnerOutput
 from inflight.interface.worker import WorkerBase
 
 
@@ -87,9 +86,7 @@ class WorkerLoop:
         self._held: deque[WorkerCommand] = deque()  # a call that waits for steps, and what came after it
         self._lock = threading.Lock()
         self._num_unanswered = 0  # steps; guarded by the lock, as is what it means for `_held`
-        self._epoch = 0  # of the last command
         inbox.loop = self
-        worker.set_event_sink(self._send_event)
 
     @property
     def activity(self) -> str:
@@ -137,7 +134,6 @@ class WorkerLoop:
             return isinstance(command, RpcCall) and self._num_unanswered > 0
 
     def _run(self, command: WorkerCommand) -> None:
-        self._epoch = command.epoch
         match command:
             case ExecuteModel():
                 self._run_step(command)
@@ -149,23 +145,19 @@ class WorkerLoop:
                 self._method = ""
                 self._reply(reply)
 
-    def _send_event(self, output: KVConnectorOutput) -> None:
-        self._reply(WorkerEvent(epoch=self._epoch, rank=self._rank, kv_connector_output=output))
-
     def _run_step(self, command: ExecuteModel) -> None:
-        plan = command.scheduler_output
-        self._steps[plan.step_id] = command
+        self._steps[command.scheduler_output.step_id] = command
         with self._lock:
             self._num_unanswered += 1
         try:
-            result = self._worker.execute_model(plan)
+            output = self._worker.execute_model(command.scheduler_output)
         except Exception as error:
-            self._answer_step(command, failure_of(error))
+            self._answer_step(command, failure=failure_of(error))
             return
-        if isinstance(result, Future):
-            result.add_done_callback(partial(self._step_done, command))
+        if isinstance(output, Future):
+            output.add_done_callback(partial(self._step_done, command))
         else:
-            self._answer_step(command, result)
+            self._answer_step(command, output)
 
     def _provide(self, command: ProvideGrammarOutput) -> None:
         step = self._steps.get(command.step_id)
@@ -174,25 +166,31 @@ class WorkerLoop:
         try:
             self._worker.provide_grammar_output(command.step_id, command.grammar_output)
         except Exception as error:  # it has no answer of its own: its step fails
-            self._answer_step(step, failure_of(error))
+            self._answer_step(step, failure=failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
         """In the thread that has completed the future, or cancelled it at shutdown."""
         try:
-            result: ModelRunnerOutput | WorkerFailure = future.result()
+            output = future.result()
         except BaseException as error:  # of the step; this thread has nobody above it
-            result = failure_of(error)
-        self._answer_step(command, result)
+            self._answer_step(command, failure=failure_of(error))
+        else:
+            self._answer_step(command, output)
 
-    def _answer_step(self, command: ExecuteModel, result: ModelRunnerOutput | WorkerFailure) -> None:
+    def _answer_step(
+        self, command: ExecuteModel, output: ModelRunnerOutput | None = None, failure: WorkerFailure | None = None
+    ) -> None:
+        """With one of the two."""
         step_id = command.scheduler_output.step_id
-        if isinstance(result, ModelRunnerOutput) and result.step_id != step_id:
-            result = failure_of(AssertionError(f"the worker answered step {step_id} with step {result.step_id}"))
+        if output is not None and output.step_id != step_id:
+            error = AssertionError(f"the worker answered step {step_id} with step {output.step_id}")
+            output, failure = None, failure_of(error)
         if self._steps.pop(step_id, None) is None:
             return  # it has failed already
-        self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, result=result))
-        if isinstance(result, WorkerFailure):
-            self._worker.step_failed()
+        reply = StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, output=output, failure=failure)
+        self._reply(reply)
+        if failure is not None:
+            self._worker.leave_groups_after_failure()
         with self._lock:
             self._num_unanswered -= 1
             is_awaited = self._held and not self._num_unanswered
@@ -236,12 +234,11 @@ def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
     return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
 
 
-def failed_reply(reply: WorkerReply, error: CodecError) -> StepReply | RpcReply:
-    """What is sent for a reply that cannot be encoded."""
-    failure = failure_of(error)
-    match reply:
-        case StepReply():
-            return StepReply(epoch=reply.epoch, step_id=reply.step_id, rank=reply.rank, result=failure)
-        case RpcReply():
-            return RpcReply(epoch=reply.epoch, call_id=reply.call_id, rank=reply.rank, failure=failure)
-    raise error  # an event of a connector that breaks its contract
+def failed_reply(
+    to: ExecuteModel | RpcCall | StepReply | RpcReply, rank: int, failure: WorkerFailure
+) -> StepReply | RpcReply:
+    """The reply that is sent if `to`, a command or its answer, cannot be encoded."""
+    kind, number = to.key
+    if kind == "step":
+        return StepReply(epoch=to.epoch, step_id=number, rank=rank, failure=failure)
+    return RpcReply(epoch=to.epoch, call_id=number, rank=rank, failure=failure)

@@ -27,6 +27,7 @@ from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
+    WorkerActivity,
     WorkerReply,
 )
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
@@ -81,7 +82,8 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
         try:
             stream.send(reply)
         except CodecError as error:
-            stream.send(failed_reply(reply, error))
+            assert not isinstance(reply, WorkerActivity), reply
+            stream.send(failed_reply(reply, reply.rank, failure_of(error)))
     except OSError:  # the executor is gone
         os._exit(EXIT_STREAM_ENDED)
 

@@ -1,11 +1,16 @@
-"""What an executor and its workers say to each other. Every message carries the epoch and the id it is about."""
+"""The messages between an executor and its workers: commands that carry an epoch and an id, and the replies to them.
+
+A reply has the `key` of its command: ("step", step id) or ("call", call id).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+
+ReplyKey = tuple[Literal["step", "call"], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +19,10 @@ class ExecuteModel:
 
     epoch: int
     scheduler_output: SchedulerOutput
+
+    @property
+    def key(self) -> ReplyKey:
+        return "step", self.scheduler_output.step_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,10 @@ class RpcCall:
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def key(self) -> ReplyKey:
+        return "call", self.call_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +71,16 @@ class StepReply:
     epoch: int
     step_id: int
     rank: int
-    result: ModelRunnerOutput | WorkerFailure
+    output: ModelRunnerOutput | None = None
+    failure: WorkerFailure | None = None
+
+    def __post_init__(self) -> None:
+        if (self.output is None) == (self.failure is None):
+            raise ValueError("a step has an output or a failure")
+
+    @property
+    def key(self) -> ReplyKey:
+        return "step", self.step_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +93,9 @@ class RpcReply:
     value: Any = None
     failure: WorkerFailure | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEvent:
-    """What a rank reports unasked, because it ended while no step ran. It wakes an engine that is idle."""
-
-    epoch: int
-    rank: int
-    kv_connector_output: KVConnectorOutput
+    @property
+    def key(self) -> ReplyKey:
+        return "call", self.call_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,4 +109,4 @@ class WorkerActivity:
 
 
 WorkerCommand = ExecuteModel | ProvideGrammarOutput | RpcCall
-WorkerReply = StepReply | RpcReply | WorkerEvent | WorkerActivity
+WorkerReply = StepReply | RpcReply | WorkerActivity

@@ -119,15 +119,6 @@ class GrammarOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVConnectorOutput:
-    """What a rank's KV connector finished: request ids whose save or load ended, and blocks that failed to load."""
-
-    finished_sending: frozenset[str] = frozenset()
-    finished_receiving: frozenset[str] = frozenset()
-    failed_block_ids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLogprobs:
     """Log-probabilities of the prompt tokens `[start, start + n)` of the request in the plan's row `row`."""
 
@@ -148,7 +139,6 @@ class ModelRunnerOutput:
     """
 
     step_id: int
-    kv_connector_output: KVConnectorOutput  # no default: forgetting it is a TypeError, not a silent loss
     sampled_token_ids: Int32Array = field(default_factory=_empty)
     num_sampled_tokens: Int32Array = field(default_factory=_empty)  # [num_sampling_rows] or empty
     sampled_positions: Int32Array = field(default_factory=_empty)  # [num_sampling_rows] or empty

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
 TOKEN_BYTES = 32
 
@@ -36,8 +35,8 @@ class Rendezvous:
 
 
 class WorkerBase(ABC):
-    """One rank. All methods are called from one thread, in the order of the executor's calls; except `step_failed`, `phase` and
-    `is_waiting` from any.
+    """One rank. All methods are called from one thread, in the order of the executor's calls. Any thread may call
+    `leave_groups_after_failure`, `phase` and `is_waiting`.
 
     The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
     with one rank, or where they are threads of one process.
@@ -66,7 +65,7 @@ class WorkerBase(ABC):
         """Run one step to its end, or begin it and return its future.
 
         With a future, the next step may be begun before this one has ended. Steps end in the order in which they were begun,
-        and no other method is called until all have ended, `step_failed` and `shutdown` apart.
+        and no other method is called until all have ended, `leave_groups_after_failure` and `shutdown` apart.
         """
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
@@ -79,14 +78,8 @@ class WorkerBase(ABC):
     def execute_dummy_batch(self) -> None:
         """Run a forward pass of one token that belongs to no request; touches no request's cache."""
 
-    def step_failed(self) -> None:
+    def leave_groups_after_failure(self) -> None:
         """A step has failed on this rank, and was answered: free the ranks that wait for this one. From any thread."""
-
-    def set_event_sink(self, sink: Callable[[KVConnectorOutput], None]) -> None:
-        """Called once, before the first command: `sink` reports what ended while no step ran. Any thread may call it.
-
-        The default: this worker has nothing to report outside its steps.
-        """
 
     def phase(self) -> str:
         """What the rank computes now, for the message of an error; "" if not known. Any thread may call it; must not wait."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, PromptLogprobs
+from inflight.interface.step import ModelRunnerOutput, PromptLogprobs
 from inflight.sample.device_features import DeviceFeatures
 from inflight.sample.logprobs import LogprobsTensors
 from inflight.worker.prompt_logprobs import PromptLogprobsWork, joined
@@ -54,11 +54,10 @@ class CopiedStep:
     def wait(self, step_id: int) -> ModelRunnerOutput:
         """The step's answer. Any thread but the one that launches."""
         if self._event is None:
-            return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+            return ModelRunnerOutput(step_id=step_id)
         self._event.synchronize()
         return ModelRunnerOutput(
             step_id=step_id,
-            kv_connector_output=KVConnectorOutput(),
             sampled_token_ids=self._tokens[0].numpy().copy(),
             logprobs=joined(self._on_host) if self._on_host else None,
             logprobs_rows=self._rows,

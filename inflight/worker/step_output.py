@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inflight.interface.request import Int32Array, LogprobsColumns
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import ModelRunnerOutput
 from inflight.sample.sampler import SamplerOutput
 from inflight.sample.verification import emitted_rows
 from inflight.worker.model_input import DrawnStep
@@ -16,16 +16,13 @@ NOTHING: Int32Array = np.empty(0, dtype=np.int32)
 def to_output(step: DrawnStep) -> ModelRunnerOutput:
     """Copies to the host; waits for the device."""
     if step.drawn is None:
-        return ModelRunnerOutput(
-            step_id=step.step_id, kv_connector_output=KVConnectorOutput(), prompt_logprobs=step.prompt_logprobs
-        )
+        return ModelRunnerOutput(step_id=step.step_id, prompt_logprobs=step.prompt_logprobs)
     token_ids = step.drawn.token_ids.cpu().numpy().astype(np.int32, copy=False)
     logprobs, rows = _logprobs(step.drawn)
     verified = step.verified
     if verified is None:
         return ModelRunnerOutput(
             step_id=step.step_id,
-            kv_connector_output=KVConnectorOutput(),
             sampled_token_ids=token_ids,
             logprobs=logprobs,
             logprobs_rows=rows,
@@ -40,7 +37,6 @@ def to_output(step: DrawnStep) -> ModelRunnerOutput:
         rows = np.searchsorted(emitted, rows[kept]).astype(np.int32)
     return ModelRunnerOutput(
         step_id=step.step_id,
-        kv_connector_output=KVConnectorOutput(),
         sampled_token_ids=token_ids[emitted],
         num_sampled_tokens=verified.num_emitted.astype(np.int32),
         sampled_positions=verified.positions,

@@ -242,7 +242,8 @@ class Worker(WorkerBase):
         except BaseException as error:  # an interrupt, too: this thread has nobody above it
             step.error = error
             if step.before is not None and not step.before.done():
-                self.step_failed()  # else peers would wait in this forward while a step before it is to be sampled
+                # else peers would wait in this forward while a step before it is to be sampled
+                self.leave_groups_after_failure()
 
     @torch.inference_mode()
     def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
@@ -296,7 +297,7 @@ class Worker(WorkerBase):
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
 
-    def step_failed(self) -> None:
+    def leave_groups_after_failure(self) -> None:
         self._has_left = True
         self._world.close("a step failed on it")
 

@@ -23,7 +23,7 @@ from inflight.interface.messages import (
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -61,7 +61,7 @@ def test_commands_are_answered_in_order_with_epoch_id_and_rank() -> None:
     step = ExecuteModel(epoch=5, scheduler_output=plan(7))
     first, second = run(worker(), step, call(9, "echo", 1))
     assert isinstance(first, StepReply)
-    assert isinstance(first.result, ModelRunnerOutput)
+    assert isinstance(first.output, ModelRunnerOutput)
     assert (first.epoch, first.step_id, first.rank) == (5, 7, 3)
     assert second == RpcReply(epoch=5, call_id=9, rank=3, value=(3, (1,), {}))
 
@@ -71,7 +71,7 @@ def test_an_exception_becomes_the_reply_and_the_loop_goes_on() -> None:
     replies = run(worker(), call(0, "script", 3, 7, "raise", "bad luck"), step, call(1, "fail", 3, "again"))
     assert isinstance(replies[1], StepReply)
     assert isinstance(replies[2], RpcReply)
-    for failure, text in ((replies[1].result, "bad luck"), (replies[2].failure, "again")):
+    for failure, text in ((replies[1].failure, "bad luck"), (replies[2].failure, "again")):
         assert isinstance(failure, WorkerFailure)
         assert (failure.type_name, failure.message) == ("RuntimeError", text)
         assert "in fail" in failure.traceback
@@ -91,8 +91,8 @@ def test_an_answer_to_another_step_is_a_failure() -> None:
 
     (reply,) = run(Confused(engine_config(), 3, None), ExecuteModel(epoch=5, scheduler_output=plan(7)))
     assert isinstance(reply, StepReply)
-    assert isinstance(reply.result, WorkerFailure)
-    assert "answered step 7 with step 0" in reply.result.message
+    assert isinstance(reply.failure, WorkerFailure)
+    assert "answered step 7 with step 0" in reply.failure.message
 
 
 @pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt])
@@ -135,7 +135,7 @@ def test_activity_says_in_which_phase_a_step_is() -> None:
     assert inbox.activity == "starting"
     replies: list[WorkerReply] = []
     WorkerLoop(Timed(engine_config(), 3, None), 3, inbox, replies.append).run()
-    assert isinstance(replies[0], StepReply) and isinstance(replies[0].result, ModelRunnerOutput)
+    assert isinstance(replies[0], StepReply) and isinstance(replies[0].output, ModelRunnerOutput)
     assert inbox.activity == WAITS
 
 
@@ -165,10 +165,10 @@ class Staged(ScriptedWorker):
         return self.futures[scheduler_output.step_id]
 
     def end(self, step_id: int) -> None:
-        output = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+        output = ModelRunnerOutput(step_id=step_id)
         self.futures[step_id].set_result(output)
 
-    def step_failed(self) -> None:
+    def leave_groups_after_failure(self) -> None:
         self.failed.append(len(self.replies))
 
 
@@ -234,9 +234,9 @@ def test_masks_that_cannot_be_taken_fail_their_step() -> None:
     staged.end(8)
     failed, ended = staged.replies
     assert isinstance(failed, StepReply) and isinstance(ended, StepReply)
-    assert isinstance(failed.result, WorkerFailure) and failed.result.message == "no room"
+    assert isinstance(failed.failure, WorkerFailure) and failed.failure.message == "no room"
     assert (failed.step_id, ended.step_id) == (7, 8)
-    assert isinstance(ended.result, ModelRunnerOutput)
+    assert isinstance(ended.output, ModelRunnerOutput)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bad luck"), SystemExit("no way out"), None])
@@ -249,8 +249,8 @@ def test_a_step_that_fails_later_is_answered_and_then_the_worker_is_told(error: 
         staged.futures[7].set_exception(error)
     (reply,) = staged.replies
     assert isinstance(reply, StepReply)
-    assert isinstance(reply.result, WorkerFailure)
-    assert reply.result.type_name == ("CancelledError" if error is None else type(error).__name__)
+    assert isinstance(reply.failure, WorkerFailure)
+    assert reply.failure.type_name == ("CancelledError" if error is None else type(error).__name__)
     assert staged.failed == [1]  # after the reply
 
 
