@@ -11,6 +11,7 @@ from torch import Tensor
 from inflight.device.base import TORCH_DTYPES
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 SPLIT_BYTES = 1 << 16  # of one tensor; below it a gather costs more than the bytes that it saves
 
@@ -47,11 +48,22 @@ class LinkSpec:
 
 
 class ActivationLink(ABC):
-    """One rank's link to the stages before and after it.
+    """One rank's link to the stages before and after it. It owns both channels.
 
     `post_receive` is called by the thread that prepares, `receive` and `send` by the one that computes; each sees the steps in
-    the same order. An error is raised by every `receive` and `send` after it: the order is lost with the step.
+    the same order. After an error every `receive` and `send` raises: the order is lost with the step.
+
+    Args:
+        group: the ranks of this stage, for the gather; only this link uses it.
+        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
     """
+
+    def __init__(
+        self, spec: LinkSpec, group: TensorParallelGroup, before: Channel | None, after: Channel | None
+    ) -> None:
+        self._spec, self._group = spec, group
+        self._before, self._after = before, after
+        self._error: Exception | None = None
 
     @abstractmethod
     def post_receive(self, step_id: int, num_tokens: int) -> None:
@@ -65,9 +77,15 @@ class ActivationLink(ABC):
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
         """Queue a step's tensors, of as many tokens as its plan says; nobody may change them any more."""
 
-    @abstractmethod
     def close(self) -> None:
         """Drop what is queued, end every wait. Idempotent, from any thread but the link's own."""
+        for channel in (self._before, self._after):
+            if channel is not None:
+                channel.close()
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
 
 
 def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:

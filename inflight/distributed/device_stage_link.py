@@ -39,7 +39,7 @@ from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event, Stream
 from inflight.distributed.activation_link import ActivationLink, LinkSpec
-from inflight.distributed.device_channel import DeviceChannel
+from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
@@ -69,14 +69,12 @@ class _Ring:
 
 
 class DeviceStageLink(ActivationLink):
-    """It owns both channels; the neighbours have agreed on `spec`. `receive` and `send` launch, and return at once.
+    """Its channels are those between devices; the neighbours have agreed on `spec`. `receive` and `send` launch, and return.
 
     What `receive` returns is overwritten on `compute` by the next `receive`. What `send` is given is read on `compute`, so it
     may be changed by what comes behind there.
 
     Args:
-        group: the ranks of this stage, for the gather; only this link uses it.
-        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
         num_slots: of each direction.
 
     Attributes:
@@ -90,14 +88,13 @@ class DeviceStageLink(ActivationLink):
         device: Accelerator,
         group: TensorParallelGroup,
         *,
-        before: DeviceChannel | None,
-        after: DeviceChannel | None,
+        before: Channel | None,
+        after: Channel | None,
         num_slots: int = NUM_SLOTS,
     ) -> None:
-        self._spec, self._group, self._compute = spec, group, device.compute
-        self._before, self._after = before, after
+        super().__init__(spec, group, before, after)
+        self._compute = device.compute
         self._posted: deque[tuple[int, int]] = deque()  # step_id, num_tokens
-        self._error: Exception | None = None
         self.arrived: IntermediateTensors | None = None
         if before is not None:
             self._inbox, self._before_stream = _Ring(spec, device.torch_device, num_slots), device.new_stream()
@@ -150,11 +147,6 @@ class DeviceStageLink(ActivationLink):
         self._launch(stream, partial(self._after.send, pair))
         slot.free = stream.record()
 
-    def close(self) -> None:
-        for channel in (self._before, self._after):
-            if channel is not None:
-                channel.close()
-
     def _pair(self, memory: Tensor, num_tokens: int) -> Tensor:
         """`delta` and `residual` of so many tokens in `memory`, to travel as one: [2, num_tokens, hidden_size], contiguous."""
         return memory[: 2 * num_tokens * self._spec.hidden_size].view(2, num_tokens, self._spec.hidden_size)
@@ -177,10 +169,6 @@ class DeviceStageLink(ActivationLink):
                 raise
 
         stream.enqueue(launch)
-
-    def _raise_if_broken(self) -> None:
-        if self._error is not None:
-            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
 
 
 def _fill(pair: Tensor, delta: Tensor, residual: Tensor) -> None:

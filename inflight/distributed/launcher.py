@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from inflight import envs
 from inflight.distributed.socket_channel import local_address
-from inflight.distributed.store import Meeting, ask, reach_store, serve_launched_store
+from inflight.distributed.store import ask, open_mesh, reach_store, serve_launched_store
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
@@ -51,7 +51,7 @@ class LauncherMeeting:
                 self._store.set("workers meet at", "{} {}".format(*self._listener.getsockname()[:2]))
                 self._tell_token(is_one_machine=ipaddress.ip_address(host).is_loopback)
             self._token = _find_token(self._store)
-            self._meeting = Meeting(self._store, me.rank, host, self._token, timeout_seconds)
+            self._mesh = open_mesh(self._store, me.rank, host, self._token, timeout_seconds)
         except BaseException:
             self._free()
             raise
@@ -75,7 +75,7 @@ class LauncherMeeting:
         try:
             for peer in range(self._me.world_size):
                 if peer != self._me.rank:
-                    found[peer] = self._meeting.mesh.connection(peer, "executor")
+                    found[peer] = self._mesh.connection(peer, "executor")
         except OSError as error:
             for connection in found.values():
                 connection.close()
@@ -83,11 +83,12 @@ class LauncherMeeting:
         return found
 
     def close(self) -> None:
-        self._meeting.close()
+        self._mesh.close()
+        del self._mesh
         self._free()
 
     def _free(self) -> None:
-        del self._store  # drops the last reference, which ends a store that this process serves
+        del self._store  # if this process serves the store, the last reference to it keeps it alive
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:

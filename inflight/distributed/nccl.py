@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, Store
+from torch._C._distributed_c10d import BroadcastOptions, Store
 
-from inflight.distributed.device_channel import DeviceChannel
-from inflight.distributed.group_handle import GroupHandle
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.channel import Channel
+from inflight.distributed.torch_group import GroupHandle, TorchGroup
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +28,16 @@ CHANNEL_CTAS = 8  # multiprocessors that a transfer may take, also while it wait
 
 
 class Communicator(GroupHandle):
-    """The one reference to a backend of torch.distributed that runs on GPUs. Made by all of its ranks at once."""
+    """The only reference to a backend of NCCL. All of its ranks make it at once."""
+
+    def run(self, collective: str, *arguments: Any) -> None:
+        """Launch it on the current stream, and return. The result is there for what comes behind on the stream.
+
+        Raises:
+            ConnectionError: this rank has left the group.
+        """
+        arguments[-1].asyncOp = False
+        getattr(self.backend, collective)(*arguments)
 
     def close(self) -> None:
         """Have the kernels of this rank end, and return. Idempotent, from any thread.
@@ -65,48 +72,14 @@ def connect(
     if max_ctas is not None:
         options.config.max_ctas = max_ctas
     communicator = Communicator(ProcessGroupNCCL(store, rank, size, options))
-    group, x = NcclGroup(size, rank, communicator), torch.zeros(1, device=device)
+    group, x = TorchGroup(size, rank, communicator), torch.zeros(1, device=device)
     for collective in (group.all_reduce, group.all_gather, group.broadcast):
         collective(x)  # NCCL connects an algorithm when it is first used
     torch.cuda.synchronize(device)
     return communicator
 
 
-@dataclass(frozen=True)
-class NcclGroup(TensorParallelGroup):
-    """Tensors are on the GPU, and results are there for what comes behind on the current stream.
-
-    NCCL reduces an element on one rank, or in one order on all, and passes the result on: all ranks get the same bits.
-    """
-
-    communicator: Communicator | None = None
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        options = AllreduceOptions()
-        options.asyncOp = False
-        self._backend.allreduce([x], options)
-        return x
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        options = AllgatherOptions()
-        options.asyncOp = False
-        self._backend._allgather_base(gathered, x.contiguous(), options)
-        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        _broadcast(self._backend, x, root=0)
-        return x
-
-    @property
-    def _backend(self) -> Any:
-        assert self.communicator is not None
-        return self.communicator.backend
-
-
-class NcclChannel(DeviceChannel):
+class NcclChannel(Channel):
     """A broadcast in a group of two is a send. Torch's own send would go through a stream and a communicator of its choice.
 
     Args:
@@ -117,16 +90,15 @@ class NcclChannel(DeviceChannel):
         self._communicator, self._rank = communicator, rank
 
     def send(self, tensor: Tensor) -> None:
-        _broadcast(self._communicator.backend, tensor, root=self._rank)
+        self._broadcast(tensor, root=self._rank)
 
     def receive(self, tensor: Tensor) -> None:
-        _broadcast(self._communicator.backend, tensor, root=1 - self._rank)
+        self._broadcast(tensor, root=1 - self._rank)
 
     def close(self) -> None:
         self._communicator.close()
 
-
-def _broadcast(backend: Any, tensor: Tensor, root: int) -> None:
-    options = BroadcastOptions()
-    options.rootRank, options.asyncOp = root, False
-    backend.broadcast([tensor], options)
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        options = BroadcastOptions()
+        options.rootRank = root
+        self._communicator.run("broadcast", [tensor], options)

@@ -14,72 +14,21 @@ this rank's kernels end at once, those of the peers when they close their worlds
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._C._distributed_c10d import (
-    BroadcastOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    Store,
-)
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.device_channel import DeviceChannel
-from inflight.distributed.group_handle import GroupHandle
-from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, NcclGroup, connect
+from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, connect
 from inflight.distributed.socket_channel import SocketChannel, local_address
-from inflight.distributed.store import Meeting, reach_store, serve_store
+from inflight.distributed.store import open_mesh, reach_store, serve_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.torch_group import GroupHandle, TorchGroup
 from inflight.distributed.world import World
 from inflight.interface.worker import Rendezvous
-
-
-@dataclass(frozen=True)
-class ProcessGroup(TensorParallelGroup):
-    """Over gloo. It reduces an element on one rank, or in one order on all, and passes the result on: all get the same bits."""
-
-    handle: GroupHandle | None = None
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        self._wait(self._backend.allreduce([x]))
-        return x
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self._wait(self._backend._allgather_base(gathered, x.contiguous()))
-        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        options = BroadcastOptions()
-        options.rootRank = 0
-        self._wait(self._backend.broadcast([x], options))
-        return x
-
-    @property
-    def _backend(self) -> Any:
-        assert self.handle is not None
-        return self.handle.backend
-
-    def _wait(self, collective: Any) -> None:  # Any: torch's Work
-        """
-        Raises:
-            ConnectionError: another rank has left its groups, or did not answer in time.
-        """
-        assert self.handle is not None
-        self.handle.is_waiting = True
-        try:
-            collective.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"a collective has lost another rank: {error}") from error
-        finally:
-            self.handle.is_waiting = False
 
 
 class ProcessWorld(World):
@@ -95,11 +44,11 @@ class ProcessWorld(World):
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._groups: list[GroupHandle | Communicator] = []
+        self._groups: list[GroupHandle] = []
         self._channels: list[SocketChannel] = []
         self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
         self._host = local_address(rendezvous.host, rendezvous.port)
-        self._mesh = Meeting(self._store, rank, self._host, rendezvous.token, self._timeout).mesh
+        self._mesh = open_mesh(self._store, rank, self._host, rendezvous.token, self._timeout)
 
     def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
         size = self.layout.tensor_parallel_size
@@ -107,20 +56,20 @@ class ProcessWorld(World):
             return TensorParallelGroup()
         store = PrefixStore(f"group {name} of stage {self.pp_rank}", self._store)
         if self._device.type == "cuda":
-            return NcclGroup(size, self.tp_rank, self._connect(store, self.tp_rank, size, f"group {name!r}"))
+            return TorchGroup(size, self.tp_rank, self._connect(store, self.tp_rank, size, f"group {name!r}"))
         try:
             handle = GroupHandle(self._make_gloo(store, size))
         except RuntimeError as error:
             raise ConnectionError(f"rank {self.rank}: the group {name!r} did not come together: {error}") from error
         self._groups.append(handle)
-        return ProcessGroup(size, self.tp_rank, handle)
+        return TorchGroup(size, self.tp_rank, handle)
 
     def channel(self, peer: int, name: str) -> Channel:
         channel = self._mesh.channel(peer, name)
         self._channels.append(channel)
         return channel
 
-    def device_channel(self, peer: int, name: str) -> DeviceChannel:
+    def device_channel(self, peer: int, name: str) -> Channel:
         assert self._device.type == "cuda", f"tensors on {self._device} travel by `channel`"
         low, high = sorted((self.rank, peer))
         store = PrefixStore(f"channel {name} of ranks {low} and {high}", self._store)

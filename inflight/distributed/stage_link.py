@@ -31,12 +31,10 @@ from inflight.timeline import Timeline
 
 
 class StageLink(ActivationLink):
-    """It owns both channels. What `receive` returns is the caller's for good.
+    """Its channels are those of the host. What `receive` returns is the caller's for good.
 
     Args:
         template: a tensor pair of the link's width, dtype and device.
-        group: the ranks of this stage, for the gather; only this link uses it.
-        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
 
     Raises:
         ConnectionError: the neighbour has another model, or another configuration.
@@ -52,13 +50,12 @@ class StageLink(ActivationLink):
         before: Channel | None,
         after: Channel | None,
     ) -> None:
-        self._spec, self._template, self._group, self._timeline = spec, template, group, timeline
-        self._before, self._after = before, after
+        super().__init__(spec, group, before, after)
+        self._template, self._timeline = template, timeline
         agree(spec, before, after)
         self._receiver = ThreadPoolExecutor(1, "inflight-receive") if before else None
         self._sender = ThreadPoolExecutor(1, "inflight-send") if after else None
         self._posted: deque[tuple[int, Future[IntermediateTensors]]] = deque()
-        self._error: Exception | None = None
         self._closing = threading.Lock()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
@@ -83,9 +80,7 @@ class StageLink(ActivationLink):
     def close(self) -> None:
         """As in the base; ends the threads, too."""
         with self._closing:
-            for channel in (self._before, self._after):
-                if channel is not None:
-                    channel.close()
+            super().close()
             for pool in (self._receiver, self._sender):
                 if pool is not None:
                     pool.shutdown(wait=True, cancel_futures=True)
@@ -125,7 +120,3 @@ class StageLink(ActivationLink):
                 self._after.send(tensors.residual[part])
         except Exception as error:
             self._error = error  # the next `send` or `receive` raises it; the next stage misses the step meanwhile
-
-    def _raise_if_broken(self) -> None:
-        if self._error is not None:
-            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error

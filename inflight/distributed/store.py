@@ -68,27 +68,21 @@ def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, whe
         raise ConnectionError(f"{asked} at {where}: {error}") from error
 
 
-class Meeting:
-    """One rank's entry in a store: the address of its listener. Owns `mesh`; the caller owns the store.
+def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> SocketMesh:
+    """This rank's `SocketMesh`. The ranks find each other's listeners through `store`, which the mesh keeps alive.
 
     Args:
         token: the secret that ranks need to connect to each other. It must not come from the store.
     """
 
-    def __init__(self, store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> None:
-        self._store, self._rank = store, rank
-        self.mesh = SocketMesh(rank, host, token, self._address_of, timeout_seconds)
-        address, port = self.mesh.address
-        store.set(f"address {rank}", f"{address} {port}")
+    def address_of(peer: int) -> tuple[str, int]:
+        address, port = ask(store, f"address {peer}").split()
+        return address, int(port)
 
-    def close(self) -> None:
-        """Nothing may be asked after."""
-        self.mesh.close()
-        del self._store  # it may be the last reference, which ends a server that is here
-
-    def _address_of(self, rank: int) -> tuple[str, int]:
-        host, port = ask(self._store, f"address {rank}").split()
-        return host, int(port)
+    mesh = SocketMesh(rank, host, token, address_of, timeout_seconds)
+    address, port = mesh.address
+    store.set(f"address {rank}", f"{address} {port}")
+    return mesh
 
 
 def ask(store: Store, key: str) -> str:

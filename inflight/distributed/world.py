@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.device_channel import DeviceChannel
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 
@@ -29,7 +28,7 @@ class World(ABC):
     def channel(self, peer: int, name: str) -> Channel:
         """To the global rank `peer`, which asks for the one to this rank. Waits for it."""
 
-    def device_channel(self, peer: int, name: str) -> DeviceChannel:
+    def device_channel(self, peer: int, name: str) -> Channel:
         """As `channel`, between the two ranks' GPUs.
 
         Raises:

@@ -235,7 +235,7 @@ class Executor(ABC):
         self._table.raise_if_unusable("the next step")
 
     def set_death_callback(self, on_death: Callable[[], None]) -> None:
-        """`on_death` wakes an idle engine when a rank has died. It is called in a thread of the executor's and must not block."""
+        """When a rank has died, a thread of the executor calls `on_death`. It wakes an idle engine, and must not block."""
         self._table.set_death_callback(on_death)
 
     def check_health(self) -> None:

@@ -4,13 +4,13 @@ Every engine plans for itself, and runs its plans on its own worker only. The wo
 replica, so all engines must make the same plans: they do, because planning depends on nothing but the calls and the replies.
 So that every engine also sees the same replies, each sends those of its rank to all others:
 
-    _send(own rank) ── inbox ──▶ RankThread ── reply ──▶ reactor ── in order of the commands ──┬─▶ _deliver
+    _send(own rank) ── inbox ──▶ RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
                                                            ▲                                   ╰─▶ streams to all others
     streams of all others ── held until the command that is answered was submitted here ───────┴─▶ _deliver
 
 A command that another engine has not given ends the engines at once, with an error on every rank.
 
-All state but what the constructor makes is touched in the reactor's thread only.
+All state but what the constructor makes is touched in the I/O thread only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from inflight.config.engine import EngineConfig
 from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.rank_thread import RankThread
-from inflight.executor.reactor import Reactor
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
 from inflight.executor.worker_loop import failed_reply, failure_of, start_up_error
 from inflight.interface.codec import Message, encode
@@ -86,7 +86,7 @@ class ExternalLauncherExecutor(Executor):
         super().__init__(config)
         atexit.register(self.shutdown)  # a script may end without closing its engine, while others still compute
         self._worker_factory = worker_factory
-        self._reactor = Reactor("inflight-io")
+        self._io = IoThread("inflight-io")
         self._peers: dict[int, _Peer] = {}
         self._rank_thread: RankThread | None = None
         self._commands: deque[ReplyKey] = deque()  # not answered by this rank
@@ -105,14 +105,14 @@ class ExternalLauncherExecutor(Executor):
         try:
             rendezvous = meeting.rendezvous(self._table.epoch) if meeting is not None else None
             connections = meeting.connections() if meeting is not None else {}
-            self._reactor.start()
-            self._reactor.run(partial(self._watch, connections))
+            self._io.start()
+            self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
                 self._me.rank,
                 partial(self._worker_factory, self.config, self._me.rank, rendezvous),
                 started=self._has_started,
-                reply=lambda reply: self._reactor.call_soon(partial(self._answer, reply)),
-                died=lambda reason: self._reactor.call_soon(partial(self._own_rank_died, reason)),
+                reply=lambda reply: self._io.call_soon(partial(self._answer, reply)),
+                died=lambda reason: self._io.call_soon(partial(self._own_rank_died, reason)),
             )
             self._rank_thread.start()
             self._wait_until_started()
@@ -123,7 +123,7 @@ class ExternalLauncherExecutor(Executor):
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
             use_heartbeats(connection, min(MAX_LINK_SILENCE_SECONDS, self._step_budget))
-            stream = Stream(self._reactor, connection)
+            stream = Stream(self._io, connection)
             stream.on_message = partial(self._receive, rank)
             stream.on_end = partial(self._stream_ended, rank)
             self._peers[rank] = _Peer(stream)
@@ -132,11 +132,11 @@ class ExternalLauncherExecutor(Executor):
         """In the rank's thread."""
         rank = self._me.rank
         if error is None:
-            self._reactor.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
+            self._io.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
             self._started.put(None)
             return
         failure = failure_of(error)
-        self._reactor.call_soon(partial(self._send_to_peers, StartUpFailed(rank=rank, failure=failure)))
+        self._io.call_soon(partial(self._send_to_peers, StartUpFailed(rank=rank, failure=failure)))
         self._started.put(start_up_error(rank, failure))
 
     # -- commands and this rank's replies ------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class ExternalLauncherExecutor(Executor):
             if not isinstance(
                 command, ProvideGrammarOutput
             ):  # every engine makes its own masks, and nobody answers them
-                self._reactor.call_soon(partial(self._submit, command))  # before the reply can come
+                self._io.call_soon(partial(self._submit, command))  # before the reply can come
             self._rank_thread.inbox.put(command)
 
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
@@ -184,7 +184,7 @@ class ExternalLauncherExecutor(Executor):
     def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
         """A rank that dies makes others fail in their collectives; that it died says more, and is known a moment later."""
         if isinstance(reply, StepReply) and reply.failure is not None:
-            self._reactor.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
+            self._io.loop.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
             self._deliver(reply)
 
@@ -284,13 +284,13 @@ class ExternalLauncherExecutor(Executor):
         """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
         atexit.unregister(self.shutdown)
         end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
-        self._reactor.call_soon(partial(self._send_to_peers, Stop()))
-        if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
+        self._io.call_soon(partial(self._send_to_peers, Stop()))
+        if not self._io.is_current:  # else nobody reads the streams meanwhile
             for peer in self._peers.values():
                 peer.has_stopped.wait(max(end - time.monotonic(), 0.0))
         if self._rank_thread is not None:
             self._rank_thread.stop()
-        self._reactor.stop()
+        self._io.stop()
         for peer in self._peers.values():
             peer.stream.close()
         if self._rank_thread is not None:

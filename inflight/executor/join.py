@@ -1,22 +1,21 @@
 """How the ranks of other nodes join: TCP connections to node 0, each begun by a `Hello` with the cluster's token.
 
-`Listener` is node 0's side, in the executor's reactor; `connect` is the side of the others. The token is compared in constant
-time; a peer that does not bring it gets no answer but `Refused`, and nothing it sends is decoded but a `Hello` of bounded
-size. Frames are not encrypted: nodes are to be on a network of their own.
+`Listener` is node 0's side, in the executor's I/O thread; the other nodes call `connect`. The token is compared in constant
+time. A peer that does not send it gets a `Refused`, and nothing else that it sends is decoded. A `Hello` has a bounded size.
+Frames are not encrypted: the nodes must have a network of their own.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import selectors
 import socket
 import time
 from collections.abc import Callable, Collection
 from functools import partial
 
 from inflight.errors import CodecError, ConfigError, EngineError
-from inflight.executor.reactor import Reactor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import BlockingStream, Stream, use_heartbeats
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
@@ -32,7 +31,7 @@ RETRY_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts one connection for each of `ranks`, until `close`. Everything but the constructor runs in the reactor's thread.
+    """Accepts one connection for each of `ranks`, until `close`. Everything but the constructor runs in the I/O thread.
 
     Args:
         on_join: called once per rank with its stream.
@@ -43,7 +42,7 @@ class Listener:
 
     def __init__(
         self,
-        reactor: Reactor,
+        io: IoThread,
         address: tuple[str, int],
         token: str,
         *,
@@ -53,7 +52,7 @@ class Listener:
         max_silence_seconds: float,
         on_join: Callable[[int, Stream], None],
     ) -> None:
-        self._reactor = reactor
+        self._io = io
         self._token = token
         self._missing = set(ranks)
         self._ranks = frozenset(ranks)
@@ -65,12 +64,13 @@ class Listener:
         self._socket.setblocking(False)
 
     def start(self) -> None:
-        self._reactor.watch(self._socket, selectors.EVENT_READ, self._accept)
+        self._io.loop.add_reader(self._socket, self._accept)
 
     def close(self) -> None:
         """Accept nobody any more. Idempotent."""
         if self._socket.fileno() >= 0:
-            self._reactor.unwatch(self._socket)
+            if not self._io.loop.is_closed():
+                self._io.loop.remove_reader(self._socket)
             self._socket.close()
         for stream in self._strangers:
             stream.close()
@@ -91,11 +91,11 @@ class Listener:
             connected.close()
             return
         use_heartbeats(connected, self._max_silence_seconds)
-        stream = Stream(self._reactor, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
+        stream = Stream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
         stream.on_message = partial(self._greet, stream, str(host))
         stream.on_end = partial(self._dismiss, stream, str(host))
         self._strangers.add(stream)
-        self._reactor.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), "it said no hello"))
+        self._io.loop.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), "it said no hello"))
 
     def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
         if stream in self._strangers:

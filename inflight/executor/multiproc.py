@@ -1,10 +1,10 @@
 """`MultiprocExecutor`: every rank is a process, here or on another node, at the other end of one byte stream.
 
     caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
-    _deliver ◀── decode ── reactor thread ══ socket ═══════════════════════╯
+    _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
 
 Order of a start: node 0 listens (if there are other nodes), all processes are launched, then all are waited for. The processes
-are started by the reactor's thread: the kernel ends them with the *thread* that started them, and this one lives as long as
+are started by the I/O thread: the kernel ends them with the *thread* that started them, and this one lives as long as
 the executor. The end of a rank's stream, or of its process, is the news of its death; whatever it has sent before comes first.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import selectors
 import signal
 import socket
 import threading
@@ -27,9 +26,9 @@ from inflight.config.nodes import ranks_of_node
 from inflight.config.ranks import RankLayout
 from inflight.errors import CodecError, EngineError, WorkerDiedError
 from inflight.executor.executor import Executor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.join import Listener
 from inflight.executor.process import WorkerProcess, stop_processes, worker_title
-from inflight.executor.reactor import Reactor
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
 from inflight.executor.worker_loop import failed_reply, start_up_error
 from inflight.interface.codec import Message, encode
@@ -76,7 +75,7 @@ class MultiprocExecutor(Executor):
         self._worker_class = worker_class
         self._max_join_seconds = max_join_seconds
         self._rendezvous: Rendezvous | None = None
-        self._reactor = Reactor("inflight-io")
+        self._io = IoThread("inflight-io")
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
@@ -90,7 +89,7 @@ class MultiprocExecutor(Executor):
         local_ranks = ranks_of_node(self.world_size, parallel.nnodes, 0)
         if parallel.nnodes > 1:
             self._listener = Listener(
-                self._reactor,
+                self._io,
                 (parallel.master_addr, parallel.master_port),
                 envs.cluster_token(),
                 ranks=range(local_ranks.stop, self.world_size),
@@ -99,16 +98,16 @@ class MultiprocExecutor(Executor):
                 max_silence_seconds=min(MAX_LINK_SILENCE_SECONDS, self._step_budget),
                 on_join=self._begin,
             )
-        self._reactor.start()
+        self._io.start()
         with contextlib.ExitStack() as until_launched:
             listen_fd = None
             if self.world_size > 1:
                 place = until_launched.enter_context(listen(self._rendezvous_host, 0))
                 self._rendezvous, listen_fd = self._make_rendezvous(place), place.fileno()
-            self._reactor.run(partial(self._launch_local, local_ranks, listen_fd))
+            self._io.run(partial(self._launch_local, local_ranks, listen_fd))
         self._wait_until_started()
         if self._listener is not None:
-            self._reactor.run(self._listener.close)
+            self._io.run(self._listener.close)
 
     @property
     def _rendezvous_host(self) -> str:
@@ -128,7 +127,7 @@ class MultiprocExecutor(Executor):
         on this machine, inherits it."""
         if self._listener is not None:
             self._listener.start()
-            self._reactor.call_later(self._max_join_seconds, self._give_up_waiting)
+            self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
         layout = RankLayout(self.config.parallel.tensor_parallel_size, self.config.parallel.pipeline_parallel_size)
         for rank in local_ranks:
             ours, theirs = socket.socketpair()
@@ -145,8 +144,8 @@ class MultiprocExecutor(Executor):
                     ours.close()
                     raise
             self._ranks[rank].process = process
-            self._reactor.watch(process, selectors.EVENT_READ, partial(self._process_ended, rank))
-            self._begin(rank, Stream(self._reactor, ours), inherited)
+            self._io.loop.add_reader(process, partial(self._process_ended, rank))
+            self._begin(rank, Stream(self._io, ours), inherited)
 
     def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
         """The rank's stream is there: say what it is to be."""
@@ -187,7 +186,7 @@ class MultiprocExecutor(Executor):
                 raise  # arrays of one dtype: a defect of the caller's
             failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
             reply = failed_reply(command, rank, failure)
-            self._reactor.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
+            self._io.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
             return
         stream.send(buffers)
 
@@ -213,12 +212,12 @@ class MultiprocExecutor(Executor):
         process = self._ranks[rank].process
         return process.state if process is not None else ""
 
-    # -- deaths, in the reactor's thread -------------------------------------------------------------------------------
+    # -- deaths, in the I/O thread -------------------------------------------------------------------------------
 
     def _process_ended(self, rank: int) -> None:
         process, stream = self._ranks[rank].process, self._ranks[rank].stream
         assert process is not None
-        self._reactor.unwatch(process)
+        self._io.loop.remove_reader(process)
         if stream is not None:
             stream.on_end = lambda reason: None  # the exit code says more
             stream.drain()
@@ -229,7 +228,7 @@ class MultiprocExecutor(Executor):
         if self._ranks[rank].process is None or reason.startswith("it sent"):
             self._lose(rank, reason)
         else:
-            self._reactor.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
+            self._io.loop.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
 
     def _lose(self, rank: int, reason: str) -> None:
         """The rank is gone, or cannot be trusted any more. Idempotent."""
@@ -261,23 +260,22 @@ class MultiprocExecutor(Executor):
                 state.process.send_signal(signal.SIGKILL)
         processes = [state.process for state in self._ranks if state.process is not None]
         stop_processes(processes, max(end - time.monotonic(), 0.0))
-        if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
+        if not self._io.is_current:  # else nobody reads the streams meanwhile
             for state in self._ranks:
                 if state.is_ready and state.process is None:
                     state.has_ended.wait(max(end - time.monotonic(), 0.0))
-        self._reactor.stop()
+        self._io.stop()
         if self._listener is not None:
             self._listener.close()
         for state in self._ranks:
             if state.stream is not None:
                 state.stream.close()
         for process in processes:
-            self._reactor.unwatch(process)
             process.close()
 
 
 class _Rank:
-    """What the executor holds of one rank. Written in the reactor's thread."""
+    """What the executor holds of one rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
