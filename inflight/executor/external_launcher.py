@@ -4,7 +4,7 @@ Every engine plans for itself, and runs its plans on its own worker only. The wo
 replica, so all engines must make the same plans: they do, because planning depends on nothing but the calls and the replies.
 So that every engine also sees the same replies, each sends those of its rank to all others:
 
-    _send(own rank) ── inbox ──▶ RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
+    _send(own rank) ── RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
                                                            ▲                                   ╰─▶ streams to all others
     streams of all others ── held until the command that is answered was submitted here ───────┴─▶ _deliver
 
@@ -16,6 +16,7 @@ All state but what the constructor makes is touched in the I/O thread only.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import socket
@@ -101,10 +102,12 @@ class ExternalLauncherExecutor(Executor):
         return self._me.local_ranks
 
     def _launch(self) -> None:
-        meeting = LauncherMeeting(self._me, self._step_budget) if self.world_size > 1 else None
-        try:
-            rendezvous = meeting.rendezvous(self._table.epoch) if meeting is not None else None
-            connections = meeting.connections() if meeting is not None else {}
+        rendezvous: Rendezvous | None = None
+        connections: dict[int, socket.socket] = {}
+        with contextlib.ExitStack() as until_met:
+            if self.world_size > 1:
+                meeting = until_met.enter_context(contextlib.closing(LauncherMeeting(self._me, self._step_budget)))
+                rendezvous, connections = meeting.rendezvous(self._table.epoch), meeting.connections()
             self._io.start()
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
@@ -116,9 +119,6 @@ class ExternalLauncherExecutor(Executor):
             )
             self._rank_thread.start()
             self._wait_until_started()
-        finally:
-            if meeting is not None:
-                meeting.close()
 
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
@@ -149,7 +149,7 @@ class ExternalLauncherExecutor(Executor):
                 command, ProvideGrammarOutput
             ):  # every engine makes its own masks, and nobody answers them
                 self._io.call_soon(partial(self._submit, command))  # before the reply can come
-            self._rank_thread.inbox.put(command)
+            self._rank_thread.loop.put(command)
 
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
         self._commands.append(command.key)
@@ -276,7 +276,7 @@ class ExternalLauncherExecutor(Executor):
 
     def _own_activity(self) -> WorkerActivity:
         assert self._rank_thread is not None
-        return self._rank_thread.inbox.report(self._me.rank)
+        return self._rank_thread.loop.report()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class ExternalLauncherExecutor(Executor):
             for peer in self._peers.values():
                 peer.has_stopped.wait(max(end - time.monotonic(), 0.0))
         if self._rank_thread is not None:
-            self._rank_thread.stop()
+            self._rank_thread.loop.stop()
         self._io.stop()
         for peer in self._peers.values():
             peer.stream.close()

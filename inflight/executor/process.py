@@ -32,12 +32,12 @@ def worker_title(layout: RankLayout, rank: int) -> str:
     return f"inflight: worker tp{layout.tp_rank(rank)} pp{layout.pp_rank(rank)}"
 
 
-def name_process(title: str) -> None:
-    """Called by a program as it begins: log lines say the title, `top` shows it without blanks."""
+def name_process(title: str, short_name: str | None = None) -> None:
+    """A program calls this when it begins. Log lines name it by `title`, and `top` by `short_name`."""
     logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
     logging.getLogger("inflight").setLevel(envs.log_level())
-    name = title.replace(": ", "-").replace(" ", "-").encode()[:15]
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name, 0, 0, 0)
+    name = short_name or title.replace(": ", "-").replace(" ", "-")
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 class ChildProcess:

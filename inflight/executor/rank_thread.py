@@ -1,4 +1,4 @@
-"""`RankThread`: a rank that is a thread of this process, with an inbox of commands.
+"""`RankThread`: a rank that is a thread of this process.
 
 The thread does everything that the rank does, in order: constructs the worker, loads the model, runs commands, shuts the
 worker down.
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from inflight.executor.worker_loop import Inbox, WorkerLoop
+from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import WorkerReply
 from inflight.interface.worker import WorkerBase
 
@@ -23,8 +23,11 @@ class RankThread:
     Args:
         make_worker: constructs the rank's worker.
         started: called once, in the thread: the rank serves from now on, or it could not start and has ended.
-        reply: takes a reply or an event, from any thread of the rank's.
-        died: told why the loop has ended though nobody stopped it.
+        reply: takes a reply, from any thread of the rank's.
+        died: called with the reason if the loop has ended though nobody stopped it.
+
+    Attributes:
+        loop: takes the commands.
     """
 
     def __init__(
@@ -37,18 +40,13 @@ class RankThread:
         died: Callable[[str], None],
     ) -> None:
         self._rank = rank
-        self.inbox = Inbox()
+        self.loop = WorkerLoop(rank, reply)
         self._make_worker = make_worker
-        self._started, self._reply, self._died = started, reply, died
-        self._loop: WorkerLoop | None = None
+        self._started, self._died = started, died
         self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-
-    def stop(self) -> None:
-        """End the loop after the current command; those still in the inbox are not run."""
-        self.inbox.stop()
 
     def join(self, deadline: float) -> None:
         """Wait for the thread's end until `deadline`, on the clock `time.monotonic()`. Does not wait if the thread has not been
@@ -57,7 +55,7 @@ class RankThread:
             return
         self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive():
-            logger.warning("rank %d did not end in time and is left behind: %s", self._rank, self.inbox.activity)
+            logger.warning("rank %d did not end in time and is left behind: %s", self._rank, self.loop.activity)
 
     def _run(self) -> None:
         worker: WorkerBase | None = None
@@ -68,10 +66,9 @@ class RankThread:
             self._end(worker)
             self._started(error)
             return
-        self._loop = WorkerLoop(worker, self._rank, self.inbox, self._reply)
         self._started(None)
         try:
-            self._loop.run()
+            self.loop.run(worker)
         except BaseException as error:  # SystemExit, KeyboardInterrupt, or a bug in the protocol
             self._died(repr(error))
         self._end(worker)

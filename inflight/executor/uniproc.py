@@ -57,18 +57,18 @@ class UniProcExecutor(Executor):
         )
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        self._ranks[rank].inbox.put(command)
+        self._ranks[rank].loop.put(command)
 
     def _terminate(self) -> None:
         for rank_thread in self._ranks:
-            rank_thread.stop()
+            rank_thread.loop.stop()
         self._release()
         end = self._shutdown_deadline()
         for rank_thread in self._ranks:
             rank_thread.join(end)
 
     def _ask(self, rank: int) -> None:
-        self._deliver(self._ranks[rank].inbox.report(rank))
+        self._deliver(self._ranks[rank].loop.report())
 
 
 def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError | None:

@@ -27,70 +27,49 @@ from inflight.interface.step import ModelRunnerOutput
 from inflight.interface.worker import WorkerBase
 
 
-class Inbox:
-    """A rank's commands, from the thread that brings them to the one that runs them."""
-
-    def __init__(self) -> None:
-        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
-        self.is_stopped = False
-        self.loop: WorkerLoop | None = None  # the loop that runs the commands; None until it exists
-
-    @property
-    def activity(self) -> str:
-        """What the rank is doing, as text. Any thread may call it."""
-        return "starting" if self.loop is None else self.loop.activity
-
-    def report(self, rank: int) -> WorkerActivity:
-        """The answer to `AskActivity`. Any thread may call it."""
-        return WorkerActivity(rank=rank, text=self.activity, is_waiting=self.loop is not None and self.loop.is_waiting)
-
-    def put(self, command: WorkerCommand) -> None:
-        self._commands.put(command)
-
-    def wake(self) -> None:
-        """Let the next `get` return None, behind the commands that are there."""
-        self._commands.put(None)
-
-    def stop(self) -> None:
-        """End the loop after the current command; those still here are not run."""
-        self.is_stopped = True
-        self.wake()
-
-    def get(self) -> WorkerCommand | None:
-        """Waits for a command, or for `wake`."""
-        return self._commands.get()
-
-
 class WorkerLoop:
-    """One rank's loop, in the one thread that touches the worker.
+    """Runs one rank's commands, in the one thread that touches the worker. Another thread brings them.
 
-    A step may be given back as a future: the loop then takes the next command, and replies when the future is done, from
-    whichever thread does it. A call is run when all steps before it have been answered; what comes behind it waits too, but
-    for masks of steps under way, without which these would not end.
+    A worker may return a step as a future. The loop then takes the next command, and the thread that completes the future
+    replies. A call runs when all steps before it have been answered. Everything behind a call waits with it; only the masks
+    of a step that has begun do not, because the step cannot end without them.
 
     An exception of a command becomes its reply, and the loop goes on. What is no `Exception` (SystemExit, KeyboardInterrupt)
     leaves `run`: it is the death of the rank, for the caller to report.
 
     Args:
-        inbox: where the commands come from; its `stop` ends the loop, whatever steps are under way.
-        reply: sends a reply or an event, from any thread. Must not wait for anything that only this loop can do.
+        reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
     """
 
-    def __init__(self, worker: WorkerBase, rank: int, inbox: Inbox, reply: Callable[[WorkerReply], None]) -> None:
-        self._worker = worker
+    _worker: WorkerBase
+
+    def __init__(self, rank: int, reply: Callable[[WorkerReply], None]) -> None:
         self._rank = rank
-        self._inbox = inbox
         self._reply = reply
-        self._method = ""  # of the call that runs
+        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: look again whether `_waiting` may run
+        self._waiting: deque[WorkerCommand] = deque()  # the first may have to wait for steps, the others wait behind it
         self._steps: dict[int, ExecuteModel] = {}  # under way; single operations of a dictionary are atomic
-        self._held: deque[WorkerCommand] = deque()  # a call that waits for steps, and what came after it
-        self._lock = threading.Lock()
-        self._num_unanswered = 0  # steps; guarded by the lock, as is what it means for `_held`
-        inbox.loop = self
+        self._num_unanswered = 0  # steps
+        self._lock = threading.Lock()  # of `_num_unanswered`, and of what it means for `_waiting`
+        self._method = ""  # of the call that runs
+        self._has_worker = False
+        self._is_stopped = False
+
+    # -- from any thread -----------------------------------------------------------------------------------------------
+
+    def put(self, command: WorkerCommand) -> None:
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        """End the loop after the current command, whatever steps are under way. Commands that wait are not run."""
+        self._is_stopped = True
+        self._commands.put(None)
 
     @property
     def activity(self) -> str:
-        """What the rank is doing, as text. Any thread may call it."""
+        """What the rank is doing, as text."""
+        if not self._has_worker:
+            return "starting"
         steps = list(self._steps)
         if steps:
             running = f"running step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
@@ -101,37 +80,33 @@ class WorkerLoop:
         phase = self._worker.phase()
         return f"{running}: {phase}" if phase else running
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the rank waits for another rank. Any thread may call it."""
-        return self._worker.is_waiting()
+    def report(self) -> WorkerActivity:
+        """The answer to `AskActivity`."""
+        is_waiting = self._has_worker and self._worker.is_waiting()
+        return WorkerActivity(rank=self._rank, text=self.activity, is_waiting=is_waiting)
 
-    def run(self) -> None:
-        while not self._inbox.is_stopped:
-            command = self._inbox.get()
-            if not self._inbox.is_stopped:
+    # -- in the rank's thread ------------------------------------------------------------------------------------------
+
+    def run(self, worker: WorkerBase) -> None:
+        """Until `stop`."""
+        self._worker, self._has_worker = worker, True
+        while not self._is_stopped:
+            command = self._commands.get()
+            if not self._is_stopped:
                 self._take(command)
 
     def _take(self, command: WorkerCommand | None) -> None:
-        if command is not None and not self._is_held(command):
-            self._run(command)
-        while self._held and not self._must_wait(self._held[0]):
-            self._run(self._held.popleft())
-
-    def _is_held(self, command: WorkerCommand) -> bool:
-        """Whether the command has been put behind others that cannot run yet."""
         if isinstance(command, ProvideGrammarOutput) and command.step_id in self._steps:
-            return False
-        with self._lock:
-            if self._held or (isinstance(command, RpcCall) and self._num_unanswered):
-                self._held.append(command)
-                return True
-        return False
+            self._run(command)
+        elif command is not None:
+            self._waiting.append(command)
+        while self._waiting and self._may_run(self._waiting[0]):
+            self._run(self._waiting.popleft())
 
-    def _must_wait(self, command: WorkerCommand) -> bool:
-        """If so, the answer to the last step wakes the loop."""
+    def _may_run(self, command: WorkerCommand) -> bool:
+        """If it may not, the answer to the last step wakes the loop."""
         with self._lock:
-            return isinstance(command, RpcCall) and self._num_unanswered > 0
+            return not isinstance(command, RpcCall) or self._num_unanswered == 0
 
     def _run(self, command: WorkerCommand) -> None:
         match command:
@@ -193,9 +168,9 @@ class WorkerLoop:
             self._worker.leave_groups_after_failure()
         with self._lock:
             self._num_unanswered -= 1
-            is_awaited = self._held and not self._num_unanswered
+            is_awaited = self._waiting and not self._num_unanswered
         if is_awaited:
-            self._inbox.wake()
+            self._commands.put(None)
 
     def _run_call(self, command: RpcCall) -> RpcReply:
         value, failure = None, None

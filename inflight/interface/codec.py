@@ -25,27 +25,9 @@ import numpy.typing as npt
 from inflight.errors import CodecError
 from inflight.interface.framing import ByteArray, Frame
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
-from inflight.interface.messages import (
-    AskActivity,
-    ExecuteModel,
-    ProvideGrammarOutput,
-    RpcCall,
-    RpcReply,
-    StepReply,
-    WorkerActivity,
-)
-from inflight.interface.serving import (
-    AbortRequests,
-    AddRequest,
-    EngineDied,
-    EngineOutputs,
-    EngineReady,
-    EngineStartFailed,
-    PrefixCacheReset,
-    ResetPrefixCache,
-    StartEngine,
-)
-from inflight.interface.start_up import Hello, Ready, Refused, StartUp, StartUpFailed, Stop, Submitted, Welcome
+from inflight.interface.messages import AskActivity, RpcCall, RpcReply, WorkerCommand, WorkerReply
+from inflight.interface.serving import ServingMessage
+from inflight.interface.start_up import StartUpMessage
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.timeline import Event
 
@@ -65,32 +47,9 @@ _VALUE_TYPES = {
 }
 _PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
 
-Message = (
-    ExecuteModel
-    | ProvideGrammarOutput
-    | RpcCall
-    | StepReply
-    | RpcReply
-    | AskActivity
-    | WorkerActivity
-    | Hello
-    | Welcome
-    | Refused
-    | StartUp
-    | Ready
-    | StartUpFailed
-    | Stop
-    | Submitted
-    | StartEngine
-    | EngineReady
-    | EngineStartFailed
-    | AddRequest
-    | AbortRequests
-    | ResetPrefixCache
-    | PrefixCacheReset
-    | EngineOutputs
-    | EngineDied
-)
+Message = WorkerCommand | WorkerReply | AskActivity | StartUpMessage | ServingMessage
+MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
+_KINDS = {message_type: kind for kind, message_type in enumerate(MESSAGE_TYPES)}
 
 
 class _Tag(IntEnum):
@@ -108,8 +67,6 @@ class _Array(msgspec.Struct, array_like=True):
     data: bytearray | int  # the bytes, or the index of their segment
 
 
-MESSAGE_TYPES: tuple[type, ...] = get_args(Message)
-_KINDS = {message_type: kind for kind, message_type in enumerate(MESSAGE_TYPES)}
 _array_encoder = msgspec.msgpack.Encoder()
 _array_decoder = msgspec.msgpack.Decoder(_Array)
 

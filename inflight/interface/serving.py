@@ -85,3 +85,16 @@ class EngineDied:
 
     reason: str
     summary: str = ""
+
+
+ServingMessage = (
+    StartEngine
+    | EngineReady
+    | EngineStartFailed
+    | AddRequest
+    | AbortRequests
+    | ResetPrefixCache
+    | PrefixCacheReset
+    | EngineOutputs
+    | EngineDied
+)

@@ -79,3 +79,6 @@ class Submitted:
 
     name: str  # "step 5", or the called method
     digest: str  # of the plan; "" for a call, whose arguments may be different on every rank
+
+
+StartUpMessage = Hello | Welcome | Refused | StartUp | Ready | StartUpFailed | Stop | Submitted
