@@ -30,9 +30,10 @@ Large hidden states travel split over the ranks of a stage, as in `stage_link.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -54,18 +55,10 @@ class _Slot:
     free: Event | None = None
 
 
-class _Ring:
-    """The slots of one direction, taken in turn."""
-
-    def __init__(self, spec: LinkSpec, device: torch.device, num_slots: int) -> None:
-        num_elements = 2 * spec.max_num_tokens * spec.hidden_size
-        self._slots = [_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)]
-        self._num_taken = 0
-
-    def next(self) -> _Slot:
-        slot = self._slots[self._num_taken % len(self._slots)]
-        self._num_taken += 1
-        return slot
+def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slot]:
+    """The slots of one direction, again and again."""
+    num_elements = 2 * spec.max_num_tokens * spec.hidden_size
+    return cycle([_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)])
 
 
 class DeviceStageLink(ActivationLink):
@@ -97,14 +90,14 @@ class DeviceStageLink(ActivationLink):
         self._posted: deque[tuple[int, int]] = deque()  # step_id, num_tokens
         self.arrived: IntermediateTensors | None = None
         if before is not None:
-            self._inbox, self._before_stream = _Ring(spec, device.torch_device, num_slots), device.new_stream()
+            self._inbox, self._before_stream = _ring(spec, device.torch_device, num_slots), device.new_stream()
             shape = (2, spec.max_num_tokens, spec.hidden_size)
             self._arrived = torch.zeros(shape, dtype=spec.dtype, device=device.torch_device)
             self.arrived = IntermediateTensors(self._arrived[0], self._arrived[1])
             num_elements = 2 * spec.part_size(spec.max_num_tokens) * spec.hidden_size if group.size > 1 else 0
             self._part = torch.empty(num_elements, dtype=spec.dtype, device=device.torch_device)
         if after is not None:
-            self._outbox, self._after_stream = _Ring(spec, device.torch_device, num_slots), device.new_stream()
+            self._outbox, self._after_stream = _ring(spec, device.torch_device, num_slots), device.new_stream()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
         assert num_tokens <= self._spec.max_num_tokens, (num_tokens, self._spec)
@@ -115,7 +108,7 @@ class DeviceStageLink(ActivationLink):
         posted, num_tokens = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         self._raise_if_broken()
-        slot, stream = self._inbox.next(), self._before_stream
+        slot, stream = next(self._inbox), self._before_stream
         if slot.free is not None:
             stream.wait(slot.free)
         pair = self._pair(slot.memory, num_tokens)
@@ -138,7 +131,7 @@ class DeviceStageLink(ActivationLink):
         rows = self._spec.part(len(tensors.delta), self._group.rank) or slice(0, len(tensors.delta))
         if rows.stop == rows.start:
             return
-        slot, stream = self._outbox.next(), self._after_stream
+        slot, stream = next(self._outbox), self._after_stream
         if slot.free is not None:
             self._compute.wait(slot.free)
         pair = self._pair(slot.memory, rows.stop - rows.start)

@@ -7,8 +7,8 @@ rank asks; `close` by any rank ends all of them, because a rank that has left ca
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import torch
 from torch import Tensor
@@ -23,30 +23,28 @@ class Mailbox:
     """Tensors on their way from one thread to another, in order."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._tensors: deque[Tensor] = deque()
-        self._changed = threading.Condition()
+        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: closed
         self._closed = ""
         self._timeout = timeout_seconds
 
     def put(self, tensor: Tensor) -> None:
-        with self._changed:
-            if self._closed:
-                raise ConnectionError(self._closed)
-            self._tensors.append(tensor)
-            self._changed.notify()
+        if self._closed:
+            raise ConnectionError(self._closed)
+        self._tensors.put(tensor)
 
     def take(self) -> Tensor:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._tensors or self._closed, self._timeout):
-                raise TimeoutError(f"another rank sent nothing for {self._timeout:g} s")
-            if self._closed:
-                raise ConnectionError(self._closed)
-            return self._tensors.popleft()
+        try:
+            tensor = self._tensors.get(timeout=self._timeout)
+        except Empty:
+            raise TimeoutError(f"another rank sent nothing for {self._timeout:g} s") from None
+        if tensor is None or self._closed:
+            self._tensors.put(None)  # for whoever else waits, now or later
+            raise ConnectionError(self._closed)
+        return tensor
 
     def close(self, reason: str) -> None:
-        with self._changed:
-            self._closed = self._closed or reason
-            self._changed.notify_all()
+        self._closed = self._closed or reason
+        self._tensors.put(None)
 
 
 class Meeting:

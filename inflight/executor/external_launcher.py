@@ -23,7 +23,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 from inflight import envs
@@ -32,8 +31,8 @@ from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
 from inflight.executor.io_thread import IoThread
-from inflight.executor.rank_thread import RankThread
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
+from inflight.executor.uniproc import RankThread, WorkerFactory
 from inflight.executor.worker_loop import failed_reply, failure_of, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
@@ -50,14 +49,12 @@ from inflight.interface.messages import (
     WorkerReply,
 )
 from inflight.interface.start_up import Ready, StartUpFailed, Stop, Submitted
-from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.interface.worker import Rendezvous
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 FAILURE_DELAY_SECONDS = 0.05  # from the failure of a rank's peer to the end of its stream
-
-WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
 
 
 class ExternalLauncherExecutor(Executor):

@@ -11,9 +11,11 @@ import hmac
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
+from inflight.config.engine import ParallelConfig
+from inflight.config.nodes import ranks_of_node
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import BlockingStream, Stream, use_heartbeats
@@ -31,9 +33,11 @@ RETRY_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts one connection for each of `ranks`, until `close`. Everything but the constructor runs in the I/O thread.
+    """Accepts one connection for each rank of the other nodes, until `close`. Everything but the constructor runs in the I/O
+    thread.
 
     Args:
+        max_silence_seconds: how long a link may be silent.
         on_join: called once per rank with its stream.
 
     Raises:
@@ -43,24 +47,20 @@ class Listener:
     def __init__(
         self,
         io: IoThread,
-        address: tuple[str, int],
+        parallel: ParallelConfig,
         token: str,
-        *,
-        ranks: Collection[int],
-        world_size: int,
-        nnodes: int,
         max_silence_seconds: float,
         on_join: Callable[[int, Stream], None],
     ) -> None:
         self._io = io
         self._token = token
-        self._missing = set(ranks)
-        self._ranks = frozenset(ranks)
-        self._world_size, self._nnodes = world_size, nnodes
+        self._world_size, self._nnodes = parallel.world_size, parallel.nnodes
+        self._ranks = range(ranks_of_node(parallel.world_size, parallel.nnodes, 0).stop, parallel.world_size)
+        self._missing = set(self._ranks)
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
         self._strangers: set[Stream] = set()
-        self._socket = _listen(*address)
+        self._socket = _listen(parallel.master_addr, parallel.master_port)
         self._socket.setblocking(False)
 
     def start(self) -> None:

@@ -35,7 +35,6 @@ from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
     AskActivity,
-    ExecuteModel,
     ProvideGrammarOutput,
     RpcReply,
     StepReply,
@@ -79,7 +78,7 @@ class MultiprocExecutor(Executor):
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._last_plan: tuple[ExecuteModel, list[Buffer]] | None = None  # the same for all ranks: encoded once
+        self._encoded: tuple[WorkerCommand | None, list[Buffer]] = (None, [])  # a step is the same for all ranks
         self._start()
 
     # -- start-up --------------------------------------------------------------------------------------------------
@@ -88,39 +87,26 @@ class MultiprocExecutor(Executor):
         parallel = self.config.parallel
         local_ranks = ranks_of_node(self.world_size, parallel.nnodes, 0)
         if parallel.nnodes > 1:
-            self._listener = Listener(
-                self._io,
-                (parallel.master_addr, parallel.master_port),
-                envs.cluster_token(),
-                ranks=range(local_ranks.stop, self.world_size),
-                world_size=self.world_size,
-                nnodes=parallel.nnodes,
-                max_silence_seconds=min(MAX_LINK_SILENCE_SECONDS, self._step_budget),
-                on_join=self._begin,
-            )
+            max_silence_seconds = min(MAX_LINK_SILENCE_SECONDS, self._step_budget)
+            self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence_seconds, self._begin)
         self._io.start()
         with contextlib.ExitStack() as until_launched:
             listen_fd = None
             if self.world_size > 1:
-                place = until_launched.enter_context(listen(self._rendezvous_host, 0))
-                self._rendezvous, listen_fd = self._make_rendezvous(place), place.fileno()
+                host = parallel.master_addr if parallel.nnodes > 1 else "127.0.0.1"
+                place = until_launched.enter_context(listen(host, 0))
+                listen_fd = place.fileno()
+                self._rendezvous = Rendezvous(
+                    host=host,
+                    port=int(place.getsockname()[1]),
+                    epoch=self._table.epoch,
+                    timeout_seconds=self._step_budget,
+                    token=secrets.token_bytes(TOKEN_BYTES),
+                )
             self._io.run(partial(self._launch_local, local_ranks, listen_fd))
         self._wait_until_started()
         if self._listener is not None:
             self._io.run(self._listener.close)
-
-    @property
-    def _rendezvous_host(self) -> str:
-        return self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
-
-    def _make_rendezvous(self, listener: socket.socket) -> Rendezvous:
-        return Rendezvous(
-            host=self._rendezvous_host,
-            port=int(listener.getsockname()[1]),
-            epoch=self._table.epoch,
-            timeout_seconds=self._step_budget,
-            token=secrets.token_bytes(TOKEN_BYTES),
-        )
 
     def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
         """`listen_fd`: the socket through which the ranks find each other. It listens already. The process of rank 0, which is
@@ -174,13 +160,8 @@ class MultiprocExecutor(Executor):
         stream = self._ranks[rank].stream
         assert stream is not None, "every rank has started"
         try:
-            if not isinstance(command, ExecuteModel):
-                buffers = encode(command).buffers()
-            elif self._last_plan is not None and self._last_plan[0] is command:
-                buffers = self._last_plan[1]
-            else:
-                buffers = encode(command).buffers()
-                self._last_plan = (command, buffers)
+            if command is not self._encoded[0]:
+                self._encoded = command, encode(command).buffers()
         except CodecError as error:
             if isinstance(command, ProvideGrammarOutput):
                 raise  # arrays of one dtype: a defect of the caller's
@@ -188,7 +169,7 @@ class MultiprocExecutor(Executor):
             reply = failed_reply(command, rank, failure)
             self._io.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
             return
-        stream.send(buffers)
+        stream.send(self._encoded[1])
 
     def _receive(self, rank: int, message: Message) -> None:
         match message:

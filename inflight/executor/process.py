@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from inflight import envs
@@ -86,9 +86,7 @@ class ChildProcess:
         """The pidfd knows; `Popen.poll` says None while another thread asks the same."""
         if self._popen.returncode is not None:
             return False
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return not wait([self.pidfd], 0)
 
     @property
     def exit_code(self) -> int | None:
@@ -145,21 +143,14 @@ def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[Chil
     end = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive]
     while alive and (left := end - time.monotonic()) > 0:
-        _wait_for_any(alive, left)
+        wait([process.pidfd for process in alive], left)
         alive = [process for process in alive if process.is_alive]
     return alive
 
 
 def wait_for_first_end(processes: Iterable[ChildProcess]) -> None:
     """Wait, however long, until at least one has ended."""
-    _wait_for_any(list(processes), None)
-
-
-def _wait_for_any(processes: list[ChildProcess], seconds: float | None) -> None:
-    poll = select.poll()
-    for process in processes:
-        poll.register(process, select.POLLIN)
-    poll.poll(None if seconds is None else seconds * 1000)
+    wait([process.pidfd for process in processes])
 
 
 def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> None:

@@ -1,7 +1,7 @@
 """The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
 
-Only the main thread touches the worker: it constructs and loads it, and runs its commands. The inbox thread reads the stream, so
-it sees the end of the stream whatever the main thread does, and then ends the process at once, even in the middle of a
+Only the main thread touches the worker: it constructs and loads it, and runs its commands. The inbox thread reads the stream,
+and sees the end of the stream whatever the main thread does. Then it ends the process at once, even in the middle of a
 computation. The inbox thread also answers the question what the rank is doing. Any thread may send replies.
 """
 
