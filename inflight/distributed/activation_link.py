@@ -1,4 +1,4 @@
-"""`ActivationLink`: what moves activations from one stage to the next, as the worker sees it, and what its ends agree on."""
+"""`ActivationLink`: moves activations from one pipeline stage to the next; `LinkSpec`: what both ends must agree on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
-SPLIT_BYTES = 1 << 16  # of one tensor; below it a gather costs more than the bytes that it saves
+SPLIT_BYTES = 1 << 16  # smaller tensors are not split: the gather would cost more than it saves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class LinkSpec:
     split_bytes: int = SPLIT_BYTES
 
     def part(self, num_tokens: int, tp_rank: int) -> slice | None:
-        """The tokens that one rank carries, if a step of so many travels split."""
+        """The tokens that rank `tp_rank` sends, or None if a step of `num_tokens` tokens is not split."""
         num_bytes = num_tokens * self.hidden_size * self.dtype.itemsize
         if self.tensor_parallel_size == 1 or num_bytes < self.split_bytes:
             return None
@@ -39,7 +39,7 @@ class LinkSpec:
         return -(-num_tokens // self.tensor_parallel_size)
 
     def columns(self) -> Tensor:
-        """As numbers, to be compared."""
+        """The fields as numbers, to compare two specs."""
         dtype = list(TORCH_DTYPES.values()).index(self.dtype)
         return torch.tensor(
             [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
@@ -50,8 +50,8 @@ class LinkSpec:
 class ActivationLink(ABC):
     """One rank's link to the stages before and after it. It owns both channels.
 
-    `post_receive` is called by the thread that prepares, `receive` and `send` by the one that computes; each sees the steps in
-    the same order. After an error every `receive` and `send` raises: the order is lost with the step.
+    The thread that prepares steps calls `post_receive`; the thread that computes calls `receive` and `send`. Both do so in the
+    order of the steps. After an error every `receive` and `send` raises, because a step is missing in the order.
 
     Args:
         group: the ranks of this stage, for the gather; only this link uses it.
@@ -67,7 +67,7 @@ class ActivationLink(ABC):
 
     @abstractmethod
     def post_receive(self, step_id: int, num_tokens: int) -> None:
-        """The next step that this stage computes. `num_tokens` is the plan's, at most `max_num_tokens`."""
+        """Announce the next step that this stage computes. `num_tokens` is the plan's number, at most `max_num_tokens`."""
 
     @abstractmethod
     def receive(self, step_id: int) -> IntermediateTensors:
@@ -75,7 +75,7 @@ class ActivationLink(ABC):
 
     @abstractmethod
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
-        """Queue a step's tensors, of as many tokens as its plan says; nobody may change them any more."""
+        """Queue a step's tensors, with as many tokens as its plan says. Nobody may change them any more."""
 
     def close(self) -> None:
         """Drop what is queued, end every wait. Idempotent, from any thread but the link's own."""
@@ -89,7 +89,7 @@ class ActivationLink(ABC):
 
 
 def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
-    """Compare with the neighbours, over channels of the host.
+    """Compare `spec` with that of the neighbours, over channels of the host.
 
     Raises:
         ConnectionError: the stage before has another model, or another configuration.

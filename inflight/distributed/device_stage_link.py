@@ -5,24 +5,25 @@
     stage p+1  before   ....................| receive N, gather | .........| receive N+1, gather |
                compute                                          | copy N, forward N |            | copy N+1, forward N+1 |
 
-Each direction has a stream, a channel and a ring of slots of its own. Four events keep a slot's contents together, two ends of
-each ring:
+Each direction has its own stream, channel and ring of slots. Events make each stream wait before it reads or writes a slot:
 
-    receive   before waits until what was in the slot has been copied out;  compute waits until the step has arrived
-    send      compute waits until what was in the slot has been sent;       after waits until the step has been copied in
+    receive   before waits until the old contents have been copied out;  compute waits until the step has arrived
+    send      compute waits until the old contents have been sent;       after waits until the step has been copied in
 
-So a transfer runs beside the forward of another step, and two slots are enough: a stage is held up only when the next one is
-as many steps behind as both ends have slots together. A step's tensors always come to lie at the same address, where a graph
-reads them.
+So a transfer runs beside the forward of another step. Two slots are enough: a stage waits only if the next stage is behind by
+as many steps as both ends have slots together. A step's tensors are always copied to the same address, where a graph reads
+them.
 
-**Nothing deadlocks.** A transfer is a kernel that waits, on the device, for its counterpart, and neither streams nor hardware
-queues are infinitely many: a kernel behind a waiting one in the same queue may have to wait, too. Therefore a step's receive is
-launched in `receive`, right before what needs it, and not when it is posted: whatever the device is given stands behind what it
-depends on, on this rank. It could all run in the order of the launches, on one queue: by induction over the steps, and within a
-step over the stages, receive N meets send N of the stage before, because what was launched before either is of steps before N,
-or of step N on earlier stages. The host runs ahead of the device, so the receive waits there long before it is needed
-all the same. Every communicator is used on one stream, by one thread, in step order, so both of its ends see the same sequence;
-waiting transfers take `CHANNEL_CTAS` multiprocessors each, which leaves room for the kernels that they wait for.
+**Nothing deadlocks.** A transfer is a kernel that waits on the device for its counterpart. Streams share a limited number of
+hardware queues, so a kernel behind a waiting one may have to wait, too. Therefore `receive`, and not `post_receive`, launches
+the transfer of a step, right before the kernels that need it. So on each rank everything is launched after what it depends on,
+and it could all run in the order of the launches, on one queue. The proof is an induction over the steps, and within a step
+over the stages: receive N meets send N of the stage before, because everything that was launched before them belongs to steps
+before N, or to step N on earlier stages. The host runs ahead of the device, so a receive is still launched long before it is
+needed.
+
+Every communicator is used on one stream, by one thread, in step order, so both of its ends see the same sequence. A waiting
+transfer takes `CHANNEL_CTAS` multiprocessors, which leaves room for the kernels that it waits for.
 
 Large hidden states travel split over the ranks of a stage, as in `stage_link.py`; the gather runs on the stream `before`.
 """
@@ -49,7 +50,7 @@ NUM_SLOTS = 2
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory of one step, flat. It may be written again behind `free`."""
+    """Memory of one step, flat. It may be written again after the event `free`."""
 
     memory: Tensor
     free: Event | None = None
@@ -64,8 +65,8 @@ def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slo
 class DeviceStageLink(ActivationLink):
     """Its channels are those between devices; the neighbours have agreed on `spec`. `receive` and `send` launch, and return.
 
-    What `receive` returns is overwritten on `compute` by the next `receive`. What `send` is given is read on `compute`, so it
-    may be changed by what comes behind there.
+    The next `receive` overwrites, on the stream `compute`, what `receive` has returned. `send` reads its tensors on `compute`,
+    so later kernels of that stream may change them.
 
     Args:
         num_slots: of each direction.
@@ -141,11 +142,11 @@ class DeviceStageLink(ActivationLink):
         slot.free = stream.record()
 
     def _pair(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """`delta` and `residual` of so many tokens in `memory`, to travel as one: [2, num_tokens, hidden_size], contiguous."""
+        """`delta` and `residual` in `memory`, to be sent as one tensor: [2, num_tokens, hidden_size], contiguous."""
         return memory[: 2 * num_tokens * self._spec.hidden_size].view(2, num_tokens, self._spec.hidden_size)
 
     def _gather(self, num_tokens: int, pair: Tensor) -> None:
-        """What the ranks of the stage have received, in their `_part`, together."""
+        """Fill `pair` with the parts that the ranks of the stage have received in their `_part`."""
         num_elements = 2 * self._spec.part_size(num_tokens) * self._spec.hidden_size
         gathered = self._group.all_gather(self._part[:num_elements], dim=0)
         for rank, part in enumerate(gathered.chunk(self._group.size)):

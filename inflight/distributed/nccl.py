@@ -1,11 +1,11 @@
-"""NCCL: collectives and channels between GPUs, on the stream that is current, so that a CUDA graph can record them.
+"""NCCL: collectives and channels between GPUs, on the current stream, so that a CUDA graph can record them.
 
-Each group and each channel has a communicator of its own, set up when it is made: nothing is connected later, during a
-capture. Torch's own streams, and the events that order them, are left out (`asyncOp = False`): a collective is one kernel on
-the caller's stream, and no host waits for it. The price is that an error of a peer is not seen here: kernels wait on the
-device until `Communicator.close`, and what they leave then is garbage, so whoever closes must not answer from it.
+Each group and each channel has its own communicator. It is connected completely when it is made, because nothing can be
+connected during a capture. Torch's own streams and events are not used (`asyncOp = False`): a collective is one kernel on the
+caller's stream, and the host does not wait for it. Therefore this rank does not see an error of a peer. Its kernels wait on the
+device until `Communicator.close`, and then their results are garbage that nobody may use.
 
-The watchdog of torch stays: a collective outside of a graph that is not done within the time limit ends the process.
+The watchdog of torch stays: it ends the process if a collective outside of a graph is not done within the time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inflight.distributed.torch_group import GroupHandle, TorchGroup
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_CTAS = 8  # multiprocessors that a transfer may take, also while it waits: of 132 on an H200. Not measured
+CHANNEL_CTAS = 8  # multiprocessors (of 132 on an H200) that a transfer may take, also while it waits. Not measured
 
 
 class Communicator(GroupHandle):
@@ -40,10 +40,10 @@ class Communicator(GroupHandle):
         getattr(self.backend, collective)(*arguments)
 
     def close(self) -> None:
-        """Have the kernels of this rank end, and return. Idempotent, from any thread.
+        """End the kernels of this rank. Returns at once. Idempotent, from any thread.
 
-        NCCL tells its kernels at once, but comes back only when no CUDA graph that holds one exists any more, and when the
-        kernels of all communicators on the device have ended. So each is aborted in a thread of its own, and nobody waits.
+        NCCL's abort stops the kernels at once. But it returns only when no CUDA graph with such a kernel exists any more, and
+        the kernels of all communicators on the device have ended. So each communicator is aborted in its own thread.
         """
         backend, self._backend = self._backend, None
         if backend is not None:
@@ -60,10 +60,10 @@ def _abort(backend: Any) -> None:
 def connect(
     store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float, max_ctas: int | None = None
 ) -> Communicator:
-    """Meet the others over `store` and set up all that collectives on `device` need.
+    """Meet the other ranks over `store`, and connect everything that collectives on `device` need.
 
     Raises:
-        RuntimeError: from torch; they did not come, or cannot be reached.
+        RuntimeError: from torch; the other ranks did not come, or cannot be reached.
     """
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for GPUs have it
 
@@ -80,7 +80,7 @@ def connect(
 
 
 class NcclChannel(Channel):
-    """A broadcast in a group of two is a send. Torch's own send would go through a stream and a communicator of its choice.
+    """Sends by a broadcast in a group of two, because torch's own send uses a stream and a communicator of its choice.
 
     Args:
         rank: of this end in `communicator`, 0 or 1.

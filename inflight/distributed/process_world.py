@@ -1,15 +1,14 @@
 """Ranks that are processes: collectives over torch.distributed (gloo on a CPU, NCCL on a GPU), channels over TCP.
 
-Every group is an object of its own, built over an explicit store: torch's default group, a global, is not touched. How ranks
-meet, in one epoch:
+Every group is built over an explicit store. Torch's global default group is not used. In one epoch the ranks meet like this:
 
     1. rank 0 serves a TCPStore at the rendezvous' address, the others connect to it
-    2. every rank writes the address of its own listener for channels to the store; callers need the token of the rendezvous
-    3. groups and channels are made as they are asked for
+    2. every rank opens a listener for channels and writes its address to the store; peers need the token of the rendezvous
+    3. groups and channels are made when the worker asks for them
 
-After `close`, peers that wait for this rank get an error at once. This rank's own wait in a gloo collective only ends with the
-peers' or the time limit, which is why an executor kills a rank that does not come back. On a GPU it is the other way round:
-this rank's kernels end at once, those of the peers when they close their worlds, too (`nccl.py`).
+After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, that wait
+ends only when the peers leave, too, or when its time is over; therefore an executor kills a rank that does not come back. On a
+GPU the kernels of this rank end at once, and those of the peers end when the peers close their worlds (`nccl.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from inflight.interface.worker import Rendezvous
 class ProcessWorld(World):
     """
     Args:
-        device: what the groups' tensors live on.
+        device: where the tensors of the groups are.
 
     Raises:
         ConnectionError: the ranks did not meet in time.

@@ -1,18 +1,19 @@
-"""`StageLink`: the only code that moves activations from one stage to the next through the host. Nobody waits but `receive`.
+"""`StageLink`: moves activations from one pipeline stage to the next through the host. Only `receive` waits.
 
     stage p    compute thread   | forward N |          | forward N+1 |          | forward N+2 | ...
                send thread                  | send N ............... | send N+1 ............... |
     stage p+1  receive thread   (posted)    | receive N, gather .... | receive N+1, gather .... |
                compute thread                                        | forward N |           | forward N+1 |
 
-A step's receive is posted when its plan is prepared, long before the tensors come: the number of tokens is in the plan, all
-else was agreed at start-up, so nothing but the tensors' bytes travels. Steps go through in one order, and each direction has a
-channel and a thread of its own. Every receive has fresh memory, not a slot of a fixed ring: the next layers change the residual
-in place, and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan, which
-only its ranks know: it travels padded to the plan's number, and the receiver takes as many as it has found there to be.
+A step's receive is posted when its plan is prepared, long before the tensors come. The number of tokens is in the plan, and the
+rest was agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and sends the
+steps in order. Every receive gets new memory, not a slot of a fixed ring: the next layers change the residual in place, and a
+middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan, and only its ranks know
+how many. It is sent padded to the plan's number, and the receiving stage finds out how many tokens count.
 
-Large hidden states, which all ranks of a stage hold alike, travel split: rank t of a stage sends the t-th part of the tokens to
-rank t of the next stage, whose ranks then gather the parts among themselves, in a group that only the receive thread uses.
+All ranks of a stage hold the same hidden states. If these are large, each rank sends a part: rank t of a stage sends the t-th
+part of the tokens to rank t of the next stage. The ranks of the next stage then gather the parts in a group that only the
+receive thread uses.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from inflight.timeline import Timeline
 
 
 class StageLink(ActivationLink):
-    """Its channels are those of the host. What `receive` returns is the caller's for good.
+    """Its channels are those of the host. The caller owns what `receive` returns.
 
     Args:
         template: a tensor pair of the link's width, dtype and device.
@@ -64,7 +65,7 @@ class StageLink(ActivationLink):
         self._posted.append((step_id, self._receiver.submit(self._receive, step_id, num_tokens)))
 
     def receive(self, step_id: int) -> IntermediateTensors:
-        """Waits for them."""
+        """Waits until they have arrived."""
         posted, future = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         with self._timeline.span(step_id, "receive"):
@@ -119,4 +120,4 @@ class StageLink(ActivationLink):
                 self._after.send(tensors.delta[part])
                 self._after.send(tensors.residual[part])
         except Exception as error:
-            self._error = error  # the next `send` or `receive` raises it; the next stage misses the step meanwhile
+            self._error = error  # the next `send` or `receive` raises it

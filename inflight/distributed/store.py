@@ -1,7 +1,6 @@
 """The TCPStore through which ranks that are processes exchange addresses, and the socket mesh that they then open.
 
-A TCPStore checks nobody: everybody who can connect to it can read and write it. So it listens at one address only, and holds no
-secret.
+Everybody who can connect to a TCPStore can read and write it. So it listens at one address only, and holds no secret.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) ->
 
 
 def serve_launched_store(host: str, port: int, timeout_seconds: float, where: str) -> TCPStore:
-    """A store that listens at `host`:`port`, and only there. If this process already serves a store at the port, as a default
-    group of torch.distributed does, that store. `where`: the address in the user's words, for the error.
+    """A store that listens at `host`:`port`, and only there. If this process already serves a store at the port (a default
+    group of torch.distributed does), returns that store. `where`: the address in the user's words, for the error.
 
     Raises:
         ConfigError: it cannot listen there.
@@ -54,11 +53,10 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
 
 
 def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, where: str) -> TCPStore:
-    """Connect to the store at this address. For the error: `asked` says who cannot reach what, `where` is the address in the
-    user's words.
+    """Connect to the store at this address. The error begins with `asked`, and names the address as in `where`.
 
     Raises:
-        ConnectionError: nobody can be reached there in time.
+        ConnectionError: the store cannot be reached in time.
     """
     wait_for_listener(host, port, timeout_seconds)
     timeout = timedelta(seconds=timeout_seconds)

@@ -1,7 +1,7 @@
 """Ranks that are threads of one process: groups meet at a barrier, channels are queues.
 
-One `ThreadWorlds` is made for all ranks and handed to each. It holds the meeting places and the queues, made when the first
-rank asks; `close` by any rank ends all of them, because a rank that has left cannot be replaced within it.
+All ranks get the same `ThreadWorlds`. It holds the barriers and the queues, and makes each when the first rank asks for it. If
+any rank closes its world, all of them end, because no other rank can take its place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mailbox:
         except Empty:
             raise TimeoutError(f"another rank sent nothing for {self._timeout:g} s") from None
         if tensor is None or self._closed:
-            self._tensors.put(None)  # for whoever else waits, now or later
+            self._tensors.put(None)  # for other threads that wait, now or later
             raise ConnectionError(self._closed)
         return tensor
 
@@ -48,7 +48,7 @@ class Mailbox:
 
 
 class Meeting:
-    """Where the ranks of a group put their tensors and see those of all."""
+    """A barrier at which the ranks of a group read each other's tensors."""
 
     def __init__(self, size: int, timeout_seconds: float) -> None:
         self._barrier = threading.Barrier(size, timeout=timeout_seconds)
@@ -56,13 +56,13 @@ class Meeting:
         self._closed = ""
 
     def put(self, rank: int, x: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, to be read until `leave`."""
+        """Returns the tensors of all ranks, which may be read until `leave`."""
         self._tensors[rank] = x
         self._wait()
         return self._tensors
 
     def leave(self) -> None:
-        """Nobody reads the tensors any more when this returns."""
+        """When this returns, no rank reads the tensors any more."""
         self._wait()
 
     def close(self, reason: str) -> None:
@@ -78,7 +78,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ThreadGroup(TensorParallelGroup):
-    """Every rank computes what it needs from the tensors of all, in rank order, so all get the same bits."""
+    """Every rank computes the result from the tensors of all ranks, in rank order, so all get the same bits."""
 
     meeting: Meeting | None = None
 
@@ -142,7 +142,7 @@ class ThreadWorlds:
         self._closed = ""
 
     def of(self, rank: int) -> World:
-        """The world as rank `rank` sees it."""
+        """The world of one rank."""
         return _ThreadWorld(self, rank)
 
     def meeting(self, pp_rank: int, name: str) -> Meeting:

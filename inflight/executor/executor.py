@@ -1,14 +1,14 @@
-"""`Executor`: drives one model replica, one `Worker` per rank. The whole step protocol lives here, once.
+"""`Executor`: drives one model replica, one `Worker` per rank. It implements the whole step protocol.
 
 A concrete executor says only how ranks are launched and how a message reaches them:
 
     execute_model ── add to the ReplyTable ── _send(rank, command) ──▶ rank ──▶ _deliver(reply) ── ReplyTable ──▶ future
                                                                          ╰────▶ _rank_died(rank, reason) ──▶ futures fail
 
-Order matters in two places. Messages are sent to every rank in one and the same order, whichever threads call: collectives on
-the ranks rely on it. A message is in the table before it is sent: its reply may come before `_send` returns.
+Order matters in two places. All ranks get the messages in the same order, whichever threads call: collectives on the ranks rely
+on it. A message is in the table before it is sent, because its reply may come before `_send` returns.
 
-Plans, arguments and results may pass by reference (in one process they do): they are frozen, and nobody changes them after.
+If the ranks are threads of this process, plans, arguments and results pass by reference. Nobody may change them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Executor(ABC):
 
     Every method that reaches the ranks raises, or sets in the future that it returns:
         StepError: the worker raised; the error holds its traceback.
-        StepTimeoutError: ranks were silent for too long. Their late replies are dropped.
+        StepTimeoutError: ranks did not reply in time. Their late replies are dropped.
         WorkerDiedError: a rank died before or during the call.
         EngineClosedError: `shutdown` was called before or during the call.
 
@@ -54,14 +54,14 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """The class for `config.parallel.distributed_executor_backend`. Imports what that class needs, and no other.
+        """The class for `config.parallel.distributed_executor_backend`. Imports only what that class needs.
 
         Raises:
-            ConfigError: it is the name of a class that cannot be imported, or is no Executor.
+            ConfigError: the backend names a class that cannot be imported, or that is no Executor.
         """
         backend = config.parallel.distributed_executor_backend
         if backend == "uni":
-            from inflight.executor.uniproc import UniProcExecutor  # it imports this module, for its base class
+            from inflight.executor.uniproc import UniProcExecutor
 
             return UniProcExecutor
         if backend == "mp":
@@ -82,7 +82,7 @@ class Executor(ABC):
         self._step_budget = config.execute_model_timeout_seconds
         self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
         self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
-        self._has_silent_rank = False  # the other ranks may wait for it, and then do not end by themselves
+        self._has_silent_rank = False  # if so, other ranks may wait for it and never end by themselves
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
         self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
@@ -135,14 +135,14 @@ class Executor(ABC):
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Run one step on all ranks. Step ids rise from call to call.
+        """Run one step on all ranks. Each call must have a larger step id than the call before.
 
-        The output is ready when every rank has ended the step: tokens from `output_rank`, `KVConnectorOutput` from all. An
-        error is there as soon as the first rank reports one. With `non_block` every error is in the future, also that the
-        executor is closed: a plan, once made, has one way to fail. The futures may be waited for in any order.
+        The output of `output_rank` is returned when every rank has ended the step. If a rank reports an error, it is raised at
+        once. With `non_block` every error is in the future, also if the executor is closed. The caller may wait for the futures
+        in any order.
 
-        A step may take `execute_model_timeout_seconds`, counted from the call, from the end of the step before it, or from when
-        its masks are sent.
+        A step may take `execute_model_timeout_seconds`. Its time begins with the call, with the end of the step before it, or
+        when its masks are sent, whichever is last.
         """
         pending = PendingStep(scheduler_output, self.world_size, self.output_rank)
         command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
@@ -154,10 +154,10 @@ class Executor(ABC):
         return future if non_block else future.result()
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """The masks of a submitted step whose plan has `grammar_rows`: once for each such step, in any order. Returns at once.
+        """Send the masks of a submitted step whose plan has `grammar_rows`. To be called once for each such step, in any order.
 
-        They go to the rank that draws; the others of its stage hear that they were sent. Nothing is answered: the step says
-        how it went. For an executor that is closed or has lost a rank nothing happens, as its steps have failed.
+        The rank that draws gets the masks. The other ranks of its stage get a notice without masks. No rank replies; if a rank
+        cannot take the masks, the step fails. If the executor is closed or has lost a rank, nothing is sent. Returns at once.
         """
         epoch = self._table.epoch
         full = ProvideGrammarOutput(epoch=epoch, step_id=step_id, grammar_output=grammar_output)
@@ -189,8 +189,8 @@ class Executor(ABC):
         """Call a public method of every worker, after the steps and calls that were submitted before.
 
         Returns:
-            A list with one value per rank; or the value of `unique_reply_rank`, as soon as that rank has replied (all ranks
-            run the call, and what fails on the others is logged); with `non_block` a future of either.
+            A list with one value per rank. With `unique_reply_rank` the value of that rank, as soon as it has replied: the
+            other ranks run the call, too, and their failures are logged. With `non_block` a future of the list or the value.
 
         Args:
             timeout: seconds from now, the steps in front included; None waits as long as the ranks live.
@@ -220,7 +220,7 @@ class Executor(ABC):
 
     def root_cause(self, error: RankError) -> RankError:
         """The cause of a failed step: the first error of any rank that is not an echo. When a rank leaves its groups, the
-        others fail, too, often in an older step. For an engine that will run no more steps. Waits ROOT_CAUSE_SECONDS at most.
+        others fail, too, often in an older step. To be called when no more steps will run. Waits ROOT_CAUSE_SECONDS at most.
         """
         cause = self._table.root_cause(error, ROOT_CAUSE_SECONDS)
         self._has_silent_rank = isinstance(cause, StepTimeoutError)
@@ -239,7 +239,8 @@ class Executor(ABC):
         self._table.set_death_callback(on_death)
 
     def check_health(self) -> None:
-        """Ask every rank, within the budget of a step; steps in front count. Raises if one cannot serve."""
+        """Ask every rank whether it can serve; raises if one cannot. The steps before this call and the call together may take
+        the budget of a step."""
         self._table.raise_if_unusable("check_health")  # a closed or broken executor needs no round trip
         self.collective_rpc("check_health", timeout=self._step_budget)
 
@@ -259,23 +260,23 @@ class Executor(ABC):
         """Start every rank and wait until its worker is constructed and its model is loaded.
 
         Raises:
-            InflightError: as raised on the rank (a ConfigError stays one); anything else as a `WorkerDiedError` with traceback.
+            InflightError: the rank raised it. If it raised another error, a `WorkerDiedError` with the rank's traceback.
         """
 
     @abstractmethod
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        """Queue a message for a rank. Must not wait for the rank, nor raise: that a rank is gone is told to `_rank_died`."""
+        """Queue a message for a rank. Must not wait for the rank. Must not raise: if the rank is gone, call `_rank_died`."""
 
     @abstractmethod
     def _terminate(self) -> None:
-        """Stop and forget every rank that was launched, also after a failed `_launch`. Called once, bounded in time."""
+        """Stop and forget every rank that was launched, also after a failed `_launch`. Called once; takes a bounded time."""
 
     @abstractmethod
     def _ask(self, rank: int) -> None:
         """Ask a rank what it is doing. Unless the rank hangs, it delivers a `WorkerActivity`, now or soon. Must not wait."""
 
     def _state(self, rank: int) -> str:
-        """What is known of a rank that does not answer this question; "" if nothing. Must not wait, nor call the executor."""
+        """What is known of a rank that does not answer `_ask`; "" if nothing. Must not wait and must not call the executor."""
         return ""
 
     # -- what a concrete executor calls ------------------------------------------------------------------------
@@ -283,7 +284,7 @@ class Executor(ABC):
     def _start(self) -> None:
         try:
             self._launch()
-        except BaseException:  # an interrupt, too: no rank outlives the constructor that failed
+        except BaseException:  # also KeyboardInterrupt: no rank outlives a constructor that failed
             self.shutdown()
             raise
 
@@ -295,7 +296,7 @@ class Executor(ABC):
                 raise error
 
     def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
-        """When `_terminate` stops to wait for ranks that do not end by themselves, on the clock `time.monotonic()`."""
+        """How long `_terminate` waits for ranks to end by themselves: a point in time on the clock `time.monotonic()`."""
         seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
         return time.monotonic() + min(seconds, self._step_budget)
 

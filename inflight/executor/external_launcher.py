@@ -1,16 +1,16 @@
 """`ExternalLauncherExecutor`: torchrun starts the same script once per rank, and each process is an engine with one rank.
 
-Every engine plans for itself, and runs its plans on its own worker only. The workers of all processes form the groups of one
-replica, so all engines must make the same plans: they do, because planning depends on nothing but the calls and the replies.
-So that every engine also sees the same replies, each sends those of its rank to all others:
+Every engine plans for itself and runs its plans on its own worker only. The workers of all processes together are one replica,
+so all engines must make the same plans. They do, because a plan depends only on the calls and on the replies. Each engine sends
+the replies of its rank to all others, so that all engines see the same replies:
 
     _send(own rank) ── RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
-                                                           ▲                                   ╰─▶ streams to all others
-    streams of all others ── held until the command that is answered was submitted here ───────┴─▶ _deliver
+                                                                                        ╰─▶ streams to all others
+    streams of all others ── held until this engine has submitted the command, too ───────▶ _deliver
 
-A command that another engine has not given ends the engines at once, with an error on every rank.
+If the engines submit different commands, all of them end at once with an error.
 
-All state but what the constructor makes is touched in the I/O thread only.
+Only the I/O thread touches the state, except what the constructor makes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-FAILURE_DELAY_SECONDS = 0.05  # from the failure of a rank's peer to the end of its stream
+FAILURE_DELAY_SECONDS = 0.05  # a peer may report a failed step before the stream of the rank that caused it ends
 
 
 class ExternalLauncherExecutor(Executor):
@@ -62,10 +62,10 @@ class ExternalLauncherExecutor(Executor):
 
     Args:
         worker_factory: makes this rank's worker, in its thread.
-        me: which rank this is; None asks the environment.
+        me: which rank this is; None: the environment says it.
 
     Raises:
-        ConfigError: this process was not started by a launcher, or there are more or fewer ranks than the sizes ask for.
+        ConfigError: no launcher has started this process, or the number of ranks does not fit the parallel sizes.
         ConnectionError: the ranks did not meet within the budget of a step.
         InflightError: a rank could not start; every rank raises it.
     """
@@ -82,7 +82,7 @@ class ExternalLauncherExecutor(Executor):
                 f"{parallel.world_size} are needed; change one of them"
             )
         super().__init__(config)
-        atexit.register(self.shutdown)  # a script may end without closing its engine, while others still compute
+        atexit.register(self.shutdown)  # the script may not close its engine, while other ranks still compute
         self._worker_factory = worker_factory
         self._io = IoThread("inflight-io")
         self._peers: dict[int, _Peer] = {}
@@ -139,7 +139,7 @@ class ExternalLauncherExecutor(Executor):
     # -- commands and this rank's replies ------------------------------------------------------------------------------
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        """Only this rank's command is run here; the others' engines give them theirs."""
+        """Runs the command of this rank only. The other ranks get theirs from their own engines."""
         if rank == self._me.rank:
             assert self._rank_thread is not None
             if not isinstance(
@@ -163,7 +163,8 @@ class ExternalLauncherExecutor(Executor):
             self._deliver_held(peer)
 
     def _answer(self, reply: WorkerReply) -> None:
-        """A step that could not even begin may be answered before those in front of it: all engines see one order."""
+        """Publish the replies in the order of the commands, so that all engines see one order. A step that cannot begin may be
+        answered before an older step."""
         assert not isinstance(reply, WorkerActivity), reply
         self._answers[reply.key] = reply
         while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
@@ -179,7 +180,7 @@ class ExternalLauncherExecutor(Executor):
         self._deliver_reply(reply)
 
     def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
-        """A rank that dies makes others fail in their collectives; that it died says more, and is known a moment later."""
+        """A failed step is delivered a moment later: if the cause is the death of another rank, the death must come first."""
         if isinstance(reply, StepReply) and reply.failure is not None:
             self._io.loop.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
@@ -219,7 +220,7 @@ class ExternalLauncherExecutor(Executor):
                 self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
 
     def _deliver_held(self, peer: _Peer) -> None:
-        """The peer may be ahead: the reply table forgets what answers a command that it does not know yet."""
+        """A peer may be ahead of this engine. Its replies are held, because the table drops replies to unknown commands."""
         while peer.held and peer.num_delivered < self._num_submitted:
             peer.num_delivered += 1
             self._deliver_reply(peer.held.popleft())
@@ -258,7 +259,7 @@ class ExternalLauncherExecutor(Executor):
             self._started.put(EngineError(f"rank {rank} could not start: {reason}; what it printed says more"))
 
     def _own_rank_died(self, reason: str) -> None:
-        """The others learn it by the end of the streams."""
+        """The other ranks see the end of their streams."""
         for peer in self._peers.values():
             peer.is_gone = True
             peer.stream.close()
@@ -278,11 +279,11 @@ class ExternalLauncherExecutor(Executor):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
+        """Waits until the other ranks stop, too: a rank that is behind still needs the replies of this one."""
         atexit.unregister(self.shutdown)
         end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
         self._io.call_soon(partial(self._send_to_peers, Stop()))
-        if not self._io.is_current:  # else nobody reads the streams meanwhile
+        if not self._io.is_current:  # in this thread nobody would read the streams
             for peer in self._peers.values():
                 peer.has_stopped.wait(max(end - time.monotonic(), 0.0))
         if self._rank_thread is not None:
@@ -301,10 +302,10 @@ class _Peer:
         self.stream = stream
         self.is_ready = False
         self.is_gone = False
-        self.has_stopped = threading.Event()  # it submits nothing any more
-        self.ours: deque[Submitted] = deque()  # commands that were given here, and there not yet
-        self.theirs: deque[Submitted] = deque()  # the reverse; one of the two is empty
-        self.held: deque[StepReply | RpcReply] = deque()  # answers to commands that were not given here yet
+        self.has_stopped = threading.Event()  # it will submit no more commands
+        self.ours: deque[Submitted] = deque()  # commands that this engine has submitted and the peer has not
+        self.theirs: deque[Submitted] = deque()  # commands that the peer has submitted and this engine has not
+        self.held: deque[StepReply | RpcReply] = deque()  # replies to commands that this engine has not submitted yet
         self.num_delivered = 0
 
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_HELLO_BYTES = 4096
 MAX_HELLO_SECONDS = 10.0
-MAX_STRANGERS = 256  # connections that have not said hello yet
+MAX_STRANGERS = 256  # connections that have not sent a `Hello` yet
 RETRY_SECONDS = 0.5
 
 
@@ -67,7 +67,7 @@ class Listener:
         self._io.loop.add_reader(self._socket, self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more. Idempotent."""
+        """Stop accepting connections. Idempotent."""
         if self._socket.fileno() >= 0:
             if not self._io.loop.is_closed():
                 self._io.loop.remove_reader(self._socket)
@@ -84,7 +84,7 @@ class Listener:
     def _accept(self) -> None:
         try:
             connected, (host, *_) = self._socket.accept()
-        except OSError as error:  # it has gone again, or this process has no descriptor left
+        except OSError as error:  # the peer has left again, or this process has no free descriptor
             logger.warning("a connection could not be accepted: %s", error)
             return
         if len(self._strangers) >= MAX_STRANGERS:
@@ -146,7 +146,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> socket.socket:
-    """Join node 0 as the rank of `hello`, which may be started later than this node. Returns the stream's socket.
+    """Join node 0 as the rank of `hello`. Node 0 may start later than this node. Returns the stream's socket.
 
     Raises:
         ConfigError: node 0 refused, with its reason.
@@ -164,7 +164,7 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> so
                     f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}"
                 ) from error
         time.sleep(RETRY_SECONDS)
-    stream = BlockingStream(connected, read_ahead=False)  # what comes next is for the worker process
+    stream = BlockingStream(connected, read_ahead=False)  # the worker process reads what comes next
     connected.settimeout(MAX_HELLO_SECONDS)
     try:
         stream.send(hello)

@@ -1,11 +1,11 @@
-"""`MultiprocExecutor`: every rank is a process, here or on another node, at the other end of one byte stream.
+"""`MultiprocExecutor`: every rank is a process on this node or another one, connected by one byte stream.
 
     caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
     _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
 
-Order of a start: node 0 listens (if there are other nodes), all processes are launched, then all are waited for. The processes
-are started by the I/O thread: the kernel ends them with the *thread* that started them, and this one lives as long as
-the executor. The end of a rank's stream, or of its process, is the news of its death; whatever it has sent before comes first.
+Order of a start: node 0 listens if there are other nodes, launches its processes, and waits for all ranks. The I/O
+thread starts the processes: the kernel ends them with the thread that started them, and it lives as long as the executor.
+A rank is dead if its stream or its process has ended. What it sent before is delivered first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_JOIN_SECONDS = 300.0
-EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
+EXIT_CODE_SECONDS = 0.05  # that the end of a process may come after the end of its stream
 
 
 class MultiprocExecutor(Executor):
@@ -109,8 +109,7 @@ class MultiprocExecutor(Executor):
             self._io.run(self._listener.close)
 
     def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
-        """`listen_fd`: the socket through which the ranks find each other. It listens already. The process of rank 0, which is
-        on this machine, inherits it."""
+        """The process of rank 0 inherits `listen_fd`: the ranks find each other through this socket, which listens already."""
         if self._listener is not None:
             self._listener.start()
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
@@ -134,7 +133,7 @@ class MultiprocExecutor(Executor):
             self._begin(rank, Stream(self._io, ours), inherited)
 
     def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
-        """The rank's stream is there: say what it is to be."""
+        """The stream to a rank is open: tell the rank what to construct."""
         stream.on_message = partial(self._receive, rank)
         stream.on_end = partial(self._stream_ended, rank)
         self._ranks[rank].stream = stream
@@ -164,10 +163,10 @@ class MultiprocExecutor(Executor):
                 self._encoded = command, encode(command).buffers()
         except CodecError as error:
             if isinstance(command, ProvideGrammarOutput):
-                raise  # arrays of one dtype: a defect of the caller's
+                raise  # masks can always be encoded: this is a defect of the caller
             failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
             reply = failed_reply(command, rank, failure)
-            self._io.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
+            self._io.call_soon(lambda: self._deliver(reply))  # not in this thread, which holds the executor's lock
             return
         stream.send(self._encoded[1])
 
@@ -200,12 +199,12 @@ class MultiprocExecutor(Executor):
         assert process is not None
         self._io.loop.remove_reader(process)
         if stream is not None:
-            stream.on_end = lambda reason: None  # the exit code says more
+            stream.on_end = lambda reason: None  # `process.state` says more
             stream.drain()
         self._lose(rank, process.state)
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """A process that dies closes its stream first; how it died is known a moment later."""
+        """A process that dies closes its stream first, and its exit code, which says more, comes a moment later."""
         if self._ranks[rank].process is None or reason.startswith("it sent"):
             self._lose(rank, reason)
         else:
@@ -237,11 +236,11 @@ class MultiprocExecutor(Executor):
         for state in self._ranks:
             if state.is_ready and state.stream is not None:
                 state.stream.send(stop)
-            elif state.process is not None:  # it may be loading for long, and has nothing to lose
+            elif state.process is not None:  # it is still loading: nothing is lost
                 state.process.send_signal(signal.SIGKILL)
         processes = [state.process for state in self._ranks if state.process is not None]
         stop_processes(processes, max(end - time.monotonic(), 0.0))
-        if not self._io.is_current:  # else nobody reads the streams meanwhile
+        if not self._io.is_current:  # in this thread nobody would read the streams
             for state in self._ranks:
                 if state.is_ready and state.process is None:
                     state.has_ended.wait(max(end - time.monotonic(), 0.0))
@@ -263,4 +262,4 @@ class _Rank:
         self.process: WorkerProcess | None = None  # None on another node
         self.is_ready = False
         self.is_gone = False
-        self.has_ended = threading.Event()  # its stream has
+        self.has_ended = threading.Event()  # set when the stream has ended

@@ -37,7 +37,7 @@ class Pending(ABC):
         self.missing = set(range(num_ranks))  # ranks that have not replied
         self.values: dict[int, Any] = {}  # rank -> what it replied, failures apart
         self.settled = False
-        self.deadline = math.inf  # time.monotonic(), of the future
+        self.deadline = math.inf  # of the future, on the clock time.monotonic()
         self.ask_at = math.inf  # shortly before the deadline: when to ask the silent ranks what they are doing
 
     @property

@@ -45,9 +45,10 @@ Settlement = Callable[[], None]  # sets a future; to be called without the lock,
 class ReplyTable:
     """
     Args:
-        step_budget: seconds a step may take, from its submission, the end of the step before it, or when its masks are sent.
+        step_budget: seconds a step may take. Its time begins with its submission, with the end of the step before it, or when
+            its masks are sent, whichever is last.
         ask: asks a rank what it is doing; its `WorkerActivity` is delivered at once or later. Must not wait.
-        state: what is known of a rank that does not answer this question; "" if nothing is. Must not wait.
+        state: what is known of a rank that does not answer this question; "" if nothing. Must not wait.
     """
 
     def __init__(self, *, step_budget: float, ask: Callable[[int], None], state: Callable[[int], str]) -> None:
@@ -70,8 +71,8 @@ class ReplyTable:
     # -- commands out ----------------------------------------------------------------------------------------
 
     def add(self, pending: PendingStep | PendingCall) -> bool:
-        """Whether it may be sent. If not, its future has failed: a rank is gone, or the table is closed. A call's timeout
-        counts from now."""
+        """Whether the command may be sent. If a rank is gone or the table is closed, it may not, and its future has failed. The
+        time of a call begins now."""
         with self._changed:
             refusal = self._refusal(pending.name, pending.step_id, pending.request_ids)
             if refusal is None:
@@ -92,7 +93,8 @@ class ReplyTable:
         return False
 
     def masks_sent(self, step_id: int) -> bool:
-        """The masks of a step are about to be sent. Whether they may be: not to a table that is closed, or has lost a rank."""
+        """To be called before the masks of a step are sent. Returns False if they must not be: a rank is gone, or the table is
+        closed."""
         with self._changed:
             pending = self._pending.get(("step", step_id))
             if isinstance(pending, PendingStep):
@@ -161,7 +163,7 @@ class ReplyTable:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, reason: str) -> None:
-        """Fail what waits for this rank, and everything from now on."""
+        """Fail the futures that wait for this rank, and refuse every later command."""
         settlements: list[Settlement] = []
         with self._changed:
             if self._closed or rank in self._dead_ranks:
@@ -194,8 +196,8 @@ class ReplyTable:
             on_death()
 
     def root_cause(self, error: RankError, seconds: float) -> RankError:
-        """Why the step of `error` failed: the first error of any rank that is not an echo. If no such error comes within this
-        many seconds, it is a timeout of the ranks that have not answered the step; if all have answered, it is `error`."""
+        """Why the step of `error` failed: the first error of any rank that is not an echo. If no such error comes within
+        `seconds`, returns a timeout of the ranks that have not answered the step. If all have answered, returns `error`."""
         with self._changed:
             pending = None if error.step_id is None else self._pending.get(("step", error.step_id))
             asked = sorted(pending.missing) if pending is not None and self._first_cause() is None else []
@@ -240,20 +242,20 @@ class ReplyTable:
     # -- deadlines -------------------------------------------------------------------------------------------
 
     def _mark_settled(self, pending: Pending) -> None:
-        """The caller sets the future once it has released the lock. The next step's time begins."""
+        """The time of the next step begins. The caller sets the future after it has released the lock."""
         pending.settled = True
         pending.deadline = pending.ask_at = math.inf
         self._start_oldest()
 
     def _start_oldest(self) -> None:
-        """The time of the oldest step begins, if it has not begun; not while the engine keeps it waiting for masks."""
+        """The time of the oldest step begins, unless it has begun already, or the step still waits for the engine's masks."""
         steps = (step for step in self._pending.values() if isinstance(step, PendingStep) and not step.settled)
         oldest = next(steps, None)
         if oldest is not None and not oldest.awaits_masks and oldest.deadline == math.inf:
             self._set_deadline(oldest, self._step_budget)
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
-        """The watcher is not woken by a deadline later than the one it sleeps for: no step costs a thread switch."""
+        """Wakes the watcher only for a deadline before the one it sleeps for, so that a step costs no thread switch."""
         pending.deadline = time.monotonic() + seconds
         pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
         if pending.ask_at < self._watcher_wakes_at:
@@ -308,8 +310,8 @@ class ReplyTable:
         return settlements
 
     def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """The ranks that have not answered the step, and what each is doing. First come those that did not answer the question,
-        last those that wait for another rank."""
+        """The ranks that the future waits for, and what each is doing. Ranks that did not answer the question come first, ranks
+        that wait for another rank come last."""
 
         def order(rank: int) -> tuple[bool, bool, int]:
             activity = self._activities.get(rank)

@@ -40,7 +40,9 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, seconds)
-    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)  # of data that nobody confirms
+    tcp_socket.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000
+    )  # that sent data may stay unconfirmed
 
 
 class Stream:
@@ -48,9 +50,9 @@ class Stream:
 
     Attributes, to be set before the I/O thread goes on:
         on_message: called in the I/O thread, in order.
-        on_end: called there once, with the reason, when the peer has closed, was lost or has sent something damaged, and when
+        on_end: called in the I/O thread, once, with the reason: the peer has closed, was lost or has sent something damaged, or
             `on_message` raised.
-        allowed: the message types that may come now.
+        allowed: the message types that the peer may send now.
     """
 
     on_message: Callable[[Message], None]
@@ -81,9 +83,9 @@ class Stream:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send(self, buffers: list[Buffer]) -> None:
-        """Send, or queue what the socket does not take at once. Neither waits nor raises: `on_end` will tell.
+        """Send, or queue what the socket does not take at once. Never waits, never raises: a broken stream calls `on_end`.
 
-        The first piece is sent by the caller: most frames are gone with it, and no thread switch is paid for.
+        The calling thread sends the first piece. For most frames that is all, so they cost no thread switch.
         """
         with self._lock:
             if not self._is_open:
@@ -120,7 +122,7 @@ class Stream:
     # -- in, in the I/O thread -----------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read what one call brings; whether there may be more."""
+        """Read once from the socket. Returns whether there may be more to read."""
         try:
             count = self._socket.recv_into(self._reader.buffer())
             if count == 0:
@@ -141,7 +143,7 @@ class Stream:
         return self._is_open
 
     def drain(self) -> None:
-        """Take in what the peer, which is dead, has sent before."""
+        """Read and deliver what the peer sent before it died."""
         while self._is_open and self._read():
             pass
 
@@ -164,9 +166,9 @@ class Stream:
 
 
 class BlockingStream:
-    """The worker's end: one thread receives, any thread sends and waits until the kernel has taken the bytes.
+    """The worker's end. One thread receives. Any thread may send, and waits until the kernel has taken the bytes.
 
-    With `read_ahead=False` nothing behind a message that was received is taken from the socket.
+    With `read_ahead=False`, bytes behind the received message stay in the socket.
     """
 
     def __init__(self, connected_socket: socket.socket, *, read_ahead: bool = True) -> None:

@@ -1,10 +1,10 @@
-"""`UniProcExecutor`: every rank is a thread of this process, and several ranks meet in it as threads do: no process, no socket.
+"""`UniProcExecutor`: every rank is a thread of this process, without sockets and without other processes.
 
-A caller with `non_block` plans the next step while the ranks work (the compute itself releases the interpreter lock).
-Messages pass by reference: no copy is made of a plan, an argument or a result.
+A caller with `non_block` plans the next step while the ranks compute, because the computation releases the interpreter lock.
+Messages pass by reference: no plan, argument or result is copied.
 
-A thread cannot be killed. A rank that waits for another one is freed at `shutdown`; one that hangs in a call is left behind,
-with a warning: it is a daemon thread and ends with the process.
+A thread cannot be killed. `shutdown` frees a rank that waits for another one. A rank that hangs in a call is left behind with a
+warning; it is a daemon thread and ends with the process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankThread:
 
     Args:
         make_worker: constructs the rank's worker.
-        started: called once, in the thread: the rank serves from now on, or it could not start and has ended.
+        started: called once, in the thread: with None if the rank serves from now on, else with the error that ended it.
         reply: takes a reply, from any thread of the rank's.
         died: called with the reason if the loop has ended though nobody stopped it.
 
@@ -73,7 +73,7 @@ class RankThread:
         try:
             worker = self._make_worker()
             worker.load_model()
-        except BaseException as error:  # in a thread there is nobody above: the constructor raises it
+        except BaseException as error:  # nothing above this frame handles it; the executor's constructor raises it
             self._end(worker)
             self._started(error)
             return
@@ -142,9 +142,9 @@ def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError 
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:
-    """What makes the workers, and what frees those that wait for each other."""
+    """A factory of the real workers, and a function that frees the ranks that wait for each other."""
     start = time.perf_counter()
-    from inflight.worker.worker import Worker  # loads torch, which an executor of other workers does not need
+    from inflight.worker.worker import Worker  # loads torch, which a test's workers do not need
 
     logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
     if config.parallel.world_size == 1:
@@ -156,4 +156,4 @@ def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], Non
 
 
 def _nothing() -> None:
-    """Workers that a test brings are freed by the test."""
+    """A lone rank waits for nobody, and a test frees its own workers."""

@@ -1,4 +1,4 @@
-"""What runs on a rank: take a command, run it on the worker, reply; until there is no command any more."""
+"""`WorkerLoop`: what runs on a rank. It takes a command, runs it on the worker, and replies, until it is stopped."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ class WorkerLoop:
             return  # it has failed
         try:
             self._worker.provide_grammar_output(command.step_id, command.grammar_output)
-        except Exception as error:  # it has no answer of its own: its step fails
+        except Exception as error:  # masks have no reply of their own: their step fails
             self._answer_step(step, failure=failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
         """In the thread that has completed the future, or cancelled it at shutdown."""
         try:
             output = future.result()
-        except BaseException as error:  # of the step; this thread has nobody above it
+        except BaseException as error:  # nothing above this frame handles it
             self._answer_step(command, failure=failure_of(error))
         else:
             self._answer_step(command, output)
@@ -201,8 +201,8 @@ def failure_of(error: BaseException) -> WorkerFailure:
 
 
 def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """What the executor raises. The user's mistake stays what it was on the rank; its traceback is a note. All else is the
-    death of the rank."""
+    """What the executor raises if a rank could not start. An error of the user keeps its class; any other error is the death of
+    the rank."""
     if (error := named_error(rank, failure)) is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"

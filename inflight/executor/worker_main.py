@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the executor's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor handles an interrupt at the terminal
     title, stream_fd = sys.argv[1], int(sys.argv[2])
     name_process(title, title.replace(": worker ", "-").replace(" ", ""))
     ctypes.CDLL(None, use_errno=True).prctl(
@@ -70,8 +70,8 @@ def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None
         worker = cast("WorkerBase", worker_class(start_up.config, start_up.rank, start_up.rendezvous))
         worker.load_model()
         gc.collect()
-        gc.freeze()  # libraries and model stay: looking through them again holds up a step
-    except BaseException as error:  # SystemExit, too: the reason travels
+        gc.freeze()  # libraries and model stay for good: a collection that looks through them delays a step
+    except BaseException as error:  # also SystemExit: the executor gets the reason
         stream.send(StartUpFailed(rank=start_up.rank, failure=failure_of(error)))
         return None
     return worker
@@ -90,7 +90,7 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
 
 
 def read_commands(stream: BlockingStream, loop: WorkerLoop) -> None:
-    """The thread that reads the stream, and answers what the other threads are doing. It ends with the process."""
+    """The inbox thread. It ends with the process."""
     try:
         while (message := stream.receive()) is not None:
             if isinstance(message, Stop):

@@ -72,7 +72,7 @@ _array_decoder = msgspec.msgpack.Decoder(_Array)
 
 
 def schema_digest() -> str:
-    """Equal for two versions of Inflight only if all fields of all messages have the same names and annotations."""
+    """Two versions of Inflight have the same digest only if all messages have the same fields with the same annotations."""
     seen: dict[str, str] = {}
     queue: list[Any] = [*MESSAGE_TYPES, *_VALUE_TYPES.values()]
     for kind in queue:
@@ -91,7 +91,7 @@ def encode(message: Message) -> Frame:
     """The frame's segments are the message's own arrays: they must not change until the frame is sent.
 
     Raises:
-        CodecError: an argument or value of a call is no plain data. The message says of which type it is.
+        CodecError: an argument or value of a call is no plain data. The error names its type.
     """
     arrays = _ArrayWriter()
     try:
@@ -113,7 +113,7 @@ def _packed(message: Message) -> Message:
 
 
 class _ArrayWriter:
-    """msgspec's hook for what it does not know; collects the segments of one frame."""
+    """Encodes the types that msgspec does not know, and collects the segments of one frame."""
 
     def __init__(self) -> None:
         self.segments: list[ByteArray] = []
@@ -139,7 +139,7 @@ class _ArrayWriter:
 
 
 def _pack(value: Any) -> Any:
-    """A value as a tree of plain data. Exact types: of a subclass the receiver would make something else."""
+    """A value as a tree of plain data. Refuses subclasses, because the receiver would make the base class of them."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value
@@ -165,7 +165,7 @@ def _name(kind: type) -> str:
 
 
 class Decoder:
-    """Reads frames. Not thread-safe: one for each thread that receives."""
+    """Reads frames. Not thread-safe: each thread that receives has its own."""
 
     def __init__(self) -> None:
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}  # by kind, made when first needed
@@ -173,10 +173,10 @@ class Decoder:
         self._segments: list[ByteArray | None] = []
 
     def decode(self, frame: Frame, allowed: Sequence[type] = MESSAGE_TYPES) -> Message:
-        """The arrays of the message own their memory, or that of the frame's segments, and can be written to.
+        """The arrays of the message own their memory, or the memory of the frame's segments, and can be written to.
 
         Raises:
-            CodecError: the frame is damaged, or of a type that is not allowed now.
+            CodecError: the frame is damaged, or its type is not allowed now.
         """
         message_type = MESSAGE_TYPES[frame.kind] if frame.kind < len(MESSAGE_TYPES) else None
         if message_type is None or message_type not in allowed:
@@ -225,7 +225,7 @@ class Decoder:
         return segment
 
     def _check_type(self, wanted: Any, value: object) -> object:
-        """msgspec's hook for types that are not its own: the value stands where the dataclass says `wanted`."""
+        """msgspec calls this for the types that it does not know. The dataclass says that the value must be a `wanted`."""
         if wanted is Path:
             if not isinstance(value, str):
                 raise ValueError(f"a path is text, not {type(value).__name__}")

@@ -1,9 +1,9 @@
-"""Frames of a byte stream: a header, a typed body, and the bulk arrays beside it. No sockets here, only bytes.
+"""Frames of a byte stream: a header, a typed body, and segments with the bytes of large arrays. This file opens no sockets.
 
     | magic 4s | kind u8 | 0 | num_segments u16 | body_size u32 | segment sizes u64 ... | body | segment | segment ...
 
-A segment is the bytes of one large array. It is sent from where the array lies and received where it will lie: nothing is
-copied on the way. Numbers are little-endian.
+A segment is the bytes of one large array. It is sent from the array's memory and received into the memory of the new array, so
+nothing is copied. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Frame:
         """The frame's bytes, in order, for `sendmsg`. They must not change until they are sent.
 
         Raises:
-            CodecError: it is larger than a reader takes.
+            CodecError: the frame is larger than a reader accepts.
         """
         if self.num_bytes > MAX_FRAME_BYTES or len(self.segments) > MAX_SEGMENTS:
             raise CodecError(
@@ -57,10 +57,11 @@ class Frame:
 
 
 class FrameReader:
-    """Makes frames of bytes as they come: fill `buffer()`, say how much with `received()`.
+    """Makes frames from the bytes of a stream. The caller fills `buffer()`, and then calls `received()` with the number of
+    bytes.
 
     Small frames are read many at a time through one buffer; a large body or segment is received in place. With
-    `read_ahead=False` not one byte behind the current frame is taken from the stream, so that another reader can go on.
+    `read_ahead=False` the reader takes no byte behind the current frame, so that another reader can continue.
 
     Raises (`received`):
         CodecError: the bytes are no frame of ours, or it is larger than `max_frame_bytes`. The stream is lost then.
@@ -81,7 +82,7 @@ class FrameReader:
         return rest if self._in_place else self._ahead
 
     def received(self, count: int) -> list[Frame]:
-        """The first `count` bytes of `buffer()` have been filled. Returns the frames that are complete by that."""
+        """The first `count` bytes of `buffer()` have been filled. Returns the frames that are complete now."""
         data = self._ahead[:0] if self._in_place else self._ahead[:count]
         if self._in_place:
             self._filled += count

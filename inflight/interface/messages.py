@@ -15,7 +15,7 @@ ReplyKey = tuple[Literal["step", "call"], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecuteModel:
-    """Run one step. Its id is `scheduler_output.step_id`."""
+    """Run one step."""
 
     epoch: int
     scheduler_output: SchedulerOutput
@@ -27,7 +27,7 @@ class ExecuteModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvideGrammarOutput:
-    """The masks of a step sent before; to the ranks of the last stage, and not answered."""
+    """The masks of a step that was sent before. Only the ranks of the last stage get it, and they do not reply."""
 
     epoch: int
     step_id: int
@@ -56,7 +56,7 @@ class AskActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """An exception on a worker, as text. `is_echo`: the worker failed because another rank left or is silent."""
+    """An exception of a worker, as text. `is_echo`: the worker failed because another rank has left or is silent."""
 
     type_name: str
     message: str
@@ -66,7 +66,7 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReply:
-    """One rank's answer to one `ExecuteModel`: its output, or why there is none."""
+    """One rank's answer to one `ExecuteModel`: an output or a failure."""
 
     epoch: int
     step_id: int
@@ -85,7 +85,7 @@ class StepReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcReply:
-    """One rank's answer to one `RpcCall`. `value` is whatever the method returned."""
+    """One rank's answer to one `RpcCall`. `value` is what the method returned."""
 
     epoch: int
     call_id: int
@@ -100,7 +100,7 @@ class RpcReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s". `is_waiting`: the rank
+    """One rank's answer to `AskActivity`: a text such as "running step 7: forward of step 7 for 3.9 s". `is_waiting`: the rank
     waits for another rank."""
 
     rank: int
