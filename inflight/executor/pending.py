@@ -29,6 +29,9 @@ class Pending(ABC):
         result_rank: the rank whose value is the result; None: the result is a list of all ranks' values.
     """
 
+    step_id: int | None = None  # of a call
+    request_ids: Sequence[str] = ()
+
     def __init__(self, key: ReplyKey, num_ranks: int, result_rank: int | None) -> None:
         self.key = key
         self.result_rank = result_rank
@@ -49,14 +52,6 @@ class Pending(ABC):
     def awaited(self) -> Set[int]:
         """The ranks that the future still waits for."""
         return self.missing
-
-    @property
-    def step_id(self) -> int | None:
-        return None
-
-    @property
-    def request_ids(self) -> Sequence[str]:
-        return ()
 
     def result(self) -> Any:
         """All ranks that the future waits for have replied."""
@@ -85,7 +80,7 @@ class PendingStep(Pending):
 
     def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
-        self.plan = plan
+        self.plan, self.step_id, self.request_ids = plan, plan.step_id, plan.request_ids
         self.awaits_masks = len(plan.grammar_rows) > 0  # its time begins when they have been sent
 
     @property
@@ -93,14 +88,6 @@ class PendingStep(Pending):
         shown = list(self.plan.request_ids[:MAX_REQUEST_IDS_SHOWN])
         more = len(self.plan.request_ids) - len(shown)
         return f"step {self.plan.step_id} (requests: {', '.join(shown)}{f' and {more} more' if more else ''})"
-
-    @property
-    def step_id(self) -> int:
-        return self.plan.step_id
-
-    @property
-    def request_ids(self) -> Sequence[str]:
-        return self.plan.request_ids
 
 
 class PendingCall(Pending):

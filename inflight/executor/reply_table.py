@@ -77,7 +77,7 @@ class ReplyTable:
             refusal = self._refusal(pending.name, pending.step_id, pending.request_ids)
             if refusal is None:
                 if isinstance(pending, PendingStep):
-                    step_id = pending.step_id
+                    step_id = pending.plan.step_id
                     assert step_id > self._last_step_id, (
                         f"step {step_id} after step {self._last_step_id}: ids must rise"
                     )
@@ -270,15 +270,12 @@ class ReplyTable:
                 settlements = self._expire(now)
                 asked = self._due_questions(now)
                 if not settlements and not asked:
-                    self._watcher_wakes_at = self._next_time()
-                    seconds = self._watcher_wakes_at - now
-                    self._changed.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+                    times = (min(pending.ask_at, pending.deadline) for pending in self._pending.values())
+                    self._watcher_wakes_at = min(times, default=math.inf)
+                    self._changed.wait(min(max(self._watcher_wakes_at - now, 0.0), threading.TIMEOUT_MAX))
             for settlement in settlements:
                 settlement()
             self._ask_all(asked)
-
-    def _next_time(self) -> float:
-        return min((min(pending.ask_at, pending.deadline) for pending in self._pending.values()), default=math.inf)
 
     def _due_questions(self, now: float) -> list[int]:
         """The ranks that must be asked now. If the watcher comes late, the deadline moves, so that they have time to answer."""
