@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass, replace
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -72,7 +73,7 @@ _array_decoder = msgspec.msgpack.Decoder(_Array)
 
 
 def schema_digest() -> str:
-    """Two versions of Inflight have the same digest only if all messages have the same fields with the same annotations."""
+    """Two versions of Inflight have the same digest only if messages, fields and annotations are the same, in one order."""
     seen: dict[str, str] = {}
     queue: list[Any] = [*MESSAGE_TYPES, *_VALUE_TYPES.values()]
     for kind in queue:
@@ -81,7 +82,7 @@ def schema_digest() -> str:
         elif repr(kind) not in seen:
             seen[repr(kind)] = repr(kind.__annotations__)
             queue += get_type_hints(kind).values()
-    return hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()
+    return hashlib.sha256(repr(list(seen.items())).encode()).hexdigest()
 
 
 # -- messages to frames --------------------------------------------------------------------------------------------
@@ -93,12 +94,12 @@ def encode(message: Message) -> Frame:
     Raises:
         CodecError: an argument or value of a call is no plain data. The error names its type.
     """
-    arrays = _ArrayWriter()
+    segments: list[ByteArray] = []
     try:
-        body = msgspec.msgpack.Encoder(enc_hook=arrays.write).encode(_packed(message))
+        body = msgspec.msgpack.Encoder(enc_hook=partial(_write, segments)).encode(_packed(message))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a large integer, a lone surrogate, ...
         raise CodecError(f"a {type(message).__name__} cannot be encoded: {error}") from error
-    return Frame(_KINDS[type(message)], body, arrays.segments)
+    return Frame(_KINDS[type(message)], body, segments)
 
 
 def _packed(message: Message) -> Message:
@@ -112,30 +113,24 @@ def _packed(message: Message) -> Message:
     return message
 
 
-class _ArrayWriter:
-    """Encodes the types that msgspec does not know, and collects the segments of one frame."""
-
-    def __init__(self) -> None:
-        self.segments: list[ByteArray] = []
-
-    def write(self, value: object) -> object:
-        if isinstance(value, np.ndarray):
-            return msgspec.msgpack.Ext(_ARRAY, self._write_array(value))
-        if isinstance(value, Path):
-            return str(value)
+def _write(segments: list[ByteArray], value: object) -> object:
+    """Encodes the types that msgspec does not know. The bytes of a large array are appended to `segments`."""
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, np.ndarray):
         raise CodecError(f"{_name(type(value))} is no part of a message")
-
-    def _write_array(self, array: Array) -> bytes:
-        dtype = array.dtype.str
-        if dtype not in _DTYPES or array.ndim > MAX_NDIM:
-            raise CodecError(
-                f"an array of {array.dtype} with {array.ndim} dimensions cannot be sent; allowed are "
-                f"{', '.join(map(str, _DTYPES.values()))} with up to {MAX_NDIM}"
-            )
-        if array.nbytes <= INLINE_BYTES:
-            return _array_encoder.encode((dtype, array.shape, array.tobytes()))
-        self.segments.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        return _array_encoder.encode((dtype, array.shape, len(self.segments) - 1))
+    dtype = value.dtype.str
+    if dtype not in _DTYPES or value.ndim > MAX_NDIM:
+        raise CodecError(
+            f"an array of {value.dtype} with {value.ndim} dimensions cannot be sent; allowed are "
+            f"{', '.join(map(str, _DTYPES.values()))} with up to {MAX_NDIM}"
+        )
+    if value.nbytes <= INLINE_BYTES:
+        data: bytes | int = value.tobytes()
+    else:
+        segments.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        data = len(segments) - 1
+    return msgspec.msgpack.Ext(_ARRAY, _array_encoder.encode((dtype, value.shape, data)))
 
 
 def _pack(value: Any) -> Any:
