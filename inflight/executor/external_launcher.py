@@ -142,9 +142,7 @@ class ExternalLauncherExecutor(Executor):
         """Runs the command of this rank only. The other ranks get theirs from their own engines."""
         if rank == self._me.rank:
             assert self._rank_thread is not None
-            if not isinstance(
-                command, ProvideGrammarOutput
-            ):  # every engine makes its own masks, and nobody answers them
+            if not isinstance(command, ProvideGrammarOutput):  # masks have no replies; every engine makes its own
                 self._io.call_soon(partial(self._submit, command))  # before the reply can come
             self._rank_thread.loop.put(command)
 

@@ -40,9 +40,8 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, seconds)
-    tcp_socket.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000
-    )  # that sent data may stay unconfirmed
+    # how long sent data may stay unconfirmed
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
 
 
 class Stream:

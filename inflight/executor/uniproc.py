@@ -104,7 +104,7 @@ class UniProcExecutor(Executor):
 
     def __init__(self, config: EngineConfig, worker_factory: WorkerFactory | None = None) -> None:
         super().__init__(config)
-        factory, self._release = (worker_factory, _nothing) if worker_factory else _real_workers(config)
+        factory, self._free_ranks = (worker_factory, None) if worker_factory is not None else _real_workers(config)
         self._ranks = [self._rank_thread(rank, factory) for rank in range(self.world_size)]
         self._start()
 
@@ -128,7 +128,8 @@ class UniProcExecutor(Executor):
     def _terminate(self) -> None:
         for rank_thread in self._ranks:
             rank_thread.loop.stop()
-        self._release()
+        if self._free_ranks is not None:
+            self._free_ranks()
         end = self._shutdown_deadline()
         for rank_thread in self._ranks:
             rank_thread.join(end)
@@ -141,19 +142,15 @@ def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError 
     return error if error is None or isinstance(error, InflightError) else start_up_error(rank, failure_of(error))
 
 
-def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:
-    """A factory of the real workers, and a function that frees the ranks that wait for each other."""
+def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None] | None]:
+    """A factory of the real workers, and, for several ranks, a function that frees those that wait for each other."""
     start = time.perf_counter()
     from inflight.worker.worker import Worker  # loads torch, which a test's workers do not need
 
     logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
     if config.parallel.world_size == 1:
-        return Worker, _nothing
+        return Worker, None
     from inflight.distributed.thread_world import ThreadWorlds  # as above
 
     worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
     return lambda config, rank, _: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")
-
-
-def _nothing() -> None:
-    """A lone rank waits for nobody, and a test frees its own workers."""

@@ -42,9 +42,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor handles an interrupt at the terminal
     title, stream_fd = sys.argv[1], int(sys.argv[2])
     name_process(title, title.replace(": worker ", "-").replace(" ", ""))
-    ctypes.CDLL(None, use_errno=True).prctl(
-        _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0
-    )  # with the executor's thread
+    # the kernel ends this process with the executor's thread that started it
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     stream = BlockingStream(socket.socket(fileno=stream_fd))
     start_up = stream.receive()
     if start_up is None:

@@ -83,9 +83,8 @@ class LogprobsColumns:
         )
 
 
-@dataclass(
-    slots=True, kw_only=True
-)  # not frozen: a step makes hundreds, and a frozen one takes four times as long to make
+# not frozen: a step makes hundreds of them, and a frozen one takes four times as long to make
+@dataclass(slots=True, kw_only=True)
 class EngineCoreOutput:
     """What one commit adds to one request.
 

@@ -80,9 +80,7 @@ class SchedulerOutput:
     samples: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [num_rows]
     block_table_deltas: tuple[BlockTableDelta, ...]  # one per KV group
     max_draft_tokens: Int32Array = field(default_factory=_empty)  # [num_rows], -1: the row is exact; or empty: all are
-    grammar_rows: Int32Array = field(
-        default_factory=_empty
-    )  # rows that draw under a mask, rising: a `GrammarOutput` follows
+    grammar_rows: Int32Array = field(default_factory=_empty)  # rows that draw under a mask, rising; see `GrammarOutput`
     forced_tokens: TokenDelta | None = None  # applied before the rows
 
     @property
