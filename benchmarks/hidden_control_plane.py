@@ -50,7 +50,7 @@ from inflight.hub import read_config
 from inflight.interface.codec import Decoder, encode
 from inflight.interface.messages import ExecuteModel, StepReply
 from inflight.interface.request import EngineCoreOutput
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.timeline import Event, chrome_trace
 
@@ -311,10 +311,9 @@ def codec_us(plans: Sequence[SchedulerOutput]) -> dict[str, tuple[float, float]]
         add("worker: decode the plan", partial(decoder.decode, encode(ExecuteModel(epoch=0, scheduler_output=plan))))
         output = ModelRunnerOutput(
             step_id=plan.step_id,
-            kv_connector_output=KVConnectorOutput(),
             sampled_token_ids=np.arange(int(plan.samples.sum()), dtype=np.int32),
         )
-        reply = StepReply(epoch=0, step_id=plan.step_id, rank=0, result=output)
+        reply = StepReply(epoch=0, step_id=plan.step_id, rank=0, output=output)
         add("engine: decode it", partial(decoder.decode, add("worker: encode the answer", partial(encode, reply))))
     return {name: spread(values) for name, values in times.items()}
 

@@ -23,7 +23,7 @@ from inflight.config.engine import EngineConfig
 from inflight.engine.front_end import read_tokenizer
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.sample.seeds import mix64
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ class MockTokensWorker(WorkerBase):
         positions = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
         drawn = _draw(self._tokens, self._keys[plan.slots[plan.samples]], positions)
         self._sleep.until(end)
-        return ModelRunnerOutput(step_id=plan.step_id, kv_connector_output=KVConnectorOutput(), sampled_token_ids=drawn)
+        return ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids=drawn)
 
     def execute_dummy_batch(self) -> None:
         self._sleep.until(time.perf_counter() + self._seconds)

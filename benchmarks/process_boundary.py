@@ -33,7 +33,7 @@ from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, StepReply
-from inflight.interface.step import BlockTableDelta, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import BlockTableDelta, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 WORKER_CLASS = "benchmarks.process_boundary:NoOpWorker"
@@ -70,9 +70,7 @@ class NoOpWorker(WorkerBase):
 
 
 def answer(plan: SchedulerOutput) -> ModelRunnerOutput:
-    return ModelRunnerOutput(
-        step_id=plan.step_id, kv_connector_output=KVConnectorOutput(), sampled_token_ids=plan.num_computed_tokens
-    )
+    return ModelRunnerOutput(step_id=plan.step_id, sampled_token_ids=plan.num_computed_tokens)
 
 
 def decode_plan(step_id: int, batch: int) -> SchedulerOutput:
@@ -193,7 +191,7 @@ def main() -> None:
             plan = decode_plan(0, batch)
             num_bytes = [0, 0]
             if name != "uniproc":
-                reply = StepReply(epoch=0, step_id=0, rank=0, result=answer(plan))
+                reply = StepReply(epoch=0, step_id=0, rank=0, output=answer(plan))
                 messages = (ExecuteModel(epoch=0, scheduler_output=plan), reply)
                 num_bytes = [encode(message).num_bytes for message in messages]
             rows.append([name, batch, p50, p99, *num_bytes])

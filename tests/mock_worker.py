@@ -16,7 +16,6 @@ from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
 from inflight.interface.request import LogprobsColumns
 from inflight.interface.step import (
     GrammarOutput,
-    KVConnectorOutput,
     ModelRunnerOutput,
     PromptLogprobs,
     SchedulerOutput,
@@ -163,7 +162,6 @@ class MockWorker(WorkerBase):
         padded = [found + [-1] * (k - len(found)) for found in drafts]
         return ModelRunnerOutput(
             step_id=plan.step_id,
-            kv_connector_output=KVConnectorOutput(),
             sampled_token_ids=np.array([token for drawn in sampled for token in drawn], dtype=np.int32),
             num_sampled_tokens=np.array([len(drawn) for drawn in sampled] if k else [], dtype=np.int32),
             sampled_positions=np.array(positions if k else [], dtype=np.int32),

@@ -1,4 +1,4 @@
-"""`ActivationLink`: what moves activations from one stage to the next, as the worker sees it, and what its ends agree on."""
+"""`ActivationLink`: moves activations from one pipeline stage to the next; `LinkSpec`: what both ends must agree on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from inflight.device.base import TORCH_DTYPES
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 
-SPLIT_BYTES = 1 << 16  # of one tensor; below it a gather costs more than the bytes that it saves
+SPLIT_BYTES = 1 << 16  # smaller tensors are not split: the gather would cost more than it saves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class LinkSpec:
     split_bytes: int = SPLIT_BYTES
 
     def part(self, num_tokens: int, tp_rank: int) -> slice | None:
-        """The tokens that one rank carries, if a step of so many travels split."""
+        """The tokens that rank `tp_rank` sends, or None if a step of `num_tokens` tokens is not split."""
         num_bytes = num_tokens * self.hidden_size * self.dtype.itemsize
         if self.tensor_parallel_size == 1 or num_bytes < self.split_bytes:
             return None
@@ -38,7 +39,7 @@ class LinkSpec:
         return -(-num_tokens // self.tensor_parallel_size)
 
     def columns(self) -> Tensor:
-        """As numbers, to be compared."""
+        """The fields as numbers, to compare two specs."""
         dtype = list(TORCH_DTYPES.values()).index(self.dtype)
         return torch.tensor(
             [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
@@ -47,15 +48,26 @@ class LinkSpec:
 
 
 class ActivationLink(ABC):
-    """One rank's link to the stages before and after it.
+    """One rank's link to the stages before and after it. It owns both channels.
 
-    `post_receive` is called by the thread that prepares, `receive` and `send` by the one that computes; each sees the steps in
-    the same order. An error is raised by every `receive` and `send` after it: the order is lost with the step.
+    The thread that prepares steps calls `post_receive`; the thread that computes calls `receive` and `send`. Both do so in the
+    order of the steps. After an error every `receive` and `send` raises, because a step is missing in the order.
+
+    Args:
+        group: the ranks of this stage, for the gather; only this link uses it.
+        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
     """
+
+    def __init__(
+        self, spec: LinkSpec, group: TensorParallelGroup, before: Channel | None, after: Channel | None
+    ) -> None:
+        self._spec, self._group = spec, group
+        self._before, self._after = before, after
+        self._error: Exception | None = None
 
     @abstractmethod
     def post_receive(self, step_id: int, num_tokens: int) -> None:
-        """The next step that this stage computes. `num_tokens` is the plan's, at most `max_num_tokens`."""
+        """Announce the next step that this stage computes. `num_tokens` is the plan's number, at most `max_num_tokens`."""
 
     @abstractmethod
     def receive(self, step_id: int) -> IntermediateTensors:
@@ -63,15 +75,21 @@ class ActivationLink(ABC):
 
     @abstractmethod
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
-        """Queue a step's tensors, of as many tokens as its plan says; nobody may change them any more."""
+        """Queue a step's tensors, with as many tokens as its plan says. Nobody may change them any more."""
 
-    @abstractmethod
     def close(self) -> None:
         """Drop what is queued, end every wait. Idempotent, from any thread but the link's own."""
+        for channel in (self._before, self._after):
+            if channel is not None:
+                channel.close()
+
+    def _raise_if_broken(self) -> None:
+        if self._error is not None:
+            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
 
 
 def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
-    """Compare with the neighbours, over channels of the host.
+    """Compare `spec` with that of the neighbours, over channels of the host.
 
     Raises:
         ConnectionError: the stage before has another model, or another configuration.

@@ -1,4 +1,4 @@
-"""`Channel`: tensors from one rank to another, nothing else. What a `StageLink` stands on, and where a test injects delays."""
+"""`Channel`: tensors from one rank to another, and nothing else. Links between stages use it, and tests delay it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from torch import Tensor
 class Channel(ABC):
     """One rank's end of a connection to one peer, for one purpose. Tensors arrive in the order in which they were sent.
 
-    Both ends know shape and dtype of every tensor beforehand: only its bytes travel. One thread sends and one receives.
-    Both raise ConnectionError when the channel is closed or the peer is gone, TimeoutError when it is silent for too long.
+    Both ends know shape and dtype of every tensor beforehand: only its bytes travel. There are two kinds:
+
+    - A channel of the host (`World.channel`) goes both ways. One thread sends and one receives, and both wait: `send` until the
+      tensor may be changed, `receive` until it is filled. They raise ConnectionError when the channel is closed or the peer is
+      gone, and TimeoutError when it is silent for too long.
+    - A channel between devices (`World.device_channel`) goes one way: one end only sends, the other only receives. Both launch
+      the transfer on the current stream, and return. What comes behind it on the stream may change the tensor, or read it. They
+      raise ConnectionError, or RuntimeError from torch, when the channel is closed.
     """
 
     @abstractmethod
     def send(self, tensor: Tensor) -> None:
-        """Send a contiguous tensor; returns when it may be changed."""
+        """Send a contiguous tensor."""
 
     @abstractmethod
     def receive(self, tensor: Tensor) -> None:
-        """Fill a contiguous tensor; waits for it."""
+        """Fill a contiguous tensor."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every wait at this end, now and later, and tell the peer. Idempotent, from any thread."""
+        """End every wait at this end, now and later, and tell the peer. A transfer that a device is in ends, its contents
+        undefined. Idempotent, from any thread."""

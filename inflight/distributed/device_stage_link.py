@@ -5,24 +5,25 @@
     stage p+1  before   ....................| receive N, gather | .........| receive N+1, gather |
                compute                                          | copy N, forward N |            | copy N+1, forward N+1 |
 
-Each direction has a stream, a channel and a ring of slots of its own. Four events keep a slot's contents together, two ends of
-each ring:
+Each direction has its own stream, channel and ring of slots. Events make each stream wait before it reads or writes a slot:
 
-    receive   before waits until what was in the slot has been copied out;  compute waits until the step has arrived
-    send      compute waits until what was in the slot has been sent;       after waits until the step has been copied in
+    receive   before waits until the old contents have been copied out;  compute waits until the step has arrived
+    send      compute waits until the old contents have been sent;       after waits until the step has been copied in
 
-So a transfer runs beside the forward of another step, and two slots are enough: a stage is held up only when the next one is
-as many steps behind as both ends have slots together. A step's tensors always come to lie at the same address, where a graph
-reads them.
+So a transfer runs beside the forward of another step. Two slots are enough: a stage waits only if the next stage is behind by
+as many steps as both ends have slots together. A step's tensors are always copied to the same address, where a graph reads
+them.
 
-**Nothing deadlocks.** A transfer is a kernel that waits, on the device, for its counterpart, and neither streams nor hardware
-queues are infinitely many: a kernel behind a waiting one in the same queue may have to wait, too. Therefore a step's receive is
-launched in `receive`, right before what needs it, and not when it is posted: whatever the device is given stands behind what it
-depends on, on this rank. It could all run in the order of the launches, on one queue: by induction over the steps, and within a
-step over the stages, receive N meets send N of the stage before, because what was launched before either is of steps before N,
-or of step N on earlier stages. The host runs ahead of the device, so the receive waits there long before it is needed
-all the same. Every communicator is used on one stream, by one thread, in step order, so both of its ends see the same sequence;
-waiting transfers take `CHANNEL_CTAS` multiprocessors each, which leaves room for the kernels that they wait for.
+**Nothing deadlocks.** A transfer is a kernel that waits on the device for its counterpart. Streams share a limited number of
+hardware queues, so a kernel behind a waiting one may have to wait, too. Therefore `receive`, and not `post_receive`, launches
+the transfer of a step, right before the kernels that need it. So on each rank everything is launched after what it depends on,
+and it could all run in the order of the launches, on one queue. The proof is an induction over the steps, and within a step
+over the stages: receive N meets send N of the stage before, because everything that was launched before them belongs to steps
+before N, or to step N on earlier stages. The host runs ahead of the device, so a receive is still launched long before it is
+needed.
+
+Every communicator is used on one stream, by one thread, in step order, so both of its ends see the same sequence. A waiting
+transfer takes `CHANNEL_CTAS` multiprocessors, which leaves room for the kernels that it waits for.
 
 Large hidden states travel split over the ranks of a stage, as in `stage_link.py`; the gather runs on the stream `before`.
 """
@@ -30,16 +31,17 @@ Large hidden states travel split over the ranks of a stage, as in `stage_link.py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event, Stream
 from inflight.distributed.activation_link import ActivationLink, LinkSpec
-from inflight.distributed.device_channel import DeviceChannel
+from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
@@ -48,35 +50,25 @@ NUM_SLOTS = 2
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory of one step, flat. It may be written again behind `free`."""
+    """Memory of one step, flat. It may be written again after the event `free`."""
 
     memory: Tensor
     free: Event | None = None
 
 
-class _Ring:
-    """The slots of one direction, taken in turn."""
-
-    def __init__(self, spec: LinkSpec, device: torch.device, num_slots: int) -> None:
-        num_elements = 2 * spec.max_num_tokens * spec.hidden_size
-        self._slots = [_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)]
-        self._num_taken = 0
-
-    def next(self) -> _Slot:
-        slot = self._slots[self._num_taken % len(self._slots)]
-        self._num_taken += 1
-        return slot
+def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slot]:
+    """The slots of one direction, again and again."""
+    num_elements = 2 * spec.max_num_tokens * spec.hidden_size
+    return cycle([_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)])
 
 
 class DeviceStageLink(ActivationLink):
-    """It owns both channels; the neighbours have agreed on `spec`. `receive` and `send` launch, and return at once.
+    """Its channels are those between devices; the neighbours have agreed on `spec`. `receive` and `send` launch, and return.
 
-    What `receive` returns is overwritten on `compute` by the next `receive`. What `send` is given is read on `compute`, so it
-    may be changed by what comes behind there.
+    The next `receive` overwrites, on the stream `compute`, what `receive` has returned. `send` reads its tensors on `compute`,
+    so later kernels of that stream may change them.
 
     Args:
-        group: the ranks of this stage, for the gather; only this link uses it.
-        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
         num_slots: of each direction.
 
     Attributes:
@@ -90,24 +82,23 @@ class DeviceStageLink(ActivationLink):
         device: Accelerator,
         group: TensorParallelGroup,
         *,
-        before: DeviceChannel | None,
-        after: DeviceChannel | None,
+        before: Channel | None,
+        after: Channel | None,
         num_slots: int = NUM_SLOTS,
     ) -> None:
-        self._spec, self._group, self._compute = spec, group, device.compute
-        self._before, self._after = before, after
+        super().__init__(spec, group, before, after)
+        self._compute = device.compute
         self._posted: deque[tuple[int, int]] = deque()  # step_id, num_tokens
-        self._error: Exception | None = None
         self.arrived: IntermediateTensors | None = None
         if before is not None:
-            self._inbox, self._before_stream = _Ring(spec, device.torch_device, num_slots), device.new_stream()
+            self._inbox, self._before_stream = _ring(spec, device.torch_device, num_slots), device.new_stream()
             shape = (2, spec.max_num_tokens, spec.hidden_size)
             self._arrived = torch.zeros(shape, dtype=spec.dtype, device=device.torch_device)
             self.arrived = IntermediateTensors(self._arrived[0], self._arrived[1])
             num_elements = 2 * spec.part_size(spec.max_num_tokens) * spec.hidden_size if group.size > 1 else 0
             self._part = torch.empty(num_elements, dtype=spec.dtype, device=device.torch_device)
         if after is not None:
-            self._outbox, self._after_stream = _Ring(spec, device.torch_device, num_slots), device.new_stream()
+            self._outbox, self._after_stream = _ring(spec, device.torch_device, num_slots), device.new_stream()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
         assert num_tokens <= self._spec.max_num_tokens, (num_tokens, self._spec)
@@ -118,7 +109,7 @@ class DeviceStageLink(ActivationLink):
         posted, num_tokens = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         self._raise_if_broken()
-        slot, stream = self._inbox.next(), self._before_stream
+        slot, stream = next(self._inbox), self._before_stream
         if slot.free is not None:
             stream.wait(slot.free)
         pair = self._pair(slot.memory, num_tokens)
@@ -141,7 +132,7 @@ class DeviceStageLink(ActivationLink):
         rows = self._spec.part(len(tensors.delta), self._group.rank) or slice(0, len(tensors.delta))
         if rows.stop == rows.start:
             return
-        slot, stream = self._outbox.next(), self._after_stream
+        slot, stream = next(self._outbox), self._after_stream
         if slot.free is not None:
             self._compute.wait(slot.free)
         pair = self._pair(slot.memory, rows.stop - rows.start)
@@ -150,17 +141,12 @@ class DeviceStageLink(ActivationLink):
         self._launch(stream, partial(self._after.send, pair))
         slot.free = stream.record()
 
-    def close(self) -> None:
-        for channel in (self._before, self._after):
-            if channel is not None:
-                channel.close()
-
     def _pair(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """`delta` and `residual` of so many tokens in `memory`, to travel as one: [2, num_tokens, hidden_size], contiguous."""
+        """`delta` and `residual` in `memory`, to be sent as one tensor: [2, num_tokens, hidden_size], contiguous."""
         return memory[: 2 * num_tokens * self._spec.hidden_size].view(2, num_tokens, self._spec.hidden_size)
 
     def _gather(self, num_tokens: int, pair: Tensor) -> None:
-        """What the ranks of the stage have received, in their `_part`, together."""
+        """Fill `pair` with the parts that the ranks of the stage have received in their `_part`."""
         num_elements = 2 * self._spec.part_size(num_tokens) * self._spec.hidden_size
         gathered = self._group.all_gather(self._part[:num_elements], dim=0)
         for rank, part in enumerate(gathered.chunk(self._group.size)):
@@ -177,10 +163,6 @@ class DeviceStageLink(ActivationLink):
                 raise
 
         stream.enqueue(launch)
-
-    def _raise_if_broken(self) -> None:
-        if self._error is not None:
-            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
 
 
 def _fill(pair: Tensor, delta: Tensor, residual: Tensor) -> None:

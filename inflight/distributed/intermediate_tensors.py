@@ -1,4 +1,4 @@
-"""`IntermediateTensors`: what one pipeline stage hands to the next."""
+"""`IntermediateTensors`: the hidden states that one pipeline stage sends to the next."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 class IntermediateTensors:
     """Both [num_tokens, hidden_size], contiguous, in the engine's dtype.
 
-    `delta` is what the last layer's MLP left to be added to `residual`; the next layer's norm adds it, as within a stage.
+    `delta` is the output of the last layer's MLP. The norm of the next layer adds it to `residual`, as it does within a stage.
     """
 
     delta: Tensor
     residual: Tensor
 
     def empty_like(self, num_tokens: int) -> IntermediateTensors:
-        """Memory for as many tokens, its contents undefined."""
+        """Memory for `num_tokens` tokens, with undefined contents."""
         shape = (num_tokens, self.delta.shape[1])
         return IntermediateTensors(self.delta.new_empty(shape), self.residual.new_empty(shape))
 
     def padded(self, num_tokens: int) -> IntermediateTensors:
-        """As many tokens, these first; the others are undefined."""
+        """These tokens, and behind them undefined ones, `num_tokens` together."""
         if num_tokens == len(self.delta):
             return self
         padded = self.empty_like(num_tokens)
@@ -33,7 +33,7 @@ class IntermediateTensors:
         return padded
 
     def first(self, num_tokens: int) -> IntermediateTensors:
-        """The first tokens, as views."""
+        """Views of the first tokens."""
         return IntermediateTensors(self.delta[:num_tokens], self.residual[:num_tokens])
 
     @staticmethod

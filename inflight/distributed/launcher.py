@@ -1,10 +1,10 @@
-"""How ranks that a launcher (torchrun) has started find each other: through a store of the launcher or of rank 0.
+"""How ranks that a launcher (torchrun) has started find each other: through a store that the launcher or rank 0 serves.
 
 Everybody who can connect to the store can read and write it, and torchrun's store listens on all interfaces. So the store does
-not hold the token that ranks need to connect to each other, but says how to find it:
+not hold the token that ranks need to connect to each other. It says how to find the token:
 
-    on one machine    "file FOLDER": the token lies in a folder that only this user can open, until all ranks have met
-    on several        "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
+    on one machine         "file FOLDER": the token is in a folder that only this user can open, until all ranks have met
+    on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from inflight import envs
 from inflight.distributed.socket_channel import local_address
-from inflight.distributed.store import Meeting, ask, reach_store, serve_launched_store
+from inflight.distributed.store import ask, open_mesh, reach_store, serve_launched_store
 from inflight.envs import LaunchedRank
 from inflight.errors import ConfigError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
@@ -31,7 +31,8 @@ _TOKEN_FILE = "token"
 
 
 class LauncherMeeting:
-    """One meeting of all ranks: the n-th that each of them makes is the same. To be closed when all ranks have met.
+    """One meeting of all ranks. Each rank numbers its meetings, and ranks with the same number meet. To be closed when all
+    ranks have met.
 
     Raises:
         ConfigError: rank 0 cannot listen at the master's address; or the ranks are on several machines and share no secret.
@@ -51,13 +52,13 @@ class LauncherMeeting:
                 self._store.set("workers meet at", "{} {}".format(*self._listener.getsockname()[:2]))
                 self._tell_token(is_one_machine=ipaddress.ip_address(host).is_loopback)
             self._token = _find_token(self._store)
-            self._meeting = Meeting(self._store, me.rank, host, self._token, timeout_seconds)
+            self._mesh = open_mesh(self._store, me.rank, host, self._token, timeout_seconds)
         except BaseException:
             self._free()
             raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Where the workers meet, on rank 0's machine. To be called once: on rank 0 the result takes the listening socket."""
+        """Where the workers meet, on rank 0's machine. To be called once: on rank 0 the result owns the listening socket."""
         host, port = ask(self._store, "workers meet at").split()
         listener, self._listener = self._listener, None
         return Rendezvous(
@@ -70,12 +71,12 @@ class LauncherMeeting:
         )
 
     def connections(self) -> dict[int, socket.socket]:
-        """One to every other rank, by rank. The caller owns them."""
+        """A connection to every other rank, by rank. The caller owns them."""
         found: dict[int, socket.socket] = {}
         try:
             for peer in range(self._me.world_size):
                 if peer != self._me.rank:
-                    found[peer] = self._meeting.mesh.connection(peer, "executor")
+                    found[peer] = self._mesh.connection(peer, "executor")
         except OSError as error:
             for connection in found.values():
                 connection.close()
@@ -83,11 +84,12 @@ class LauncherMeeting:
         return found
 
     def close(self) -> None:
-        self._meeting.close()
+        self._mesh.close()
+        del self._mesh
         self._free()
 
     def _free(self) -> None:
-        del self._store  # drops the last reference, which ends a store that this process serves
+        del self._store  # if this process serves the store, the last reference to it keeps it alive
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:

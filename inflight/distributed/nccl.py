@@ -1,42 +1,49 @@
-"""NCCL: collectives and channels between GPUs, on the stream that is current, so that a CUDA graph can record them.
+"""NCCL: collectives and channels between GPUs, on the current stream, so that a CUDA graph can record them.
 
-Each group and each channel has a communicator of its own, set up when it is made: nothing is connected later, during a
-capture. Torch's own streams, and the events that order them, are left out (`asyncOp = False`): a collective is one kernel on
-the caller's stream, and no host waits for it. The price is that an error of a peer is not seen here: kernels wait on the
-device until `Communicator.close`, and what they leave then is garbage, so whoever closes must not answer from it.
+Each group and each channel has its own communicator. It is connected completely when it is made, because nothing can be
+connected during a capture. Torch's own streams and events are not used (`asyncOp = False`): a collective is one kernel on the
+caller's stream, and the host does not wait for it. Therefore this rank does not see an error of a peer. Its kernels wait on the
+device until `Communicator.close`, and then their results are garbage that nobody may use.
 
-The watchdog of torch stays: a collective outside of a graph that is not done within the time limit ends the process.
+The watchdog of torch stays: it ends the process if a collective outside of a graph is not done within the time limit.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, Store
+from torch._C._distributed_c10d import BroadcastOptions, Store
 
-from inflight.distributed.device_channel import DeviceChannel
-from inflight.distributed.group_handle import GroupHandle
-from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.channel import Channel
+from inflight.distributed.torch_group import GroupHandle, TorchGroup
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_CTAS = 8  # multiprocessors that a transfer may take, also while it waits: of 132 on an H200. Not measured
+CHANNEL_CTAS = 8  # multiprocessors (of 132 on an H200) that a transfer may take, also while it waits. Not measured
 
 
 class Communicator(GroupHandle):
-    """The one reference to a backend of torch.distributed that runs on GPUs. Made by all of its ranks at once."""
+    """The only reference to a backend of NCCL. All of its ranks make it at once."""
+
+    def run(self, collective: str, *arguments: Any) -> None:
+        """Launch it on the current stream, and return. The result is there for what comes behind on the stream.
+
+        Raises:
+            ConnectionError: this rank has left the group.
+        """
+        arguments[-1].asyncOp = False
+        getattr(self.backend, collective)(*arguments)
 
     def close(self) -> None:
-        """Have the kernels of this rank end, and return. Idempotent, from any thread.
+        """End the kernels of this rank. Returns at once. Idempotent, from any thread.
 
-        NCCL tells its kernels at once, but comes back only when no CUDA graph that holds one exists any more, and when the
-        kernels of all communicators on the device have ended. So each is aborted in a thread of its own, and nobody waits.
+        NCCL's abort stops the kernels at once. But it returns only when no CUDA graph with such a kernel exists any more, and
+        the kernels of all communicators on the device have ended. So each communicator is aborted in its own thread.
         """
         backend, self._backend = self._backend, None
         if backend is not None:
@@ -53,10 +60,10 @@ def _abort(backend: Any) -> None:
 def connect(
     store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float, max_ctas: int | None = None
 ) -> Communicator:
-    """Meet the others over `store` and set up all that collectives on `device` need.
+    """Meet the other ranks over `store`, and connect everything that collectives on `device` need.
 
     Raises:
-        RuntimeError: from torch; they did not come, or cannot be reached.
+        RuntimeError: from torch; the other ranks did not come, or cannot be reached.
     """
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for GPUs have it
 
@@ -65,49 +72,15 @@ def connect(
     if max_ctas is not None:
         options.config.max_ctas = max_ctas
     communicator = Communicator(ProcessGroupNCCL(store, rank, size, options))
-    group, x = NcclGroup(size, rank, communicator), torch.zeros(1, device=device)
+    group, x = TorchGroup(size, rank, communicator), torch.zeros(1, device=device)
     for collective in (group.all_reduce, group.all_gather, group.broadcast):
         collective(x)  # NCCL connects an algorithm when it is first used
     torch.cuda.synchronize(device)
     return communicator
 
 
-@dataclass(frozen=True)
-class NcclGroup(TensorParallelGroup):
-    """Tensors are on the GPU, and results are there for what comes behind on the current stream.
-
-    NCCL reduces an element on one rank, or in one order on all, and passes the result on: all ranks get the same bits.
-    """
-
-    communicator: Communicator | None = None
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        options = AllreduceOptions()
-        options.asyncOp = False
-        self._backend.allreduce([x], options)
-        return x
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        options = AllgatherOptions()
-        options.asyncOp = False
-        self._backend._allgather_base(gathered, x.contiguous(), options)
-        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        _broadcast(self._backend, x, root=0)
-        return x
-
-    @property
-    def _backend(self) -> Any:
-        assert self.communicator is not None
-        return self.communicator.backend
-
-
-class NcclChannel(DeviceChannel):
-    """A broadcast in a group of two is a send. Torch's own send would go through a stream and a communicator of its choice.
+class NcclChannel(Channel):
+    """Sends by a broadcast in a group of two, because torch's own send uses a stream and a communicator of its choice.
 
     Args:
         rank: of this end in `communicator`, 0 or 1.
@@ -117,16 +90,15 @@ class NcclChannel(DeviceChannel):
         self._communicator, self._rank = communicator, rank
 
     def send(self, tensor: Tensor) -> None:
-        _broadcast(self._communicator.backend, tensor, root=self._rank)
+        self._broadcast(tensor, root=self._rank)
 
     def receive(self, tensor: Tensor) -> None:
-        _broadcast(self._communicator.backend, tensor, root=1 - self._rank)
+        self._broadcast(tensor, root=1 - self._rank)
 
     def close(self) -> None:
         self._communicator.close()
 
-
-def _broadcast(backend: Any, tensor: Tensor, root: int) -> None:
-    options = BroadcastOptions()
-    options.rootRank, options.asyncOp = root, False
-    backend.broadcast([tensor], options)
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        options = BroadcastOptions()
+        options.rootRank = root
+        self._communicator.run("broadcast", [tensor], options)

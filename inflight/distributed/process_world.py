@@ -1,91 +1,39 @@
 """Ranks that are processes: collectives over torch.distributed (gloo on a CPU, NCCL on a GPU), channels over TCP.
 
-Every group is an object of its own, built over an explicit store: torch's default group, a global, is not touched. How ranks
-meet, in one epoch:
+Every group is built over an explicit store. Torch's global default group is not used. In one epoch the ranks meet like this:
 
     1. rank 0 serves a TCPStore at the rendezvous' address, the others connect to it
-    2. every rank writes the address of its own listener for channels to the store; callers need the token of the rendezvous
-    3. groups and channels are made as they are asked for
+    2. every rank opens a listener for channels and writes its address to the store; peers need the token of the rendezvous
+    3. groups and channels are made when the worker asks for them
 
-After `close`, peers that wait for this rank get an error at once. This rank's own wait in a gloo collective only ends with the
-peers' or the time limit, which is why an executor kills a rank that does not come back. On a GPU it is the other way round:
-this rank's kernels end at once, those of the peers when they close their worlds, too (`nccl.py`).
+After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, that wait
+ends only when the peers leave, too, or when its time is over; therefore an executor kills a rank that does not come back. On a
+GPU the kernels of this rank end at once, and those of the peers end when the peers close their worlds (`nccl.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._C._distributed_c10d import (
-    BroadcastOptions,
-    PrefixStore,
-    ProcessGroupGloo,
-    Store,
-)
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.device_channel import DeviceChannel
-from inflight.distributed.group_handle import GroupHandle
-from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, NcclGroup, connect
+from inflight.distributed.nccl import CHANNEL_CTAS, Communicator, NcclChannel, connect
 from inflight.distributed.socket_channel import SocketChannel, local_address
-from inflight.distributed.store import Meeting, reach_store, serve_store
+from inflight.distributed.store import open_mesh, reach_store, serve_store
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.distributed.torch_group import GroupHandle, TorchGroup
 from inflight.distributed.world import World
 from inflight.interface.worker import Rendezvous
-
-
-@dataclass(frozen=True)
-class ProcessGroup(TensorParallelGroup):
-    """Over gloo. It reduces an element on one rank, or in one order on all, and passes the result on: all get the same bits."""
-
-    handle: GroupHandle | None = None
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        self._wait(self._backend.allreduce([x]))
-        return x
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self._wait(self._backend._allgather_base(gathered, x.contiguous()))
-        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        options = BroadcastOptions()
-        options.rootRank = 0
-        self._wait(self._backend.broadcast([x], options))
-        return x
-
-    @property
-    def _backend(self) -> Any:
-        assert self.handle is not None
-        return self.handle.backend
-
-    def _wait(self, collective: Any) -> None:  # Any: torch's Work
-        """
-        Raises:
-            ConnectionError: another rank has left its groups, or did not answer in time.
-        """
-        assert self.handle is not None
-        self.handle.is_waiting = True
-        try:
-            collective.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"a collective has lost another rank: {error}") from error
-        finally:
-            self.handle.is_waiting = False
 
 
 class ProcessWorld(World):
     """
     Args:
-        device: what the groups' tensors live on.
+        device: where the tensors of the groups are.
 
     Raises:
         ConnectionError: the ranks did not meet in time.
@@ -95,11 +43,11 @@ class ProcessWorld(World):
         super().__init__(layout, rank)
         self._device = device
         self._timeout = rendezvous.timeout_seconds
-        self._groups: list[GroupHandle | Communicator] = []
+        self._groups: list[GroupHandle] = []
         self._channels: list[SocketChannel] = []
         self._store: Store = PrefixStore(f"epoch {rendezvous.epoch}", _open_store(rank, rendezvous))
         self._host = local_address(rendezvous.host, rendezvous.port)
-        self._mesh = Meeting(self._store, rank, self._host, rendezvous.token, self._timeout).mesh
+        self._mesh = open_mesh(self._store, rank, self._host, rendezvous.token, self._timeout)
 
     def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
         size = self.layout.tensor_parallel_size
@@ -107,20 +55,20 @@ class ProcessWorld(World):
             return TensorParallelGroup()
         store = PrefixStore(f"group {name} of stage {self.pp_rank}", self._store)
         if self._device.type == "cuda":
-            return NcclGroup(size, self.tp_rank, self._connect(store, self.tp_rank, size, f"group {name!r}"))
+            return TorchGroup(size, self.tp_rank, self._connect(store, self.tp_rank, size, f"group {name!r}"))
         try:
             handle = GroupHandle(self._make_gloo(store, size))
         except RuntimeError as error:
             raise ConnectionError(f"rank {self.rank}: the group {name!r} did not come together: {error}") from error
         self._groups.append(handle)
-        return ProcessGroup(size, self.tp_rank, handle)
+        return TorchGroup(size, self.tp_rank, handle)
 
     def channel(self, peer: int, name: str) -> Channel:
         channel = self._mesh.channel(peer, name)
         self._channels.append(channel)
         return channel
 
-    def device_channel(self, peer: int, name: str) -> DeviceChannel:
+    def device_channel(self, peer: int, name: str) -> Channel:
         assert self._device.type == "cuda", f"tensors on {self._device} travel by `channel`"
         low, high = sorted((self.rank, peer))
         store = PrefixStore(f"channel {name} of ranks {low} and {high}", self._store)

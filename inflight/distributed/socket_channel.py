@@ -1,4 +1,4 @@
-"""`SocketChannel`: tensors over one TCP connection; `SocketMesh`: how two processes come to have one."""
+"""`SocketChannel`: tensors over one TCP connection; `SocketMesh`: how two processes make such a connection."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from inflight.sockets import listen
 
 _CHANNEL = struct.Struct(">II16s")  # rank that connects, rank that accepts, name of the channel
 _HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token; the token itself is not sent
-_HELLO_SECONDS = 5.0  # for a connection that says nothing: it is not one of ours
-_LISTENER_SECONDS = 0.01  # between two looks whether a rank listens
+_HELLO_SECONDS = 5.0  # after which a silent connection is closed
+_LISTENER_SECONDS = 0.01  # between two attempts to reach a listener
 
 
 class SocketChannel(Channel):
-    """Owns the socket. A wait that `close` ends raises ConnectionError, as does one whose peer has died or closed.
+    """Owns the socket. A wait raises ConnectionError if this end or the peer closes the channel, or the peer dies.
 
     Args:
         timeout_seconds: the longest wait for a byte to arrive or to be taken.
@@ -57,9 +57,9 @@ class SocketChannel(Channel):
 
     def close(self) -> None:
         self._closed = True
-        with contextlib.suppress(OSError):  # the peer was faster
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in it
-        with self._sending, self._receiving:  # its number may be given to another file only when nobody uses it
+        with contextlib.suppress(OSError):  # the peer has closed it before
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in it
+        with self._sending, self._receiving:  # no thread may use the descriptor when its number becomes free
             self._socket.close()
 
     def _failure(self, error: OSError) -> OSError:
@@ -71,14 +71,14 @@ class SocketChannel(Channel):
 
 
 class SocketMesh:
-    """One rank's listener, and the channels to others: of two ranks the lower one connects.
+    """One rank's listener, and its connections to other ranks. Of two ranks the lower one connects.
 
-    A connection whose peer does not know the token of the epoch is closed.
+    If the peer of a connection does not know the token of the epoch, the connection is closed.
 
     Args:
         host: this machine's address, as the others reach it.
         token: the same secret on all ranks.
-        address_of: where a rank listens; waits until it does.
+        address_of: returns where a rank listens; waits until it is known.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SocketMesh:
         return self._accepted.pop((peer, name))
 
     def _hello(self, connection: socket.socket) -> tuple[int, str] | None:
-        """(rank, channel) of a connection that knows the token."""
+        """(rank, name of the channel) if the peer knows the token, else None."""
         connection.settimeout(min(_HELLO_SECONDS, self._timeout))
         try:
             hello = connection.recv(_HELLO_BYTES, socket.MSG_WAITALL)
@@ -151,7 +151,7 @@ class SocketMesh:
 
 
 def local_address(host: str, port: int) -> str:
-    """This machine's address on the way to `host`."""
+    """The address of this machine on the interface that leads to `host`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # of a datagram socket: nothing is sent
@@ -159,7 +159,8 @@ def local_address(host: str, port: int) -> str:
 
 
 def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
-    """Return when something listens there, or after the timeout. A TCPStore that comes too early waits half a second."""
+    """Return when something listens there, or after the timeout. A TCPStore that connects too early would wait half a
+    second."""
     end = time.monotonic() + timeout_seconds
     while time.monotonic() < end:
         try:

@@ -1,18 +1,19 @@
-"""`StageLink`: the only code that moves activations from one stage to the next through the host. Nobody waits but `receive`.
+"""`StageLink`: moves activations from one pipeline stage to the next through the host. Only `receive` waits.
 
     stage p    compute thread   | forward N |          | forward N+1 |          | forward N+2 | ...
                send thread                  | send N ............... | send N+1 ............... |
     stage p+1  receive thread   (posted)    | receive N, gather .... | receive N+1, gather .... |
                compute thread                                        | forward N |           | forward N+1 |
 
-A step's receive is posted when its plan is prepared, long before the tensors come: the number of tokens is in the plan, all
-else was agreed at start-up, so nothing but the tensors' bytes travels. Steps go through in one order, and each direction has a
-channel and a thread of its own. Every receive has fresh memory, not a slot of a fixed ring: the next layers change the residual
-in place, and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan, which
-only its ranks know: it travels padded to the plan's number, and the receiver takes as many as it has found there to be.
+A step's receive is posted when its plan is prepared, long before the tensors come. The number of tokens is in the plan, and the
+rest was agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and sends the
+steps in order. Every receive gets new memory, not a slot of a fixed ring: the next layers change the residual in place, and a
+middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan, and only its ranks know
+how many. It is sent padded to the plan's number, and the receiving stage finds out how many tokens count.
 
-Large hidden states, which all ranks of a stage hold alike, travel split: rank t of a stage sends the t-th part of the tokens to
-rank t of the next stage, whose ranks then gather the parts among themselves, in a group that only the receive thread uses.
+All ranks of a stage hold the same hidden states. If these are large, each rank sends a part: rank t of a stage sends the t-th
+part of the tokens to rank t of the next stage. The ranks of the next stage then gather the parts in a group that only the
+receive thread uses.
 """
 
 from __future__ import annotations
@@ -31,12 +32,10 @@ from inflight.timeline import Timeline
 
 
 class StageLink(ActivationLink):
-    """It owns both channels. What `receive` returns is the caller's for good.
+    """Its channels are those of the host. The caller owns what `receive` returns.
 
     Args:
         template: a tensor pair of the link's width, dtype and device.
-        group: the ranks of this stage, for the gather; only this link uses it.
-        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
 
     Raises:
         ConnectionError: the neighbour has another model, or another configuration.
@@ -52,13 +51,12 @@ class StageLink(ActivationLink):
         before: Channel | None,
         after: Channel | None,
     ) -> None:
-        self._spec, self._template, self._group, self._timeline = spec, template, group, timeline
-        self._before, self._after = before, after
+        super().__init__(spec, group, before, after)
+        self._template, self._timeline = template, timeline
         agree(spec, before, after)
         self._receiver = ThreadPoolExecutor(1, "inflight-receive") if before else None
         self._sender = ThreadPoolExecutor(1, "inflight-send") if after else None
         self._posted: deque[tuple[int, Future[IntermediateTensors]]] = deque()
-        self._error: Exception | None = None
         self._closing = threading.Lock()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
@@ -67,7 +65,7 @@ class StageLink(ActivationLink):
         self._posted.append((step_id, self._receiver.submit(self._receive, step_id, num_tokens)))
 
     def receive(self, step_id: int) -> IntermediateTensors:
-        """Waits for them."""
+        """Waits until they have arrived."""
         posted, future = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         with self._timeline.span(step_id, "receive"):
@@ -83,9 +81,7 @@ class StageLink(ActivationLink):
     def close(self) -> None:
         """As in the base; ends the threads, too."""
         with self._closing:
-            for channel in (self._before, self._after):
-                if channel is not None:
-                    channel.close()
+            super().close()
             for pool in (self._receiver, self._sender):
                 if pool is not None:
                     pool.shutdown(wait=True, cancel_futures=True)
@@ -124,8 +120,4 @@ class StageLink(ActivationLink):
                 self._after.send(tensors.delta[part])
                 self._after.send(tensors.residual[part])
         except Exception as error:
-            self._error = error  # the next `send` or `receive` raises it; the next stage misses the step meanwhile
-
-    def _raise_if_broken(self) -> None:
-        if self._error is not None:
-            raise ConnectionError(f"the link between the stages is broken: {self._error}") from self._error
+            self._error = error  # the next `send` or `receive` raises it

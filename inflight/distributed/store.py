@@ -1,7 +1,6 @@
 """The TCPStore through which ranks that are processes exchange addresses, and the socket mesh that they then open.
 
-A TCPStore checks nobody: everybody who can connect to it can read and write it. So it listens at one address only, and holds no
-secret.
+Everybody who can connect to a TCPStore can read and write it. So it listens at one address only, and holds no secret.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) ->
 
 
 def serve_launched_store(host: str, port: int, timeout_seconds: float, where: str) -> TCPStore:
-    """A store that listens at `host`:`port`, and only there. If this process already serves a store at the port, as a default
-    group of torch.distributed does, that store. `where`: the address in the user's words, for the error.
+    """A store that listens at `host`:`port`, and only there. If this process already serves a store at the port (a default
+    group of torch.distributed does), returns that store. `where`: the address in the user's words, for the error.
 
     Raises:
         ConfigError: it cannot listen there.
@@ -54,11 +53,10 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
 
 
 def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, where: str) -> TCPStore:
-    """Connect to the store at this address. For the error: `asked` says who cannot reach what, `where` is the address in the
-    user's words.
+    """Connect to the store at this address. The error begins with `asked`, and names the address as in `where`.
 
     Raises:
-        ConnectionError: nobody can be reached there in time.
+        ConnectionError: the store cannot be reached in time.
     """
     wait_for_listener(host, port, timeout_seconds)
     timeout = timedelta(seconds=timeout_seconds)
@@ -68,27 +66,21 @@ def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, whe
         raise ConnectionError(f"{asked} at {where}: {error}") from error
 
 
-class Meeting:
-    """One rank's entry in a store: the address of its listener. Owns `mesh`; the caller owns the store.
+def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> SocketMesh:
+    """This rank's `SocketMesh`. The ranks find each other's listeners through `store`, which the mesh keeps alive.
 
     Args:
         token: the secret that ranks need to connect to each other. It must not come from the store.
     """
 
-    def __init__(self, store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> None:
-        self._store, self._rank = store, rank
-        self.mesh = SocketMesh(rank, host, token, self._address_of, timeout_seconds)
-        address, port = self.mesh.address
-        store.set(f"address {rank}", f"{address} {port}")
+    def address_of(peer: int) -> tuple[str, int]:
+        address, port = ask(store, f"address {peer}").split()
+        return address, int(port)
 
-    def close(self) -> None:
-        """Nothing may be asked after."""
-        self.mesh.close()
-        del self._store  # it may be the last reference, which ends a server that is here
-
-    def _address_of(self, rank: int) -> tuple[str, int]:
-        host, port = ask(self._store, f"address {rank}").split()
-        return host, int(port)
+    mesh = SocketMesh(rank, host, token, address_of, timeout_seconds)
+    address, port = mesh.address
+    store.set(f"address {rank}", f"{address} {port}")
+    return mesh
 
 
 def ask(store: Store, key: str) -> str:

@@ -1,4 +1,4 @@
-"""`TensorParallelGroup`: the ranks that share each layer. This one is a rank alone; collectives of one are the identity."""
+"""`TensorParallelGroup`: the ranks that share each layer. The base class is a group of one rank, without communication."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """Layers take it explicitly and shard by `size` and `rank` only.
+    """Layers get it as an argument, and shard by `size` and `rank`.
 
     A group of several ranks overrides the collectives. Every rank calls them in the same order with equal shapes, from one
-    thread at a time; all ranks get the same bits. When a peer has left, is cut off or stays away for too long, they raise
-    (ConnectionError, TimeoutError, or RuntimeError from torch).
+    thread at a time; all ranks get the same bits. If a peer has left, is cut off or does not come in time, they raise
+    ConnectionError, TimeoutError, or RuntimeError from torch.
     """
 
     size: int = 1
@@ -30,6 +30,6 @@ class TensorParallelGroup:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's `x`; the others' are overwritten, or not looked at."""
+        """The `x` of rank 0. The `x` of another rank may be overwritten."""
         assert self.size == 1, "several ranks need a group that can communicate"
         return x

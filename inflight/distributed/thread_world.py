@@ -1,14 +1,14 @@
 """Ranks that are threads of one process: groups meet at a barrier, channels are queues.
 
-One `ThreadWorlds` is made for all ranks and handed to each. It holds the meeting places and the queues, made when the first
-rank asks; `close` by any rank ends all of them, because a rank that has left cannot be replaced within it.
+All ranks get the same `ThreadWorlds`. It holds the barriers and the queues, and makes each when the first rank asks for it. If
+any rank closes its world, all of them end, because no other rank can take its place.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import torch
 from torch import Tensor
@@ -23,34 +23,32 @@ class Mailbox:
     """Tensors on their way from one thread to another, in order."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._tensors: deque[Tensor] = deque()
-        self._changed = threading.Condition()
+        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: closed
         self._closed = ""
         self._timeout = timeout_seconds
 
     def put(self, tensor: Tensor) -> None:
-        with self._changed:
-            if self._closed:
-                raise ConnectionError(self._closed)
-            self._tensors.append(tensor)
-            self._changed.notify()
+        if self._closed:
+            raise ConnectionError(self._closed)
+        self._tensors.put(tensor)
 
     def take(self) -> Tensor:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._tensors or self._closed, self._timeout):
-                raise TimeoutError(f"another rank sent nothing for {self._timeout:g} s")
-            if self._closed:
-                raise ConnectionError(self._closed)
-            return self._tensors.popleft()
+        try:
+            tensor = self._tensors.get(timeout=self._timeout)
+        except Empty:
+            raise TimeoutError(f"another rank sent nothing for {self._timeout:g} s") from None
+        if tensor is None or self._closed:
+            self._tensors.put(None)  # for other threads that wait, now or later
+            raise ConnectionError(self._closed)
+        return tensor
 
     def close(self, reason: str) -> None:
-        with self._changed:
-            self._closed = self._closed or reason
-            self._changed.notify_all()
+        self._closed = self._closed or reason
+        self._tensors.put(None)
 
 
 class Meeting:
-    """Where the ranks of a group put their tensors and see those of all."""
+    """A barrier at which the ranks of a group read each other's tensors."""
 
     def __init__(self, size: int, timeout_seconds: float) -> None:
         self._barrier = threading.Barrier(size, timeout=timeout_seconds)
@@ -58,13 +56,13 @@ class Meeting:
         self._closed = ""
 
     def put(self, rank: int, x: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, to be read until `leave`."""
+        """Returns the tensors of all ranks, which may be read until `leave`."""
         self._tensors[rank] = x
         self._wait()
         return self._tensors
 
     def leave(self) -> None:
-        """Nobody reads the tensors any more when this returns."""
+        """When this returns, no rank reads the tensors any more."""
         self._wait()
 
     def close(self, reason: str) -> None:
@@ -80,7 +78,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ThreadGroup(TensorParallelGroup):
-    """Every rank computes what it needs from the tensors of all, in rank order, so all get the same bits."""
+    """Every rank computes the result from the tensors of all ranks, in rank order, so all get the same bits."""
 
     meeting: Meeting | None = None
 
@@ -144,7 +142,7 @@ class ThreadWorlds:
         self._closed = ""
 
     def of(self, rank: int) -> World:
-        """The world as rank `rank` sees it."""
+        """The world of one rank."""
         return _ThreadWorld(self, rank)
 
     def meeting(self, pp_rank: int, name: str) -> Meeting:

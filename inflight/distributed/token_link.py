@@ -1,8 +1,8 @@
-"""Sampled tokens from the last pipeline stage straight to an earlier one: to the first, which embeds them, and with drafts to
-all, because how many tokens a step has depends on them.
+"""`TokenSender` and `TokenReceiver`: sampled tokens go from the last pipeline stage directly to an earlier one.
 
-A link of its own, in step order: activations, far larger, cannot delay it. The number of rows is in the plan, their width was
-agreed at start-up.
+The first stage gets them, because it embeds them. With drafts all stages get them, because the number of tokens of a step
+depends on them. The tokens have their own link, so that activations, which are far larger, do not delay them. They are sent in
+step order. The number of rows is in the plan; their width was agreed at start-up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TokenSender:
         self._sent: Future[None] | None = None
 
     def send(self, message: Tensor) -> None:
-        """Queue a step's message, int32 [num_sampling_rows, width], at least one row; nobody may change it any more.
+        """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. Nobody may change it any more.
 
         Raises:
             OSError: a send before this one failed.

@@ -1,4 +1,4 @@
-"""`World`: one rank's connections to the others, which are threads of its process or other processes."""
+"""`World`: one rank's connections to the other ranks, which are threads of the same process or other processes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 
 from inflight.config.ranks import RankLayout
 from inflight.distributed.channel import Channel
-from inflight.distributed.device_channel import DeviceChannel
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 
 
 class World(ABC):
-    """Owns the groups and channels that it hands out. All ranks ask for the same ones, in the same order.
+    """Owns the groups and channels that it returns. All ranks ask for the same ones, in the same order.
 
-    Groups are told apart by name, so that what one thread does on "model" never waits for another thread's turn on "link".
+    A group has a name. Two threads of a rank use two groups ("model" and "link"), so that neither waits for the other.
     """
 
     def __init__(self, layout: RankLayout, rank: int) -> None:
@@ -27,32 +26,32 @@ class World(ABC):
 
     @abstractmethod
     def channel(self, peer: int, name: str) -> Channel:
-        """To the global rank `peer`, which asks for the one to this rank. Waits for it."""
+        """A channel to the global rank `peer`, which must ask for the channel to this rank. Waits for it."""
 
-    def device_channel(self, peer: int, name: str) -> DeviceChannel:
+    def device_channel(self, peer: int, name: str) -> Channel:
         """As `channel`, between the two ranks' GPUs.
 
         Raises:
-            ConfigError: ranks that are not processes have none of their own.
+            ConfigError: the ranks are threads, and have no GPUs of their own.
         """
         raise ConfigError("ranks that are threads of one process share its GPU: use distributed_executor_backend='mp'")
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits for others in a collective; False if that is not known. Any thread may call it."""
+        """Whether this rank waits for others in a collective; False if not known. Any thread may call it."""
         return False
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """Leave: every wait of this rank for another one, and of others for this one, ends with an error, now and later.
-        On GPUs nobody sees the error: the waits end, and what is computed from then on is garbage.
+        """Leave the groups and channels. If this rank waits for another one, or another one for this one, the wait ends with an
+        error, now and later. On GPUs there is no error: the waits end, and what is computed from then on is garbage.
 
-        Idempotent, from any thread. `reason` goes into the error of ranks in the same process.
+        Idempotent, from any thread. The errors of ranks in the same process contain `reason`.
         """
 
 
 class LoneWorld(World):
-    """A rank that has no others."""
+    """The world of an engine with one rank."""
 
     def __init__(self) -> None:
         super().__init__(RankLayout(1, 1), 0)

@@ -202,7 +202,8 @@ class EngineCore:
         with self._voiding_on_error():
             while self._in_flight:
                 self._commit_oldest()
-        return self._executor.collective_rpc(method, args, kwargs, timeout=timeout)
+        values: list[Any] = self._executor.collective_rpc(method, args, kwargs, timeout=timeout)
+        return values
 
     def _submit_steps(self) -> None:
         while len(self._in_flight) < self._depth:

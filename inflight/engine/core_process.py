@@ -110,7 +110,7 @@ class CoreServer:
         self._is_running = True
         core.before_plan = self._take_arrivals
         core.wait_for_arrival = self._wait_for_arrival
-        executor.set_event_callback(lambda: self._arrivals.put(None))
+        executor.set_death_callback(lambda: self._arrivals.put(None))
         try:
             while self._links:
                 if core.has_unfinished_requests():

@@ -1,14 +1,14 @@
-"""`Executor`: drives one model replica, one `Worker` per rank. The whole step protocol lives here, once.
+"""`Executor`: drives one model replica, one `Worker` per rank. It implements the whole step protocol.
 
 A concrete executor says only how ranks are launched and how a message reaches them:
 
     execute_model ── add to the ReplyTable ── _send(rank, command) ──▶ rank ──▶ _deliver(reply) ── ReplyTable ──▶ future
                                                                          ╰────▶ _rank_died(rank, reason) ──▶ futures fail
 
-Order matters in two places. Messages are sent to every rank in one and the same order, whichever threads call: collectives on
-the ranks rely on it. A message is in the table before it is sent: its reply may come before `_send` returns.
+Order matters in two places. All ranks get the messages in the same order, whichever threads call: collectives on the ranks rely
+on it. A message is in the table before it is sent, because its reply may come before `_send` returns.
 
-Plans, arguments and results may pass by reference (in one process they do): they are frozen, and nobody changes them after.
+If the ranks are threads of this process, plans, arguments and results pass by reference. Nobody may change them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ from __future__ import annotations
 import importlib
 import itertools
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import ranks_of_node
-from inflight.errors import ConfigError, RankError, StepTimeoutError
+from inflight.errors import ConfigError, InflightError, RankError, StepTimeoutError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
+MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
+MAX_BROKEN_SHUTDOWN_SECONDS = (
+    0.5  # if a rank is lost or silent: the others may wait for it, and never end by themselves
+)
 ROOT_CAUSE_SECONDS = 0.5  # that the engine waits, after the first error of a step, for the error that caused it
 
 
@@ -39,7 +45,7 @@ class Executor(ABC):
 
     Every method that reaches the ranks raises, or sets in the future that it returns:
         StepError: the worker raised; the error holds its traceback.
-        StepTimeoutError: ranks were silent for too long. Their late replies are dropped.
+        StepTimeoutError: ranks did not reply in time. Their late replies are dropped.
         WorkerDiedError: a rank died before or during the call.
         EngineClosedError: `shutdown` was called before or during the call.
 
@@ -48,14 +54,14 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """The class for `config.parallel.distributed_executor_backend`. Imports what that class needs, and no other.
+        """The class for `config.parallel.distributed_executor_backend`. Imports only what that class needs.
 
         Raises:
-            ConfigError: it is the name of a class that cannot be imported, or is no Executor.
+            ConfigError: the backend names a class that cannot be imported, or that is no Executor.
         """
         backend = config.parallel.distributed_executor_backend
         if backend == "uni":
-            from inflight.executor.uniproc import UniProcExecutor  # it imports this module, for its base class
+            from inflight.executor.uniproc import UniProcExecutor
 
             return UniProcExecutor
         if backend == "mp":
@@ -74,14 +80,9 @@ class Executor(ABC):
         self.world_size = parallel.world_size
         self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first TP rank of the last stage
         self._step_budget = config.execute_model_timeout_seconds
-        self._table = ReplyTable(
-            num_ranks=self.world_size,
-            output_rank=self.output_rank,
-            step_budget=self._step_budget,
-            ask=self._ask,
-            state=self._state,
-        )
-        self._has_silent_rank = False  # the other ranks may wait for it, and then do not end by themselves
+        self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
+        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
+        self._has_silent_rank = False  # if so, other ranks may wait for it and never end by themselves
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
         self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
@@ -114,9 +115,7 @@ class Executor(ABC):
         assert len(configs) == self.world_size, f"{len(configs)} KV cache configs for {self.world_size} ranks"
         if configs == self._kv_cache_configs:
             return
-        pending = PendingCall("initialize_from_config", self.world_size, timeout=None, unique_reply_rank=None)
-        self._send_call(pending, [(config,) for config in configs], {})
-        pending.future.result()
+        self._call("initialize_from_config", [(config,) for config in configs]).result()
         self._kv_cache_configs = configs
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -136,29 +135,29 @@ class Executor(ABC):
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Run one step on all ranks. Step ids rise from call to call.
+        """Run one step on all ranks. Each call must have a larger step id than the call before.
 
-        The output is ready when every rank has ended the step: tokens from `output_rank`, `KVConnectorOutput` from all. An
-        error is there as soon as the first rank reports one. With `non_block` every error is in the future, also that the
-        executor is closed: a plan, once made, has one way to fail. The futures may be waited for in any order.
+        The output of `output_rank` is returned when every rank has ended the step. If a rank reports an error, it is raised at
+        once. With `non_block` every error is in the future, also if the executor is closed. The caller may wait for the futures
+        in any order.
 
-        A step may take `execute_model_timeout_seconds`, counted from the call, from the end of the step before it, or from when
-        its masks are sent.
+        A step may take `execute_model_timeout_seconds`. Its time begins with the call, with the end of the step before it, or
+        when its masks are sent, whichever is last.
         """
-        pending = PendingStep(scheduler_output, self.world_size)
+        pending = PendingStep(scheduler_output, self.world_size, self.output_rank)
         command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
         with self._send_lock:
-            if self._table.add_step(pending):
+            if self._table.add(pending):
                 for rank in range(self.world_size):
                     self._send(rank, command)
         future: Future[ModelRunnerOutput] = pending.future
         return future if non_block else future.result()
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """The masks of a submitted step whose plan has `grammar_rows`: once for each such step, in any order. Returns at once.
+        """Send the masks of a submitted step whose plan has `grammar_rows`. To be called once for each such step, in any order.
 
-        They go to the rank that draws; the others of its stage hear that they were sent. Nothing is answered: the step says
-        how it went. For an executor that is closed or has lost a rank nothing happens, as its steps have failed.
+        The rank that draws gets the masks. The other ranks of its stage get a notice without masks. No rank replies; if a rank
+        cannot take the masks, the step fails. If the executor is closed or has lost a rank, nothing is sent. Returns at once.
         """
         epoch = self._table.epoch
         full = ProvideGrammarOutput(epoch=epoch, step_id=step_id, grammar_output=grammar_output)
@@ -174,56 +173,9 @@ class Executor(ABC):
         """Run a forward pass that belongs to no request, on all ranks, within the budget of a step."""
         self.collective_rpc("execute_dummy_batch", timeout=self._step_budget)
 
-    # -- what ends while no step runs ----------------------------------------------------------------------------
-
-    def set_event_callback(self, on_event: Callable[[], None]) -> None:
-        """`on_event` wakes an idle engine when a rank has reported something outside a step, or has died; it must not block.
-
-        It is called in a thread of the executor's. What was reported is in the next step's output, or comes by
-        `take_kv_connector_output` if there is no request to make a step of.
-        """
-        self._table.set_event_callback(on_event)
-
-    def take_kv_connector_output(self) -> KVConnectorOutput:
-        """What all ranks have reported and no step has brought out yet. Never waits."""
-        return self._table.take_kv_connector_output()
-
     # -- everything else is one call ---------------------------------------------------------------------------
     # Arguments and values are Any: the worker's method says what it takes and returns.
 
-    @overload
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        non_block: Literal[False] = False,
-        unique_reply_rank: None = None,
-    ) -> list[Any]: ...
-    @overload
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        non_block: Literal[False] = False,
-        unique_reply_rank: int,
-    ) -> Any: ...
-    @overload
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-        non_block: Literal[True],
-        unique_reply_rank: int | None = None,
-    ) -> Future[Any]: ...
     def collective_rpc(
         self,
         method: str,
@@ -237,30 +189,38 @@ class Executor(ABC):
         """Call a public method of every worker, after the steps and calls that were submitted before.
 
         Returns:
-            A list with one value per rank; or the value of `unique_reply_rank`, as soon as that rank has replied (all ranks
-            run the call, and what fails on the others is logged); with `non_block` a future of either.
+            A list with one value per rank. With `unique_reply_rank` the value of that rank, as soon as it has replied: the
+            other ranks run the call, too, and their failures are logged. With `non_block` a future of the list or the value.
 
         Args:
             timeout: seconds from now, the steps in front included; None waits as long as the ranks live.
         """
         assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
-        pending = PendingCall(method, self.world_size, timeout, unique_reply_rank)
-        self._send_call(pending, [tuple(args)] * self.world_size, dict(kwargs or {}))
-        return pending.future if non_block else pending.future.result()
+        future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank)
+        return future if non_block else future.result()
 
-    def _send_call(self, pending: PendingCall, args_of_rank: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> None:
+    def _call(
+        self,
+        method: str,
+        args_of_rank: list[tuple[Any, ...]],
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        unique_reply_rank: int | None = None,
+    ) -> Future[Any]:
+        call_id, epoch = next(self._call_ids), self._table.epoch
+        pending = PendingCall(call_id, method, self.world_size, timeout, unique_reply_rank)
         with self._send_lock:
-            call_id, epoch = next(self._call_ids), self._table.epoch
-            if self._table.add_call(call_id, pending):
+            if self._table.add(pending):
                 for rank, args in enumerate(args_of_rank):
-                    command = RpcCall(epoch=epoch, call_id=call_id, method=pending.method, args=args, kwargs=kwargs)
+                    command = RpcCall(epoch=epoch, call_id=call_id, method=method, args=args, kwargs=dict(kwargs or {}))
                     self._send(rank, command)
+        return pending.future
 
     # -- health and end ----------------------------------------------------------------------------------------
 
     def root_cause(self, error: RankError) -> RankError:
         """The cause of a failed step: the first error of any rank that is not an echo. When a rank leaves its groups, the
-        others fail, too, often in an older step. For an engine that will run no more steps. Waits ROOT_CAUSE_SECONDS at most.
+        others fail, too, often in an older step. To be called when no more steps will run. Waits ROOT_CAUSE_SECONDS at most.
         """
         cause = self._table.root_cause(error, ROOT_CAUSE_SECONDS)
         self._has_silent_rank = isinstance(cause, StepTimeoutError)
@@ -272,10 +232,15 @@ class Executor(ABC):
         Raises:
             EngineClosedError, WorkerDiedError: no more steps are possible.
         """
-        self._table.raise_if_unusable("the engine cannot go on")
+        self._table.raise_if_unusable("the next step")
+
+    def set_death_callback(self, on_death: Callable[[], None]) -> None:
+        """When a rank has died, a thread of the executor calls `on_death`. It wakes an idle engine, and must not block."""
+        self._table.set_death_callback(on_death)
 
     def check_health(self) -> None:
-        """Ask every rank, within the budget of a step; steps in front count. Raises if one cannot serve."""
+        """Ask every rank whether it can serve; raises if one cannot. The steps before this call and the call together may take
+        the budget of a step."""
         self._table.raise_if_unusable("check_health")  # a closed or broken executor needs no round trip
         self.collective_rpc("check_health", timeout=self._step_budget)
 
@@ -295,23 +260,23 @@ class Executor(ABC):
         """Start every rank and wait until its worker is constructed and its model is loaded.
 
         Raises:
-            InflightError: as raised on the rank (a ConfigError stays one); anything else as a `WorkerDiedError` with traceback.
+            InflightError: the rank raised it. If it raised another error, a `WorkerDiedError` with the rank's traceback.
         """
 
     @abstractmethod
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        """Queue a message for a rank. Must not wait for the rank, nor raise: that a rank is gone is told to `_rank_died`."""
+        """Queue a message for a rank. Must not wait for the rank. Must not raise: if the rank is gone, call `_rank_died`."""
 
     @abstractmethod
     def _terminate(self) -> None:
-        """Stop and forget every rank that was launched, also after a failed `_launch`. Called once, bounded in time."""
+        """Stop and forget every rank that was launched, also after a failed `_launch`. Called once; takes a bounded time."""
 
     @abstractmethod
     def _ask(self, rank: int) -> None:
         """Ask a rank what it is doing. Unless the rank hangs, it delivers a `WorkerActivity`, now or soon. Must not wait."""
 
     def _state(self, rank: int) -> str:
-        """What is known of a rank that does not answer this question; "" if nothing. Must not wait, nor call the executor."""
+        """What is known of a rank that does not answer `_ask`; "" if nothing. Must not wait and must not call the executor."""
         return ""
 
     # -- what a concrete executor calls ------------------------------------------------------------------------
@@ -319,12 +284,24 @@ class Executor(ABC):
     def _start(self) -> None:
         try:
             self._launch()
-        except BaseException:  # an interrupt, too: no rank outlives the constructor that failed
+        except BaseException:  # also KeyboardInterrupt: no rank outlives a constructor that failed
             self.shutdown()
             raise
 
+    def _wait_until_started(self) -> None:
+        """Wait for an entry of each rank in `_started`. Raises the first error."""
+        for _ in range(self.world_size):
+            error = self._started.get()
+            if error is not None:
+                raise error
+
+    def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
+        """How long `_terminate` waits for ranks to end by themselves: a point in time on the clock `time.monotonic()`."""
+        seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
+        return time.monotonic() + min(seconds, self._step_budget)
+
     def _deliver(self, reply: WorkerReply) -> None:
-        """A rank's reply, event or activity, from any thread, in any order, any number of times."""
+        """A rank's reply or activity, from any thread, in any order, any number of times."""
         self._table.deliver(reply)
 
     def _rank_died(self, rank: int, reason: str) -> None:

@@ -1,42 +1,38 @@
 """`ExternalLauncherExecutor`: torchrun starts the same script once per rank, and each process is an engine with one rank.
 
-Every engine plans for itself, and runs its plans on its own worker only. The workers of all processes form the groups of one
-replica, so all engines must make the same plans: they do, because planning depends on nothing but the calls and the replies.
-So that every engine also sees the same replies, each sends those of its rank to all others:
+Every engine plans for itself and runs its plans on its own worker only. The workers of all processes together are one replica,
+so all engines must make the same plans. They do, because a plan depends only on the calls and on the replies. Each engine sends
+the replies of its rank to all others, so that all engines see the same replies:
 
-    _send(own rank) ── inbox ──▶ RankThread ── reply ──▶ reactor ── in order of the commands ──┬─▶ _deliver
-                                                           ▲                                   ╰─▶ streams to all others
-    streams of all others ── held until the command that is answered was submitted here ───────┴─▶ _deliver
+    _send(own rank) ── RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
+                                                                                        ╰─▶ streams to all others
+    streams of all others ── held until this engine has submitted the command, too ───────▶ _deliver
 
-What a rank reports between steps travels with its next step's reply: at another moment each engine would see it at its own
-time. It wakes no idle engine for the same reason. A command that another engine has not given ends the work at once, with an
-error on every rank.
+If the engines submit different commands, all of them end at once with an error.
 
-All state but what the constructor makes is touched in the reactor's thread only.
+Only the I/O thread touches the state, except what the constructor makes.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.distributed.launcher import LauncherMeeting
-from inflight.errors import CodecError, ConfigError, EngineError, InflightError
+from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
-from inflight.executor.rank_thread import RankThread
-from inflight.executor.reactor import Reactor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
+from inflight.executor.uniproc import RankThread, WorkerFactory
 from inflight.executor.worker_loop import failed_reply, failure_of, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
@@ -44,27 +40,21 @@ from inflight.interface.messages import (
     AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
+    ReplyKey,
     RpcCall,
     RpcReply,
     StepReply,
     WorkerActivity,
     WorkerCommand,
-    WorkerEvent,
     WorkerReply,
 )
 from inflight.interface.start_up import Ready, StartUpFailed, Stop, Submitted
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
-from inflight.interface.worker import Rendezvous, WorkerBase
+from inflight.interface.worker import Rendezvous
 from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
-MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # when a rank is lost
-FAILURE_DELAY_SECONDS = 0.05  # from the failure of a rank's peer to the end of its stream
-
-WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
-ReplyKey = tuple[type, int]  # what a reply answers: its type, and the step's or call's id
+FAILURE_DELAY_SECONDS = 0.05  # a peer may report a failed step before the stream of the rank that caused it ends
 
 
 class ExternalLauncherExecutor(Executor):
@@ -72,10 +62,10 @@ class ExternalLauncherExecutor(Executor):
 
     Args:
         worker_factory: makes this rank's worker, in its thread.
-        me: which rank this is; None asks the environment.
+        me: which rank this is; None: the environment says it.
 
     Raises:
-        ConfigError: this process was not started by a launcher, or there are more or fewer ranks than the sizes ask for.
+        ConfigError: no launcher has started this process, or the number of ranks does not fit the parallel sizes.
         ConnectionError: the ranks did not meet within the budget of a step.
         InflightError: a rank could not start; every rank raises it.
     """
@@ -92,15 +82,13 @@ class ExternalLauncherExecutor(Executor):
                 f"{parallel.world_size} are needed; change one of them"
             )
         super().__init__(config)
-        atexit.register(self.shutdown)  # a script may end without closing its engine, while others still compute
+        atexit.register(self.shutdown)  # the script may not close its engine, while other ranks still compute
         self._worker_factory = worker_factory
-        self._reactor = Reactor("inflight-io")
+        self._io = IoThread("inflight-io")
         self._peers: dict[int, _Peer] = {}
         self._rank_thread: RankThread | None = None
-        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
         self._commands: deque[ReplyKey] = deque()  # not answered by this rank
         self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # of this rank, not sent
-        self._reported = KVConnectorOutput()  # by this rank, since its last step
         self._num_submitted = 0
         self._start()
 
@@ -111,32 +99,28 @@ class ExternalLauncherExecutor(Executor):
         return self._me.local_ranks
 
     def _launch(self) -> None:
-        meeting = LauncherMeeting(self._me, self._step_budget) if self.world_size > 1 else None
-        try:
-            rendezvous = meeting.rendezvous(self._table.epoch) if meeting is not None else None
-            connections = meeting.connections() if meeting is not None else {}
-            self._reactor.start()
-            self._reactor.run(partial(self._watch, connections))
+        rendezvous: Rendezvous | None = None
+        connections: dict[int, socket.socket] = {}
+        with contextlib.ExitStack() as until_met:
+            if self.world_size > 1:
+                meeting = until_met.enter_context(contextlib.closing(LauncherMeeting(self._me, self._step_budget)))
+                rendezvous, connections = meeting.rendezvous(self._table.epoch), meeting.connections()
+            self._io.start()
+            self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
                 self._me.rank,
                 partial(self._worker_factory, self.config, self._me.rank, rendezvous),
                 started=self._has_started,
-                reply=lambda reply: self._reactor.call_soon(partial(self._take_own, reply)),
-                died=lambda reason: self._reactor.call_soon(partial(self._own_rank_died, reason)),
+                reply=lambda reply: self._io.call_soon(partial(self._answer, reply)),
+                died=lambda reason: self._io.call_soon(partial(self._own_rank_died, reason)),
             )
             self._rank_thread.start()
-            for _ in range(self.world_size):
-                error = self._started.get()
-                if error is not None:
-                    raise error
-        finally:
-            if meeting is not None:
-                meeting.close()
+            self._wait_until_started()
 
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
             use_heartbeats(connection, min(MAX_LINK_SILENCE_SECONDS, self._step_budget))
-            stream = Stream(self._reactor, connection)
+            stream = Stream(self._io, connection)
             stream.on_message = partial(self._receive, rank)
             stream.on_end = partial(self._stream_ended, rank)
             self._peers[rank] = _Peer(stream)
@@ -145,33 +129,30 @@ class ExternalLauncherExecutor(Executor):
         """In the rank's thread."""
         rank = self._me.rank
         if error is None:
-            self._reactor.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
+            self._io.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
             self._started.put(None)
             return
         failure = failure_of(error)
-        self._reactor.call_soon(partial(self._send_to_peers, StartUpFailed(rank=rank, failure=failure)))
+        self._io.call_soon(partial(self._send_to_peers, StartUpFailed(rank=rank, failure=failure)))
         self._started.put(start_up_error(rank, failure))
 
     # -- commands and this rank's replies ------------------------------------------------------------------------------
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        """Only this rank's command is run here; the others' engines give them theirs."""
+        """Runs the command of this rank only. The other ranks get theirs from their own engines."""
         if rank == self._me.rank:
             assert self._rank_thread is not None
-            if not isinstance(
-                command, ProvideGrammarOutput
-            ):  # every engine makes its own masks, and nobody answers them
-                self._reactor.call_soon(partial(self._submit, command))  # before the reply can come
-            self._rank_thread.inbox.put(command)
+            if not isinstance(command, ProvideGrammarOutput):  # masks have no replies; every engine makes its own
+                self._io.call_soon(partial(self._submit, command))  # before the reply can come
+            self._rank_thread.loop.put(command)
 
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
+        self._commands.append(command.key)
         if isinstance(command, ExecuteModel):
-            step_id = command.scheduler_output.step_id
-            self._commands.append((StepReply, step_id))
-            submitted = Submitted(name=f"step {step_id}", digest=_digest(encode(command)) if self._peers else "")
+            name, digest = f"step {command.key[1]}", _digest(encode(command)) if self._peers else ""
         else:
-            self._commands.append((RpcReply, command.call_id))
-            submitted = Submitted(name=f"{command.method}()", digest="")
+            name, digest = f"{command.method}()", ""
+        submitted = Submitted(name=name, digest=digest)
         self._num_submitted += 1
         self._send_to_peers(submitted)
         for rank, peer in self._peers.items():
@@ -179,43 +160,27 @@ class ExternalLauncherExecutor(Executor):
             self._compare(rank, peer)
             self._deliver_held(peer)
 
-    def _take_own(self, reply: WorkerReply) -> None:
-        """A step that could not even begin may be answered before those in front of it: all engines see one order."""
-        match reply:
-            case WorkerEvent() if not self._peers:
-                self._deliver(reply)  # nobody has to see it at the same moment
-                return
-            case WorkerEvent():
-                self._reported = _union(self._reported, reply.kv_connector_output)
-                return
-            case StepReply():
-                self._answers[StepReply, reply.step_id] = reply
-            case RpcReply():
-                self._answers[RpcReply, reply.call_id] = reply
+    def _answer(self, reply: WorkerReply) -> None:
+        """Publish the replies in the order of the commands, so that all engines see one order. A step that cannot begin may be
+        answered before an older step."""
+        assert not isinstance(reply, WorkerActivity), reply
+        self._answers[reply.key] = reply
         while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
             self._commands.popleft()
-            self._publish(self._with_reports(answer))
-
-    def _with_reports(self, reply: StepReply | RpcReply) -> StepReply | RpcReply:
-        if not isinstance(reply, StepReply) or not isinstance(reply.result, ModelRunnerOutput):
-            return reply
-        if self._reported == KVConnectorOutput():
-            return reply
-        reported, self._reported = _union(self._reported, reply.result.kv_connector_output), KVConnectorOutput()
-        return replace(reply, result=replace(reply.result, kv_connector_output=reported))
+            self._publish(answer)
 
     def _publish(self, reply: StepReply | RpcReply) -> None:
         try:
             self._send_to_peers(reply)
         except CodecError as error:
-            reply = failed_reply(reply, error)
+            reply = failed_reply(reply, reply.rank, failure_of(error))
             self._send_to_peers(reply)
-        self._take_in(reply)
+        self._deliver_reply(reply)
 
-    def _take_in(self, reply: StepReply | RpcReply) -> None:
-        """A rank that dies makes others fail in their collectives; that it died says more, and is known a moment later."""
-        if isinstance(reply, StepReply) and not isinstance(reply.result, ModelRunnerOutput):
-            self._reactor.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
+    def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
+        """A failed step is delivered a moment later: if the cause is the death of another rank, the death must come first."""
+        if isinstance(reply, StepReply) and reply.failure is not None:
+            self._io.loop.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
             self._deliver(reply)
 
@@ -253,10 +218,10 @@ class ExternalLauncherExecutor(Executor):
                 self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
 
     def _deliver_held(self, peer: _Peer) -> None:
-        """The peer may be ahead: the reply table forgets what answers a command that it does not know yet."""
+        """A peer may be ahead of this engine. Its replies are held, because the table drops replies to unknown commands."""
         while peer.held and peer.num_delivered < self._num_submitted:
             peer.num_delivered += 1
-            self._take_in(peer.held.popleft())
+            self._deliver_reply(peer.held.popleft())
 
     def _compare(self, rank: int, peer: _Peer) -> None:
         while peer.ours and peer.theirs:
@@ -292,7 +257,7 @@ class ExternalLauncherExecutor(Executor):
             self._started.put(EngineError(f"rank {rank} could not start: {reason}; what it printed says more"))
 
     def _own_rank_died(self, reason: str) -> None:
-        """The others learn it by the end of the streams."""
+        """The other ranks see the end of their streams."""
         for peer in self._peers.values():
             peer.is_gone = True
             peer.stream.close()
@@ -307,29 +272,25 @@ class ExternalLauncherExecutor(Executor):
 
     def _own_activity(self) -> WorkerActivity:
         assert self._rank_thread is not None
-        return self._rank_thread.inbox.report(self._me.rank)
+        return self._rank_thread.loop.report()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        """Not before the others have come to their ends: one that is behind still needs the replies of this rank."""
+        """Waits until the other ranks stop, too: a rank that is behind still needs the replies of this one."""
         atexit.unregister(self.shutdown)
-        is_broken = self._has_silent_rank or any(peer.is_gone or not peer.is_ready for peer in self._peers.values())
-        seconds = min(MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS, self._step_budget)
-        end = time.monotonic() + seconds
-        self._reactor.call_soon(partial(self._send_to_peers, Stop()))
-        if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
+        end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
+        self._io.call_soon(partial(self._send_to_peers, Stop()))
+        if not self._io.is_current:  # in this thread nobody would read the streams
             for peer in self._peers.values():
                 peer.has_stopped.wait(max(end - time.monotonic(), 0.0))
         if self._rank_thread is not None:
-            self._rank_thread.stop()
-        self._reactor.stop()
+            self._rank_thread.loop.stop()
+        self._io.stop()
         for peer in self._peers.values():
             peer.stream.close()
-        if self._rank_thread is not None and not self._rank_thread.join(max(end - time.monotonic(), 0.1)):
-            logger.warning(
-                "rank %d did not end in time and is left behind: %s", self._me.rank, self._rank_thread.activity
-            )
+        if self._rank_thread is not None:
+            self._rank_thread.join(max(end, time.monotonic() + 0.1))
 
 
 class _Peer:
@@ -339,10 +300,10 @@ class _Peer:
         self.stream = stream
         self.is_ready = False
         self.is_gone = False
-        self.has_stopped = threading.Event()  # it submits nothing any more
-        self.ours: deque[Submitted] = deque()  # commands that were given here, and there not yet
-        self.theirs: deque[Submitted] = deque()  # the reverse; one of the two is empty
-        self.held: deque[StepReply | RpcReply] = deque()  # answers to commands that were not given here yet
+        self.has_stopped = threading.Event()  # it will submit no more commands
+        self.ours: deque[Submitted] = deque()  # commands that this engine has submitted and the peer has not
+        self.theirs: deque[Submitted] = deque()  # commands that the peer has submitted and this engine has not
+        self.held: deque[StepReply | RpcReply] = deque()  # replies to commands that this engine has not submitted yet
         self.num_delivered = 0
 
 
@@ -351,11 +312,3 @@ def _digest(frame: Frame) -> str:
     for buffer in frame.buffers():
         digest.update(buffer)
     return digest.hexdigest()
-
-
-def _union(a: KVConnectorOutput, b: KVConnectorOutput) -> KVConnectorOutput:
-    return KVConnectorOutput(
-        finished_sending=a.finished_sending | b.finished_sending,
-        finished_receiving=a.finished_receiving | b.finished_receiving,
-        failed_block_ids=a.failed_block_ids | b.failed_block_ids,
-    )

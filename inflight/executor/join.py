@@ -1,22 +1,23 @@
 """How the ranks of other nodes join: TCP connections to node 0, each begun by a `Hello` with the cluster's token.
 
-`Listener` is node 0's side, in the executor's reactor; `connect` is the side of the others. The token is compared in constant
-time; a peer that does not bring it gets no answer but `Refused`, and nothing it sends is decoded but a `Hello` of bounded
-size. Frames are not encrypted: nodes are to be on a network of their own.
+`Listener` is node 0's side, in the executor's I/O thread; the other nodes call `connect`. The token is compared in constant
+time. A peer that does not send it gets a `Refused`, and nothing else that it sends is decoded. A `Hello` has a bounded size.
+Frames are not encrypted: the nodes must have a network of their own.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import selectors
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
+from inflight.config.engine import ParallelConfig
+from inflight.config.ranks import ranks_of_node
 from inflight.errors import CodecError, ConfigError, EngineError
-from inflight.executor.reactor import Reactor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import BlockingStream, Stream, use_heartbeats
 from inflight.interface.codec import MESSAGE_TYPES, Message, encode, schema_digest
 from inflight.interface.framing import MAX_FRAME_BYTES
@@ -27,14 +28,16 @@ logger = logging.getLogger(__name__)
 
 MAX_HELLO_BYTES = 4096
 MAX_HELLO_SECONDS = 10.0
-MAX_STRANGERS = 256  # connections that have not said hello yet
+MAX_STRANGERS = 256  # connections that have not sent a `Hello` yet
 RETRY_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts one connection for each of `ranks`, until `close`. Everything but the constructor runs in the reactor's thread.
+    """Accepts one connection for each rank of the other nodes, until `close`. Everything but the constructor runs in the I/O
+    thread.
 
     Args:
+        max_silence_seconds: how long a link may be silent.
         on_join: called once per rank with its stream.
 
     Raises:
@@ -43,34 +46,31 @@ class Listener:
 
     def __init__(
         self,
-        reactor: Reactor,
-        address: tuple[str, int],
+        io: IoThread,
+        parallel: ParallelConfig,
         token: str,
-        *,
-        ranks: Collection[int],
-        world_size: int,
-        nnodes: int,
         max_silence_seconds: float,
         on_join: Callable[[int, Stream], None],
     ) -> None:
-        self._reactor = reactor
+        self._io = io
         self._token = token
-        self._missing = set(ranks)
-        self._ranks = frozenset(ranks)
-        self._world_size, self._nnodes = world_size, nnodes
+        self._world_size, self._nnodes = parallel.world_size, parallel.nnodes
+        self._ranks = range(ranks_of_node(parallel.world_size, parallel.nnodes, 0).stop, parallel.world_size)
+        self._missing = set(self._ranks)
         self._max_silence_seconds = max_silence_seconds
         self._on_join = on_join
         self._strangers: set[Stream] = set()
-        self._socket = _listen(*address)
+        self._socket = _listen(parallel.master_addr, parallel.master_port)
         self._socket.setblocking(False)
 
     def start(self) -> None:
-        self._reactor.watch(self._socket, selectors.EVENT_READ, self._accept)
+        self._io.loop.add_reader(self._socket, self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more. Idempotent."""
+        """Stop accepting connections. Idempotent."""
         if self._socket.fileno() >= 0:
-            self._reactor.unwatch(self._socket)
+            if not self._io.loop.is_closed():
+                self._io.loop.remove_reader(self._socket)
             self._socket.close()
         for stream in self._strangers:
             stream.close()
@@ -84,18 +84,18 @@ class Listener:
     def _accept(self) -> None:
         try:
             connected, (host, *_) = self._socket.accept()
-        except OSError as error:  # it has gone again, or this process has no descriptor left
+        except OSError as error:  # the peer has left again, or this process has no free descriptor
             logger.warning("a connection could not be accepted: %s", error)
             return
         if len(self._strangers) >= MAX_STRANGERS:
             connected.close()
             return
         use_heartbeats(connected, self._max_silence_seconds)
-        stream = Stream(self._reactor, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
+        stream = Stream(self._io, connected, allowed=(Hello,), max_frame_bytes=MAX_HELLO_BYTES)
         stream.on_message = partial(self._greet, stream, str(host))
         stream.on_end = partial(self._dismiss, stream, str(host))
         self._strangers.add(stream)
-        self._reactor.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), "it said no hello"))
+        self._io.loop.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), "it said no hello"))
 
     def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
         if stream in self._strangers:
@@ -146,7 +146,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> socket.socket:
-    """Join node 0 as the rank of `hello`, which may be started later than this node. Returns the stream's socket.
+    """Join node 0 as the rank of `hello`. Node 0 may start later than this node. Returns the stream's socket.
 
     Raises:
         ConfigError: node 0 refused, with its reason.
@@ -164,7 +164,7 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> so
                     f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}"
                 ) from error
         time.sleep(RETRY_SECONDS)
-    stream = BlockingStream(connected, read_ahead=False)  # what comes next is for the worker process
+    stream = BlockingStream(connected, read_ahead=False)  # the worker process reads what comes next
     connected.settimeout(MAX_HELLO_SECONDS)
     try:
         stream.send(hello)

@@ -1,11 +1,11 @@
-"""`MultiprocExecutor`: every rank is a process, here or on another node, at the other end of one byte stream.
+"""`MultiprocExecutor`: every rank is a process on this node or another one, connected by one byte stream.
 
     caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
-    _deliver ◀── decode ── reactor thread ══ socket ═══════════════════════╯
+    _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
 
-Order of a start: node 0 listens (if there are other nodes), all processes are launched, then all are waited for. The processes
-are started by the reactor's thread: the kernel ends them with the *thread* that started them, and this one lives as long as
-the executor. The end of a rank's stream, or of its process, is the news of its death; whatever it has sent before comes first.
+Order of a start: node 0 listens if there are other nodes, launches its processes, and waits for all ranks. The I/O
+thread starts the processes: the kernel ends them with the thread that started them, and it lives as long as the executor.
+A rank is dead if its stream or its process has ended. What it sent before is delivered first.
 """
 
 from __future__ import annotations
@@ -13,37 +13,32 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import selectors
 import signal
 import socket
 import threading
 import time
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import RankLayout, ranks_of_node
-from inflight.errors import CodecError, EngineError, InflightError, WorkerDiedError
+from inflight.errors import CodecError, EngineError, WorkerDiedError
 from inflight.executor.executor import Executor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.join import Listener
 from inflight.executor.process import WorkerProcess, stop_processes, worker_title
-from inflight.executor.reactor import Reactor
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
-from inflight.executor.worker_loop import start_up_error
+from inflight.executor.worker_loop import failed_reply, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
     AskActivity,
-    ExecuteModel,
     ProvideGrammarOutput,
-    RpcCall,
     RpcReply,
     StepReply,
     WorkerActivity,
     WorkerCommand,
-    WorkerEvent,
     WorkerFailure,
 )
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
@@ -53,12 +48,8 @@ from inflight.sockets import listen
 logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
-MAX_SHUTDOWN_SECONDS = 5.0  # before signals are sent; less if the budget of a step is less
-MAX_BROKEN_SHUTDOWN_SECONDS = (
-    0.5  # if a rank is lost or silent: the others may wait for it in a collective, and never end by themselves
-)
 MAX_JOIN_SECONDS = 300.0
-EXIT_CODE_SECONDS = 0.05  # from the end of a stream to that of its process
+EXIT_CODE_SECONDS = 0.05  # that the end of a process may come after the end of its stream
 
 
 class MultiprocExecutor(Executor):
@@ -82,12 +73,11 @@ class MultiprocExecutor(Executor):
         self._worker_class = worker_class
         self._max_join_seconds = max_join_seconds
         self._rendezvous: Rendezvous | None = None
-        self._reactor = Reactor("inflight-io")
+        self._io = IoThread("inflight-io")
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
-        self._last_plan: tuple[ExecuteModel, list[Buffer]] | None = None  # the same for all ranks: encoded once
+        self._encoded: tuple[WorkerCommand | None, list[Buffer]] = (None, [])  # a step is the same for all ranks
         self._start()
 
     # -- start-up --------------------------------------------------------------------------------------------------
@@ -96,49 +86,32 @@ class MultiprocExecutor(Executor):
         parallel = self.config.parallel
         local_ranks = ranks_of_node(self.world_size, parallel.nnodes, 0)
         if parallel.nnodes > 1:
-            self._listener = Listener(
-                self._reactor,
-                (parallel.master_addr, parallel.master_port),
-                envs.cluster_token(),
-                ranks=range(local_ranks.stop, self.world_size),
-                world_size=self.world_size,
-                nnodes=parallel.nnodes,
-                max_silence_seconds=min(MAX_LINK_SILENCE_SECONDS, self._step_budget),
-                on_join=self._begin,
-            )
-        self._reactor.start()
+            max_silence_seconds = min(MAX_LINK_SILENCE_SECONDS, self._step_budget)
+            self._listener = Listener(self._io, parallel, envs.cluster_token(), max_silence_seconds, self._begin)
+        self._io.start()
         with contextlib.ExitStack() as until_launched:
             listen_fd = None
             if self.world_size > 1:
-                place = until_launched.enter_context(listen(self._rendezvous_host, 0))
-                self._rendezvous, listen_fd = self._make_rendezvous(place), place.fileno()
-            self._reactor.run(partial(self._launch_local, local_ranks, listen_fd))
-        for _ in self._ranks:
-            error = self._started.get()
-            if error is not None:
-                raise error
+                host = parallel.master_addr if parallel.nnodes > 1 else "127.0.0.1"
+                place = until_launched.enter_context(listen(host, 0))
+                listen_fd = place.fileno()
+                self._rendezvous = Rendezvous(
+                    host=host,
+                    port=int(place.getsockname()[1]),
+                    epoch=self._table.epoch,
+                    timeout_seconds=self._step_budget,
+                    token=secrets.token_bytes(TOKEN_BYTES),
+                )
+            self._io.run(partial(self._launch_local, local_ranks, listen_fd))
+        self._wait_until_started()
         if self._listener is not None:
-            self._reactor.run(self._listener.close)
-
-    @property
-    def _rendezvous_host(self) -> str:
-        return self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
-
-    def _make_rendezvous(self, listener: socket.socket) -> Rendezvous:
-        return Rendezvous(
-            host=self._rendezvous_host,
-            port=int(listener.getsockname()[1]),
-            epoch=self._table.epoch,
-            timeout_seconds=self._step_budget,
-            token=secrets.token_bytes(TOKEN_BYTES),
-        )
+            self._io.run(self._listener.close)
 
     def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
-        """`listen_fd`: the socket through which the ranks find each other. It listens already. The process of rank 0, which is
-        on this machine, inherits it."""
+        """The process of rank 0 inherits `listen_fd`: the ranks find each other through this socket, which listens already."""
         if self._listener is not None:
             self._listener.start()
-            self._reactor.call_later(self._max_join_seconds, self._give_up_waiting)
+            self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
         layout = RankLayout(self.config.parallel.tensor_parallel_size, self.config.parallel.pipeline_parallel_size)
         for rank in local_ranks:
             ours, theirs = socket.socketpair()
@@ -155,11 +128,11 @@ class MultiprocExecutor(Executor):
                     ours.close()
                     raise
             self._ranks[rank].process = process
-            self._reactor.watch(process, selectors.EVENT_READ, partial(self._process_ended, rank))
-            self._begin(rank, Stream(self._reactor, ours), inherited)
+            self._io.loop.add_reader(process, partial(self._process_ended, rank))
+            self._begin(rank, Stream(self._io, ours), inherited)
 
     def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
-        """The rank's stream is there: say what it is to be."""
+        """The stream to a rank is open: tell the rank what to construct."""
         stream.on_message = partial(self._receive, rank)
         stream.on_end = partial(self._stream_ended, rank)
         self._ranks[rank].stream = stream
@@ -185,24 +158,20 @@ class MultiprocExecutor(Executor):
         stream = self._ranks[rank].stream
         assert stream is not None, "every rank has started"
         try:
-            if not isinstance(command, ExecuteModel):
-                buffers = encode(command).buffers()
-            elif self._last_plan is not None and self._last_plan[0] is command:
-                buffers = self._last_plan[1]
-            else:
-                buffers = encode(command).buffers()
-                self._last_plan = (command, buffers)
+            if command is not self._encoded[0]:
+                self._encoded = command, encode(command).buffers()
         except CodecError as error:
             if isinstance(command, ProvideGrammarOutput):
-                raise  # arrays of one dtype: a defect of the caller's
-            reply = _refusal(command, rank, error)
-            self._reactor.call_soon(lambda: self._deliver(reply))  # not here: the caller holds the executor's lock
+                raise  # masks can always be encoded: this is a defect of the caller
+            failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
+            reply = failed_reply(command, rank, failure)
+            self._io.call_soon(lambda: self._deliver(reply))  # not in this thread, which holds the executor's lock
             return
-        stream.send(buffers)
+        stream.send(self._encoded[1])
 
     def _receive(self, rank: int, message: Message) -> None:
         match message:
-            case StepReply() | RpcReply() | WorkerEvent() | WorkerActivity() if message.rank == rank:
+            case StepReply() | RpcReply() | WorkerActivity() if message.rank == rank:
                 self._deliver(message)
             case Ready() if not self._ranks[rank].is_ready:
                 self._ranks[rank].is_ready = True
@@ -222,23 +191,23 @@ class MultiprocExecutor(Executor):
         process = self._ranks[rank].process
         return process.state if process is not None else ""
 
-    # -- deaths, in the reactor's thread -------------------------------------------------------------------------------
+    # -- deaths, in the I/O thread -------------------------------------------------------------------------------
 
     def _process_ended(self, rank: int) -> None:
         process, stream = self._ranks[rank].process, self._ranks[rank].stream
         assert process is not None
-        self._reactor.unwatch(process)
+        self._io.loop.remove_reader(process)
         if stream is not None:
-            stream.on_end = lambda reason: None  # the exit code says more
+            stream.on_end = lambda reason: None  # `process.state` says more
             stream.drain()
         self._lose(rank, process.state)
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """A process that dies closes its stream first; how it died is known a moment later."""
+        """A process that dies closes its stream first, and its exit code, which says more, comes a moment later."""
         if self._ranks[rank].process is None or reason.startswith("it sent"):
             self._lose(rank, reason)
         else:
-            self._reactor.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
+            self._io.loop.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
 
     def _lose(self, rank: int, reason: str) -> None:
         """The rank is gone, or cannot be trusted any more. Idempotent."""
@@ -261,47 +230,35 @@ class MultiprocExecutor(Executor):
 
     def _terminate(self) -> None:
         self._terminating = True
-        is_broken = self._has_silent_rank or any(state.is_gone for state in self._ranks)
-        grace_seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken else MAX_SHUTDOWN_SECONDS
-        end = time.monotonic() + min(grace_seconds, self._step_budget)
+        end = self._shutdown_deadline(is_broken=any(state.is_gone for state in self._ranks))
         stop = encode(Stop()).buffers()
         for state in self._ranks:
             if state.is_ready and state.stream is not None:
                 state.stream.send(stop)
-            elif state.process is not None:  # it may be loading for long, and has nothing to lose
+            elif state.process is not None:  # it is still loading: nothing is lost
                 state.process.send_signal(signal.SIGKILL)
         processes = [state.process for state in self._ranks if state.process is not None]
         stop_processes(processes, max(end - time.monotonic(), 0.0))
-        if not self._reactor.is_current_thread:  # else nobody reads the streams meanwhile
+        if not self._io.is_current:  # in this thread nobody would read the streams
             for state in self._ranks:
                 if state.is_ready and state.process is None:
                     state.has_ended.wait(max(end - time.monotonic(), 0.0))
-        self._reactor.stop()
+        self._io.stop()
         if self._listener is not None:
             self._listener.close()
         for state in self._ranks:
             if state.stream is not None:
                 state.stream.close()
         for process in processes:
-            self._reactor.unwatch(process)
             process.close()
 
 
-def _refusal(command: ExecuteModel | RpcCall, rank: int, error: CodecError) -> StepReply | RpcReply:
-    """The answer to a command that cannot be sent."""
-    failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
-    if isinstance(command, ExecuteModel):
-        step_id = command.scheduler_output.step_id
-        return StepReply(epoch=command.epoch, step_id=step_id, rank=rank, result=failure)
-    return RpcReply(epoch=command.epoch, call_id=command.call_id, rank=rank, failure=failure)
-
-
 class _Rank:
-    """What the executor holds of one rank. Written in the reactor's thread."""
+    """What the executor holds of one rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
         self.process: WorkerProcess | None = None  # None on another node
         self.is_ready = False
         self.is_gone = False
-        self.has_ended = threading.Event()  # its stream has
+        self.has_ended = threading.Event()  # set when the stream has ended

@@ -1,7 +1,7 @@
-"""`run_node`: what `inflight worker` does on every node but node 0: starts the node's ranks and waits for their end.
+"""`run_node`: what `inflight worker` does on the nodes other than node 0. It starts the node's ranks and waits for their end.
 
-Each rank's process is given a TCP connection that has been accepted by node 0, so that the program of a worker is the same on
-all nodes, and the token is known to no worker.
+It connects to node 0 once per rank and gives each connection to the process of the rank. So the program of a worker is the same
+on all nodes, and no worker knows the token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from inflight.interface.start_up import Hello
 logger = logging.getLogger(__name__)
 
 MAX_CONNECT_SECONDS = 300.0
-LAST_RANKS_SECONDS = 10.0  # from the end of a node's first rank to that of its last
+LAST_RANKS_SECONDS = 10.0  # that the other ranks of the node may take to end when the first one has ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeArgs:
-    """This node among the others; the sizes are those that node 0 was started with."""
+    """Which node this is. The sizes must be those of node 0."""
 
     nnodes: int
     node_rank: int
@@ -42,13 +42,13 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
     Raises:
         ConfigError: the arguments do not fit, or node 0 refuses them.
         EngineError: node 0 does not answer.
-        WorkerDiedError: a rank of this node ended otherwise than by the executor's word.
+        WorkerDiedError: a rank of this node ended, and the executor had not told it to.
     """
     layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
     ranks = ranks_of_node(layout.world_size, args.nnodes, args.node_rank)
     if args.node_rank == 0:
         raise ConfigError(
-            "node 0 runs the engine itself (LLM(...), inflight generate): `inflight worker` is for the others"
+            "node 0 runs the engine itself (LLM(...), inflight generate): `inflight worker` is for the other nodes"
         )
     token = envs.cluster_token()
     processes: list[WorkerProcess] = []
@@ -66,7 +66,7 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
         logger.info("ranks %d to %d of %d run on this node", ranks[0], ranks[-1], layout.world_size)
         wait_for_first_end(processes)
         stop_processes(processes, LAST_RANKS_SECONDS)
-    finally:  # after an interrupt, too
+    finally:  # also after an interrupt
         stop_processes(processes, 0.0)
         for process in processes:
             process.close()

@@ -1,8 +1,7 @@
-"""One message sent to all ranks, and the replies so far: a step or a call.
+"""A command that was sent to all ranks, and the replies that have come so far. `reply_table.py` tells how a reply is handled.
 
-A `Pending` is *settled* when its future has (or is about to have) a result or an error, and *complete* when all ranks have
-replied. It can be settled before it is complete: by an error, a timeout, or the one reply that was wanted. Until it is
-complete it stays in the `ReplyTable`, so that the replies still to come are known for what they are.
+A `Pending` is *settled* when its future has a result or an error, or is about to have one. It is *complete* when all ranks have
+replied. An error, a timeout, or the reply of the one rank that the caller asked for can settle it before it is complete.
 """
 
 from __future__ import annotations
@@ -14,24 +13,34 @@ from concurrent.futures import Future
 from typing import Any
 
 from inflight.errors import ConfigError, InflightError, RankError, StepError, error_by_name
-from inflight.interface.messages import WorkerFailure
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.messages import ReplyKey, WorkerFailure
+from inflight.interface.step import SchedulerOutput
 
 MAX_REQUEST_IDS_SHOWN = 8
 
-# calls that the engine makes as it starts: what goes wrong in them may be the user's to mend
+# The engine makes these calls when it starts. The user may be able to mend what goes wrong in them.
 START_UP_CALLS = frozenset({"get_kv_cache_specs", "determine_available_memory", "initialize_from_config"})
 
 
 class Pending(ABC):
-    """Everything but `future` is guarded by the lock of the `ReplyTable`."""
+    """The lock of the `ReplyTable` guards everything but `future`.
 
-    def __init__(self, num_ranks: int) -> None:
+    Args:
+        result_rank: the rank whose value is the result; None: the result is a list of all ranks' values.
+    """
+
+    step_id: int | None = None  # of a call
+    request_ids: Sequence[str] = ()
+
+    def __init__(self, key: ReplyKey, num_ranks: int, result_rank: int | None) -> None:
+        self.key = key
+        self.result_rank = result_rank
         self.future: Future[Any] = Future()  # Any: of a step its ModelRunnerOutput, of a call what the method returned
         self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the ranks have the message
         self.missing = set(range(num_ranks))  # ranks that have not replied
+        self.values: dict[int, Any] = {}  # rank -> what it replied, failures apart
         self.settled = False
-        self.deadline = math.inf  # time.monotonic(), of the future
+        self.deadline = math.inf  # of the future, on the clock time.monotonic()
         self.ask_at = math.inf  # shortly before the deadline: when to ask the silent ranks what they are doing
 
     @property
@@ -44,19 +53,17 @@ class Pending(ABC):
         """The ranks that the future still waits for."""
         return self.missing
 
-    @property
-    def step_id(self) -> int | None:
-        return None
-
-    @property
-    def request_ids(self) -> Sequence[str]:
-        return ()
+    def result(self) -> Any:
+        """All ranks that the future waits for have replied."""
+        if self.result_rank is not None:
+            return self.values[self.result_rank]
+        return [self.values[rank] for rank in sorted(self.values)]
 
     def error(self, kind: type[RankError], message: str, rank: int) -> RankError:
         return kind(message, rank=rank, step_id=self.step_id, request_ids=self.request_ids)
 
     def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
-        """What the future fails with where a rank has raised."""
+        """What the future raises if a rank has replied with a failure."""
         return StepError(
             f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}",
             rank=rank,
@@ -67,21 +74,14 @@ class Pending(ABC):
             is_echo=failure.is_echo,
         )
 
-    def resolve(self, result: Any) -> None:
-        self.future.set_result(result)
-
-    def fail(self, error: InflightError) -> None:
-        self.future.set_exception(error)
-
 
 class PendingStep(Pending):
-    """A step. Its future waits for all ranks."""
+    """A step. Its future waits for all ranks; the result is the output of `output_rank`."""
 
-    def __init__(self, plan: SchedulerOutput, num_ranks: int) -> None:
-        super().__init__(num_ranks)
-        self.plan = plan
+    def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int) -> None:
+        super().__init__(("step", plan.step_id), num_ranks, output_rank)
+        self.plan, self.step_id, self.request_ids = plan, plan.step_id, plan.request_ids
         self.awaits_masks = len(plan.grammar_rows) > 0  # its time begins when they have been sent
-        self.outputs: dict[int, ModelRunnerOutput] = {}
 
     @property
     def name(self) -> str:
@@ -89,46 +89,33 @@ class PendingStep(Pending):
         more = len(self.plan.request_ids) - len(shown)
         return f"step {self.plan.step_id} (requests: {', '.join(shown)}{f' and {more} more' if more else ''})"
 
-    @property
-    def step_id(self) -> int:
-        return self.plan.step_id
-
-    @property
-    def request_ids(self) -> Sequence[str]:
-        return self.plan.request_ids
-
 
 class PendingCall(Pending):
     """A `collective_rpc`. Its future waits for all ranks, or for `unique_reply_rank` only."""
 
-    def __init__(self, method: str, num_ranks: int, timeout: float | None, unique_reply_rank: int | None) -> None:
-        super().__init__(num_ranks)
+    def __init__(
+        self, call_id: int, method: str, num_ranks: int, timeout: float | None, unique_reply_rank: int | None
+    ) -> None:
+        super().__init__(("call", call_id), num_ranks, unique_reply_rank)
         self.method = method
         self.timeout = timeout
-        self.unique_reply_rank = unique_reply_rank
-        self.values: dict[int, Any] = {}
 
     @property
     def name(self) -> str:
         return f"collective_rpc({self.method!r})"
 
+    @property
+    def awaited(self) -> Set[int]:
+        return self.missing if self.result_rank is None else self.missing & {self.result_rank}
+
     def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
         named = named_error(rank, failure) if self.method in START_UP_CALLS else None
         return named if isinstance(named, ConfigError) else super().failure_error(rank, failure)
 
-    @property
-    def awaited(self) -> Set[int]:
-        return self.missing if self.unique_reply_rank is None else self.missing & {self.unique_reply_rank}
-
-    def result(self) -> Any:
-        """A list with one value per rank, or the value of the unique rank. All that are awaited have replied."""
-        if self.unique_reply_rank is not None:
-            return self.values[self.unique_reply_rank]
-        return [self.values[rank] for rank in sorted(self.values)]
-
 
 def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
-    """What a rank has raised, of the same class, with the rank named and its traceback as a note; None as `error_by_name`."""
+    """The error that a rank has raised, of the same class. Its message names the rank, and a note holds the rank's traceback.
+    None if `error_by_name` does not know the class."""
     error = error_by_name(failure.type_name, f"rank {rank}: {failure.message}")
     if error is not None:
         error.add_note(f"On rank {rank}:\n{failure.traceback}")

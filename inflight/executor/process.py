@@ -1,7 +1,7 @@
-"""`ChildProcess`: a process of the engine on this machine, from its start to its end. Linux only: it is watched by a pidfd.
+"""`ChildProcess`: a process that the engine starts on this machine, and watches by a pidfd (Linux only) until it ends.
 
 The process gets three standard streams (stdin is empty), the descriptors of its byte streams, and this process's import path.
-It ends when its streams end; a worker also dies with the thread that started it (PR_SET_PDEATHSIG).
+It ends when its streams end. The kernel also ends a worker with the thread that started it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import contextlib
 import ctypes
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from inflight import envs
@@ -24,7 +24,7 @@ from inflight.config.ranks import RankLayout
 logger = logging.getLogger(__name__)
 
 SIGTERM_SECONDS = 0.5
-SIGKILL_SECONDS = 5.0  # the kernel may have much memory to free
+SIGKILL_SECONDS = 5.0  # the kernel may need time to free much memory
 _PR_SET_NAME = 15
 
 
@@ -32,12 +32,12 @@ def worker_title(layout: RankLayout, rank: int) -> str:
     return f"inflight: worker tp{layout.tp_rank(rank)} pp{layout.pp_rank(rank)}"
 
 
-def name_process(title: str) -> None:
-    """Called by a program as it begins: log lines say the title, `top` shows it without blanks."""
+def name_process(title: str, short_name: str | None = None) -> None:
+    """A program calls this when it begins. Log lines name it by `title`, and `top` by `short_name`."""
     logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
     logging.getLogger("inflight").setLevel(envs.log_level())
-    name = title.replace(": ", "-").replace(" ", "-").encode()[:15]
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name, 0, 0, 0)
+    name = short_name or title.replace(": ", "-").replace(" ", "-")
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 class ChildProcess:
@@ -47,8 +47,8 @@ class ChildProcess:
         module: what `python -m` runs.
         stream_fds: the descriptors of its byte streams, its other arguments. The caller closes its own copies.
         other_fds: further descriptors that it inherits, under the same numbers.
-        keeps_secrets: it gets the cluster's token, too.
-        variables: of the environment, for it alone.
+        keeps_secrets: the process gets the cluster's token, too.
+        variables: further variables of its environment.
     """
 
     def __init__(
@@ -83,16 +83,14 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """The pidfd knows; `Popen.poll` says None while another thread asks the same."""
+        """Asks the pidfd, because `Popen.poll` returns None while another thread polls."""
         if self._popen.returncode is not None:
             return False
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return not poll.poll(0)
+        return not wait([self.pidfd], 0)
 
     @property
     def exit_code(self) -> int | None:
-        """As `subprocess` says it: negative for a signal; None while the process lives. It is reaped by that."""
+        """As in `subprocess`: negative for a signal, None while the process lives. Reaps a process that has ended."""
         return None if self.is_alive else self._popen.wait()
 
     @property
@@ -109,11 +107,11 @@ class ChildProcess:
     def send_signal(self, number: signal.Signals) -> None:
         """Does nothing once the process has ended."""
         if self.is_alive:
-            with contextlib.suppress(ProcessLookupError):  # it ends just now
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Forget a process that has ended, or that cannot be ended. To be called once, as the last."""
+        """Forget a process that has ended, or that cannot be ended. To be called once, after all other methods."""
         if self.exit_code is None:
             logger.error("%s (pid %d) did not end after SIGKILL and is left behind", self.title, self.pid)
         os.close(self.pidfd)
@@ -141,29 +139,22 @@ class WorkerProcess(ChildProcess):
 
 
 def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[ChildProcess]:
-    """Wait until all have ended, at most so long. Returns those that have not."""
+    """Wait until all have ended, but no longer than `seconds`. Returns those that have not."""
     end = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive]
     while alive and (left := end - time.monotonic()) > 0:
-        _wait_for_any(alive, left)
+        wait([process.pidfd for process in alive], left)
         alive = [process for process in alive if process.is_alive]
     return alive
 
 
 def wait_for_first_end(processes: Iterable[ChildProcess]) -> None:
     """Wait, however long, until at least one has ended."""
-    _wait_for_any(list(processes), None)
-
-
-def _wait_for_any(processes: list[ChildProcess], seconds: float | None) -> None:
-    poll = select.poll()
-    for process in processes:
-        poll.register(process, select.POLLIN)
-    poll.poll(None if seconds is None else seconds * 1000)
+    wait([process.pidfd for process in processes])
 
 
 def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> None:
-    """Wait for those that end by themselves, then SIGTERM, then SIGKILL, which ends a stopped process too."""
+    """Wait until the processes end by themselves, then send SIGTERM, then SIGKILL, which also ends a stopped process."""
     alive = wait_for_end(processes, grace_seconds)
     for number, seconds in ((signal.SIGTERM, SIGTERM_SECONDS), (signal.SIGKILL, SIGKILL_SECONDS)):
         for process in alive:
@@ -173,7 +164,7 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """This process's, with its import path, so that the child finds what was found here, and its log level; no API key."""
+    """The environment of the child: without API keys, with the import path and the log level of this process."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
     result = {**environment, "PYTHONPATH": path}
     for name in envs.API_KEY_VARIABLES:

@@ -1,19 +1,20 @@
-"""`ReplyTable`: which messages the ranks have not answered yet, found by (epoch, id) and never by position.
+"""`ReplyTable`: the commands that not all ranks have answered yet, found by their epoch and key and never by position.
 
-Owns every pending step and call, the incomplete reports of the KV connectors, the errors of steps in the order of their
-arrival, and one thread that watches the deadlines. Any thread may call any method. Futures are settled outside the
-lock, so a future's callback may call back.
+Owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches the deadlines.
+Any thread may call any method. Futures are settled outside the lock, so a future's callback may call back.
 
-A reply goes through these steps, and ends at the first that does not let it pass:
+The life of a reply, in this order. The first rule that ends it is the last one:
 
-1. of another epoch, of an id that is not here (complete, or never sent), or of a rank that has replied: dropped;
-2. it takes its rank out of `missing`; the last one takes the message out of the table;
-3. a failure settles the future at once, with an error: the ranks that wait for the failed one may never reply;
-4. of a step, when all ranks have replied, the KV connectors' reports are taken in, also if its future has failed before:
-   they are true whatever became of the tokens, and come out with the next step that succeeds;
-5. the future is settled with the result, unless it was settled before (then the reply is late, and its result dropped).
+1. It is dropped if its epoch is not the table's, if its key is not in the table (never sent, or complete), or if its rank has
+   replied before.
+2. Its rank leaves `missing`. If no rank is missing any more, the command leaves the table.
+3. If the future does not wait for this rank any more (it was settled by an error, by a timeout, or by the one reply that the
+   caller asked for), the reply changes nothing. A failure is logged, and that of a step is kept for `root_cause`.
+4. A failure settles the future with an error at once: the ranks that wait for the failed one may never reply.
+5. If the future waits for no other rank, it is settled with the result: for a step the output of `output_rank`, for a call a
+   list of all values, or the value of the one rank that the caller asked for.
 
-A `WorkerEvent` answers nothing: its report is taken in as in 4, and `on_event` is called so that an idle engine looks.
+If a rank dies, the future of every command that waits for it fails, and the table accepts no new commands.
 
 Shortly before a deadline the table asks each rank that has not answered what it is doing. On the rank a thread that does
 nothing else answers. So a rank that does not answer this question is stopped, hangs while it holds the GIL, or is cut off, and
@@ -30,10 +31,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from inflight.errors import EngineClosedError, EngineError, RankError, StepTimeoutError, WorkerDiedError
-from inflight.executor.aggregation import KVConnectorAggregator, merge_outputs
 from inflight.executor.pending import Pending, PendingCall, PendingStep
-from inflight.interface.messages import RpcReply, StepReply, WorkerActivity, WorkerEvent, WorkerFailure, WorkerReply
-from inflight.interface.step import KVConnectorOutput
+from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerActivity, WorkerFailure, WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -46,215 +45,161 @@ Settlement = Callable[[], None]  # sets a future; to be called without the lock,
 class ReplyTable:
     """
     Args:
-        num_ranks: the world size.
-        output_rank: the rank whose tokens count.
-        step_budget: seconds a step may take, from its submission, the end of the step before it, or when its masks are sent.
+        step_budget: seconds a step may take. Its time begins with its submission, with the end of the step before it, or when
+            its masks are sent, whichever is last.
         ask: asks a rank what it is doing; its `WorkerActivity` is delivered at once or later. Must not wait.
-        state: what is known of a rank that does not answer this question; "" if nothing is. Must not wait.
+        state: what is known of a rank that does not answer this question; "" if nothing. Must not wait.
     """
 
-    def __init__(
-        self,
-        *,
-        num_ranks: int,
-        output_rank: int,
-        step_budget: float,
-        ask: Callable[[int], None],
-        state: Callable[[int], str],
-    ) -> None:
+    def __init__(self, *, step_budget: float, ask: Callable[[int], None], state: Callable[[int], str]) -> None:
         self.epoch = 0
-        self.num_ranks = num_ranks
-        self._output_rank = output_rank
         self._step_budget = step_budget
         self._ask, self._state = ask, state
-        self._aggregator = KVConnectorAggregator(num_ranks)
-        self._steps: dict[int, PendingStep] = {}  # not complete, by step id
-        self._calls: dict[int, PendingCall] = {}  # not complete, by call id
-        self._unsettled_steps: dict[int, PendingStep] = {}  # in order; only the first has a deadline
+        self._pending: dict[ReplyKey, Pending] = {}  # not complete, in the order in which they were sent
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
         self._activities: dict[int, WorkerActivity] = {}  # rank -> its answer to the last question
         self._newest_replies: dict[int, int] = {}  # rank -> the last step that it answered
         self._errors: list[RankError] = []  # of steps, and of ranks that died
         self._closed = False
-        self._on_event: Settlement | None = None
+        self._on_death: Callable[[], None] | None = None
         self._changed = threading.Condition(threading.Lock())
         self._watcher_wakes_at = math.inf
         self._watcher = threading.Thread(target=self._watch_deadlines, name="inflight-deadlines", daemon=True)
         self._watcher.start()
 
-    # -- messages out ----------------------------------------------------------------------------------------
+    # -- commands out ----------------------------------------------------------------------------------------
 
-    def add_step(self, pending: PendingStep) -> bool:
-        """Whether it may be sent. If not, its future has failed: a rank is gone, or the table is closed."""
+    def add(self, pending: PendingStep | PendingCall) -> bool:
+        """Whether the command may be sent. If a rank is gone or the table is closed, it may not, and its future has failed. The
+        time of a call begins now."""
         with self._changed:
-            refusal = self._refusal(pending)
+            refusal = self._refusal(pending.name, pending.step_id, pending.request_ids)
             if refusal is None:
-                step_id = pending.step_id
-                assert step_id > self._last_step_id, f"step {step_id} after step {self._last_step_id}: ids must rise"
-                self._last_step_id = step_id
-                self._steps[step_id] = pending
-                self._unsettled_steps[step_id] = pending
-                self._start_oldest()
+                if isinstance(pending, PendingStep):
+                    step_id = pending.plan.step_id
+                    assert step_id > self._last_step_id, (
+                        f"step {step_id} after step {self._last_step_id}: ids must rise"
+                    )
+                    self._last_step_id = step_id
+                assert pending.key not in self._pending
+                self._pending[pending.key] = pending
+                if isinstance(pending, PendingStep):
+                    self._start_oldest()
+                elif pending.timeout is not None:
+                    self._set_deadline(pending, pending.timeout)
                 return True
-        pending.fail(refusal)
+        pending.future.set_exception(refusal)
         return False
 
     def masks_sent(self, step_id: int) -> bool:
-        """The masks of a step are about to be sent. Whether they may be: not to a table that is closed, or has lost a rank."""
+        """To be called before the masks of a step are sent. Returns False if they must not be: a rank is gone, or the table is
+        closed."""
         with self._changed:
-            pending = self._steps.get(step_id)
-            if pending is not None:
+            pending = self._pending.get(("step", step_id))
+            if isinstance(pending, PendingStep):
                 pending.awaits_masks = False
                 self._start_oldest()
             return not self._closed and not self._dead_ranks
 
-    def add_call(self, call_id: int, pending: PendingCall) -> bool:
-        """As `add_step`. The call's timeout counts from now."""
+    def raise_if_unusable(self, what: str) -> None:
+        """
+        Raises:
+            EngineClosedError, WorkerDiedError: `what` cannot be done any more.
+        """
         with self._changed:
-            refusal = self._refusal(pending)
-            if refusal is None:
-                assert call_id not in self._calls
-                self._calls[call_id] = pending
-                if pending.timeout is not None:
-                    self._set_deadline(pending, pending.timeout)
-                return True
-        pending.fail(refusal)
-        return False
+            refusal = self._refusal(what)
+        if refusal is not None:
+            raise refusal
 
-    def _refusal(self, pending: Pending) -> EngineError | None:
+    def _refusal(self, what: str, step_id: int | None = None, request_ids: Sequence[str] = ()) -> EngineError | None:
         if self._closed:
-            return EngineClosedError(f"{pending.name} came after the executor was shut down")
+            return EngineClosedError(f"{what} came after the executor was shut down")
         for rank, reason in self._dead_ranks.items():
-            return pending.error(WorkerDiedError, f"{pending.name} cannot run: rank {rank} is gone ({reason})", rank)
+            message = f"{what} cannot run: rank {rank} is gone ({reason})"
+            return WorkerDiedError(message, rank=rank, step_id=step_id, request_ids=request_ids)
         return None
 
     # -- replies in ------------------------------------------------------------------------------------------
 
     def deliver(self, reply: WorkerReply) -> None:
         with self._changed:
-            match reply:
-                case StepReply():
-                    settlement = self._take_step_reply(reply)
-                case RpcReply():
-                    settlement = self._take_call_reply(reply)
-                case WorkerEvent():
-                    settlement = self._take_event(reply)
-                case WorkerActivity():
-                    self._activities[reply.rank] = reply
-                    settlement = None
+            if isinstance(reply, WorkerActivity):
+                self._activities[reply.rank] = reply
+                return
+            settlement = self._take(reply)
         if settlement is not None:
             settlement()
 
-    def set_event_callback(self, on_event: Callable[[], None]) -> None:
-        """`on_event` is called after each `WorkerEvent` and death, in the thread that brings it; at once if one came before."""
-        with self._changed:
-            self._on_event = on_event
-            has_news = self._aggregator.has_reports or bool(self._dead_ranks)
-        if has_news:
-            on_event()
-
-    def take_kv_connector_output(self) -> KVConnectorOutput:
-        """What all ranks have reported and no step has brought out yet; each report comes once, here or with a step."""
-        with self._changed:
-            return self._aggregator.take()
-
-    def _take_event(self, event: WorkerEvent) -> Settlement | None:
-        if event.epoch != self.epoch or self._closed:
-            logger.debug("dropped: an event of rank %d, epoch %d", event.rank, event.epoch)
-            return None
-        self._aggregator.add(event.rank, event.kv_connector_output)
-        return self._on_event
-
-    def _take_step_reply(self, reply: StepReply) -> Settlement | None:
-        pending = self._steps.get(reply.step_id) if reply.epoch == self.epoch else None
+    def _take(self, reply: StepReply | RpcReply) -> Settlement | None:
+        pending = self._pending.get(reply.key) if reply.epoch == self.epoch else None
         if pending is None or reply.rank not in pending.missing:
-            logger.debug("dropped: rank %d, step %d, epoch %d", reply.rank, reply.step_id, reply.epoch)
+            logger.debug("dropped: the answer of rank %d to %s %d of epoch %d", reply.rank, *reply.key, reply.epoch)
             return None
-        pending.missing.remove(reply.rank)
-        self._newest_replies[reply.rank] = reply.step_id
-        if not pending.missing:
-            del self._steps[reply.step_id]
-        if isinstance(reply.result, WorkerFailure):
-            settlement = self._take_failure(pending, reply.rank, reply.result)
-        else:
-            pending.outputs[reply.rank] = reply.result
-            settlement = None
-        if pending.missing:
-            return settlement
-        if pending.settled:
-            for rank, output in pending.outputs.items():
-                self._aggregator.add(rank, output.kv_connector_output)
-            return settlement
-        self._mark_settled(pending)
-        return partial(pending.resolve, merge_outputs(pending.outputs, self._output_rank, self._aggregator))
-
-    def _take_call_reply(self, reply: RpcReply) -> Settlement | None:
-        pending = self._calls.get(reply.call_id) if reply.epoch == self.epoch else None
-        if pending is None or reply.rank not in pending.missing:
-            logger.debug("dropped: rank %d, call %d, epoch %d", reply.rank, reply.call_id, reply.epoch)
-            return None
-        was_awaited = reply.rank in pending.awaited
+        is_awaited = reply.rank in pending.awaited and not pending.settled
         pending.missing.remove(reply.rank)
         if not pending.missing:
-            del self._calls[reply.call_id]
+            del self._pending[reply.key]
+        if isinstance(reply, StepReply):
+            self._newest_replies[reply.rank] = reply.step_id
         if reply.failure is not None:
-            if not was_awaited:
-                logger.warning("%s", pending.failure_error(reply.rank, reply.failure))
-                return None
-            return self._take_failure(pending, reply.rank, reply.failure)
-        pending.values[reply.rank] = reply.value
+            return self._take_failure(pending, reply.rank, reply.failure, is_awaited)
+        pending.values[reply.rank] = reply.output if isinstance(reply, StepReply) else reply.value
         if pending.settled or pending.awaited:
             return None
         self._mark_settled(pending)
-        return partial(pending.resolve, pending.result())
+        return partial(pending.future.set_result, pending.result())
 
-    def _take_failure(self, pending: Pending, rank: int, failure: WorkerFailure) -> Settlement | None:
+    def _take_failure(self, pending: Pending, rank: int, failure: WorkerFailure, is_awaited: bool) -> Settlement | None:
         error = pending.failure_error(rank, failure)
         if isinstance(error, RankError) and isinstance(pending, PendingStep):
             self._note_error(error)
-        if pending.settled:
-            logger.log(logging.DEBUG if failure.is_echo else logging.WARNING, "after its future was settled: %s", error)
+        if not is_awaited:
+            logger.log(logging.DEBUG if failure.is_echo else logging.WARNING, "nobody waits for this: %s", error)
             return None
         self._mark_settled(pending)
-        return partial(pending.fail, error)
+        return partial(pending.future.set_exception, error)
 
     # -- ends ------------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, reason: str) -> None:
-        """Fail what waits for this rank, and everything from now on."""
+        """Fail the futures that wait for this rank, and refuse every later command."""
         settlements: list[Settlement] = []
         with self._changed:
             if self._closed or rank in self._dead_ranks:
                 return
             self._dead_ranks[rank] = reason
             errors: list[RankError] = []
-            for pending in self._all_pending():
+            for pending in self._pending.values():
                 if rank in pending.awaited:
                     message = f"rank {rank} died ({reason}) before it answered {pending.name}"
                     errors.append(pending.error(WorkerDiedError, message, rank))
                     if not pending.settled:
                         self._mark_settled(pending)
-                        settlements.append(partial(pending.fail, errors[-1]))
+                        settlements.append(partial(pending.future.set_exception, errors[-1]))
                 pending.missing.discard(rank)
-            self._forget_complete()
+            self._pending = {key: pending for key, pending in self._pending.items() if pending.missing}
             self._note_error(errors[0] if errors else WorkerDiedError(f"rank {rank} died ({reason})", rank=rank))
-            on_event = self._on_event
+            on_death = self._on_death
         logger.error("rank %d died: %s", rank, reason)
         for settlement in settlements:
             settlement()
-        if on_event is not None:
-            on_event()
+        if on_death is not None:
+            on_death()
 
-    def _forget_complete(self) -> None:
-        self._steps = {step_id: pending for step_id, pending in self._steps.items() if pending.missing}
-        self._calls = {call_id: pending for call_id, pending in self._calls.items() if pending.missing}
+    def set_death_callback(self, on_death: Callable[[], None]) -> None:
+        """`on_death` is called after each death, in the thread that brings the news; at once if a rank has died before."""
+        with self._changed:
+            self._on_death = on_death
+            has_news = bool(self._dead_ranks)
+        if has_news:
+            on_death()
 
     def root_cause(self, error: RankError, seconds: float) -> RankError:
-        """Why the step of `error` failed: the first error of any rank that is not an echo. If no such error comes within this
-        many seconds, it is a timeout of the ranks that have not answered the step; if all have answered, it is `error`."""
+        """Why the step of `error` failed: the first error of any rank that is not an echo. If no such error comes within
+        `seconds`, returns a timeout of the ranks that have not answered the step. If all have answered, returns `error`."""
         with self._changed:
-            pending = self._steps.get(-1 if error.step_id is None else error.step_id)
+            pending = None if error.step_id is None else self._pending.get(("step", error.step_id))
             asked = sorted(pending.missing) if pending is not None and self._first_cause() is None else []
         self._ask_all(asked)
         with self._changed:
@@ -275,17 +220,6 @@ class ReplyTable:
             self._errors.append(error)
             self._changed.notify_all()
 
-    def raise_if_unusable(self, what: str) -> None:
-        """
-        Raises:
-            EngineClosedError, WorkerDiedError: `what` cannot be done any more.
-        """
-        with self._changed:
-            if self._closed:
-                raise EngineClosedError(f"{what} came after the executor was shut down")
-            for rank, reason in self._dead_ranks.items():
-                raise WorkerDiedError(f"{what}: rank {rank} is gone ({reason})", rank=rank)
-
     def close(self) -> None:
         """Fail everything pending with `EngineClosedError` and end the watcher. Idempotent."""
         settlements: list[Settlement] = []
@@ -293,43 +227,35 @@ class ReplyTable:
             if self._closed:
                 return
             self._closed = True
-            for pending in self._all_pending():
+            for pending in self._pending.values():
                 if not pending.settled:
                     pending.settled = True
                     error = EngineClosedError(f"the executor was shut down before {pending.name} ended")
-                    settlements.append(partial(pending.fail, error))
-            self._steps.clear()
-            self._calls.clear()
-            self._unsettled_steps.clear()
+                    settlements.append(partial(pending.future.set_exception, error))
+            self._pending.clear()
             self._changed.notify_all()
         for settlement in settlements:
             settlement()
         if threading.current_thread() is not self._watcher:  # a future's callback may shut the executor down
             self._watcher.join()
 
-    def _all_pending(self) -> list[Pending]:
-        return [*self._steps.values(), *self._calls.values()]
-
     # -- deadlines -------------------------------------------------------------------------------------------
 
     def _mark_settled(self, pending: Pending) -> None:
-        """The caller sets the future once it has released the lock. The next step's time begins."""
+        """The time of the next step begins. The caller sets the future after it has released the lock."""
         pending.settled = True
         pending.deadline = pending.ask_at = math.inf
-        if isinstance(pending, PendingStep):
-            oldest = next(iter(self._unsettled_steps.values()))
-            del self._unsettled_steps[pending.step_id]
-            if oldest is pending:
-                self._start_oldest()
+        self._start_oldest()
 
     def _start_oldest(self) -> None:
-        """The time of the oldest step begins, if it has not begun; not while the engine keeps it waiting for masks."""
-        oldest = next(iter(self._unsettled_steps.values()), None)
+        """The time of the oldest step begins, unless it has begun already, or the step still waits for the engine's masks."""
+        steps = (step for step in self._pending.values() if isinstance(step, PendingStep) and not step.settled)
+        oldest = next(steps, None)
         if oldest is not None and not oldest.awaits_masks and oldest.deadline == math.inf:
             self._set_deadline(oldest, self._step_budget)
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
-        """The watcher is not woken by a deadline later than the one it sleeps for: no step costs a thread switch."""
+        """Wakes the watcher only for a deadline before the one it sleeps for, so that a step costs no thread switch."""
         pending.deadline = time.monotonic() + seconds
         pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
         if pending.ask_at < self._watcher_wakes_at:
@@ -344,20 +270,17 @@ class ReplyTable:
                 settlements = self._expire(now)
                 asked = self._due_questions(now)
                 if not settlements and not asked:
-                    self._watcher_wakes_at = self._next_time()
-                    seconds = self._watcher_wakes_at - now
-                    self._changed.wait(min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+                    times = (min(pending.ask_at, pending.deadline) for pending in self._pending.values())
+                    self._watcher_wakes_at = min(times, default=math.inf)
+                    self._changed.wait(min(max(self._watcher_wakes_at - now, 0.0), threading.TIMEOUT_MAX))
             for settlement in settlements:
                 settlement()
             self._ask_all(asked)
 
-    def _next_time(self) -> float:
-        return min((min(pending.ask_at, pending.deadline) for pending in self._all_pending()), default=math.inf)
-
     def _due_questions(self, now: float) -> list[int]:
         """The ranks that must be asked now. If the watcher comes late, the deadline moves, so that they have time to answer."""
         asked: set[int] = set()
-        for pending in self._all_pending():
+        for pending in self._pending.values():
             if pending.ask_at <= now:
                 pending.deadline += now - pending.ask_at
                 pending.ask_at = math.inf
@@ -374,18 +297,18 @@ class ReplyTable:
 
     def _expire(self, now: float) -> list[Settlement]:
         settlements: list[Settlement] = []
-        for pending in self._all_pending():
+        for pending in self._pending.values():
             if pending.deadline <= now and pending.ask_at == math.inf:
                 error = self._timeout_error(pending)
                 self._mark_settled(pending)
                 if isinstance(pending, PendingStep):
                     self._note_error(error)
-                settlements.append(partial(pending.fail, error))
+                settlements.append(partial(pending.future.set_exception, error))
         return settlements
 
     def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """The ranks that have not answered the step, and what each is doing. First come those that did not answer the question,
-        last those that wait for another rank."""
+        """The ranks that the future waits for, and what each is doing. Ranks that did not answer the question come first, ranks
+        that wait for another rank come last."""
 
         def order(rank: int) -> tuple[bool, bool, int]:
             activity = self._activities.get(rank)

@@ -1,15 +1,14 @@
 """Byte streams between an executor and its workers: `Stream` on the executor's side, `BlockingStream` on the worker's.
 
-One stream per rank: a socket pair on one machine, TCP between machines. A `Stream` is read and written by the executor's
-`Reactor`, which serves all ranks in turn, a bounded piece each: a rank that does not read, or a payload of a gigabyte, holds
-up nobody else. The end of a stream is the news that its peer is gone; on TCP the kernel's keep-alive probes end a stream
-whose cable was cut. Nothing polls.
+There is one stream per rank: a socket pair on one machine, TCP between machines. The executor's `IoThread` reads and writes all
+`Stream`s, a bounded piece of one at a time: a rank that does not read, or a payload of a gigabyte, does not delay the others.
+The end of a stream is the news that its peer is gone. On TCP the kernel probes the link (keep-alive), and ends a stream whose
+cable was cut. Nothing polls.
 """
 
 from __future__ import annotations
 
 import logging
-import selectors
 import socket
 import threading
 from collections import deque
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from inflight.errors import CodecError
-from inflight.executor.reactor import Reactor
+from inflight.executor.io_thread import IoThread
 from inflight.interface.codec import MESSAGE_TYPES, Decoder, Message, encode
 from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameReader
 
@@ -41,17 +40,18 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, seconds)
-    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)  # of data that nobody confirms
+    # how long sent data may stay unconfirmed
+    tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, seconds * 1000)
 
 
 class Stream:
-    """The executor's end of one rank's stream. `send` may be called from any thread, the rest in the reactor's.
+    """The executor's end of one rank's stream. Any thread may call `send`; the rest is called in the I/O thread.
 
-    Attributes, to be set before the reactor goes on:
-        on_message: called in the reactor's thread, in order.
-        on_end: called there once, with the reason, when the peer has closed, was lost or has sent something damaged, and when
+    Attributes, to be set before the I/O thread goes on:
+        on_message: called in the I/O thread, in order.
+        on_end: called in the I/O thread, once, with the reason: the peer has closed, was lost or has sent something damaged, or
             `on_message` raised.
-        allowed: the message types that may come now.
+        allowed: the message types that the peer may send now.
     """
 
     on_message: Callable[[Message], None]
@@ -59,14 +59,14 @@ class Stream:
 
     def __init__(
         self,
-        reactor: Reactor,
+        io: IoThread,
         connected_socket: socket.socket,
         *,
         allowed: Sequence[type] = MESSAGE_TYPES,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self.allowed = allowed
-        self._reactor = reactor
+        self._io = io
         self._socket = connected_socket
         self._socket.setblocking(False)
         self._reader = FrameReader(max_frame_bytes=max_frame_bytes)
@@ -74,7 +74,7 @@ class Stream:
         self._outgoing: deque[Buffer] = deque()
         self._lock = threading.Lock()  # of `_outgoing`, and of the socket while it is written or closed
         self._is_open = True
-        reactor.watch(self._socket, selectors.EVENT_READ, self._on_ready)
+        io.loop.add_reader(self._socket, self._read)
 
     def allow_frames_of(self, num_bytes: int) -> None:
         self._reader.max_frame_bytes = num_bytes
@@ -82,9 +82,9 @@ class Stream:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send(self, buffers: list[Buffer]) -> None:
-        """Send, or queue what the socket does not take at once. Neither waits nor raises: `on_end` will tell.
+        """Send, or queue what the socket does not take at once. Never waits, never raises: a broken stream calls `on_end`.
 
-        The first piece is sent by the caller: most frames are gone with it, and no thread switch is paid for.
+        The calling thread sends the first piece. For most frames that is all, so they cost no thread switch.
         """
         with self._lock:
             if not self._is_open:
@@ -94,7 +94,7 @@ class Stream:
             if was_idle:
                 self._write()
                 if self._outgoing:
-                    self._reactor.call_soon(self._watch)
+                    self._io.call_soon(self._write_later)
 
     def _write(self) -> None:
         """One call of sendmsg. The caller has the lock."""
@@ -102,32 +102,26 @@ class Stream:
             count = self._socket.sendmsg(list(islice(self._outgoing, MAX_BUFFERS_PER_CALL)))
         except BlockingIOError:
             return
-        except OSError:  # the peer is gone: the reactor reads the end of the stream
+        except OSError:  # the peer is gone: `_read` meets the end of the stream
             self._outgoing.clear()
             return
         _drop_sent(self._outgoing, count)
 
-    # -- in, in the reactor's thread -----------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        with self._lock:
-            wants_to_write = bool(self._outgoing)
+    def _write_later(self) -> None:
+        """In the I/O thread: write whenever the socket takes bytes, until all are gone."""
         if self._is_open:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wants_to_write else 0)
-            self._reactor.watch(self._socket, events, self._on_ready)
+            self._io.loop.add_writer(self._socket, self._on_writable)
 
-    def _on_ready(self) -> None:
+    def _on_writable(self) -> None:
         with self._lock:
-            was_writing = bool(self._outgoing)
-            if was_writing:
-                self._write()
-            has_written_all = was_writing and not self._outgoing
-        if has_written_all:
-            self._watch()
-        self._read()
+            self._write()
+            if not self._outgoing:
+                self._io.loop.remove_writer(self._socket)
+
+    # -- in, in the I/O thread -----------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read what one call brings; whether there may be more."""
+        """Read once from the socket. Returns whether there may be more to read."""
         try:
             count = self._socket.recv_into(self._reader.buffer())
             if count == 0:
@@ -148,7 +142,7 @@ class Stream:
         return self._is_open
 
     def drain(self) -> None:
-        """Take in what the peer, which is dead, has sent before."""
+        """Read and deliver what the peer sent before it died."""
         while self._is_open and self._read():
             pass
 
@@ -158,20 +152,22 @@ class Stream:
             self.on_end(reason)
 
     def close(self) -> None:
-        """Idempotent; `on_end` is not called. Also by any thread once the reactor has stopped."""
+        """Idempotent; `on_end` is not called. Any thread may call it once the I/O thread has ended."""
         with self._lock:
             if not self._is_open:
                 return
             self._is_open = False
             self._outgoing.clear()
-        self._reactor.unwatch(self._socket)
+        if not self._io.loop.is_closed():
+            self._io.loop.remove_reader(self._socket)
+            self._io.loop.remove_writer(self._socket)
         self._socket.close()
 
 
 class BlockingStream:
-    """The worker's end: one thread receives, any thread sends and waits until the kernel has taken the bytes.
+    """The worker's end. One thread receives. Any thread may send, and waits until the kernel has taken the bytes.
 
-    With `read_ahead=False` nothing behind a message that was received is taken from the socket.
+    With `read_ahead=False`, bytes behind the received message stay in the socket.
     """
 
     def __init__(self, connected_socket: socket.socket, *, read_ahead: bool = True) -> None:

@@ -1,33 +1,96 @@
-"""`UniProcExecutor`: every rank is a thread of this process, and several ranks meet in it as threads do: no process, no socket.
+"""`UniProcExecutor`: every rank is a thread of this process, without sockets and without other processes.
 
-A caller with `non_block` plans the next step while the ranks work (the compute itself releases the interpreter lock).
-Messages pass by reference: no copy is made of a plan, an argument or a result.
+A caller with `non_block` plans the next step while the ranks compute, because the computation releases the interpreter lock.
+Messages pass by reference: no plan, argument or result is copied.
 
-A thread cannot be killed. A rank that waits for another one is freed at `shutdown`; one that hangs in a call is left behind,
-with a warning: it is a daemon thread and ends with the process.
+A thread cannot be killed. `shutdown` frees a rank that waits for another one. A rank that hangs in a call is left behind with a
+warning; it is a daemon thread and ends with the process.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 
 from inflight.config.engine import EngineConfig
-from inflight.errors import InflightError, WorkerDiedError
+from inflight.errors import InflightError
 from inflight.executor.executor import Executor
-from inflight.executor.rank_thread import RankThread
-from inflight.executor.worker_loop import failure_of
-from inflight.interface.messages import WorkerCommand
+from inflight.executor.worker_loop import WorkerLoop, failure_of, start_up_error
+from inflight.interface.messages import WorkerCommand, WorkerReply
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 logger = logging.getLogger(__name__)
 
-MAX_SHUTDOWN_SECONDS = 5.0  # for all ranks together; less if the budget of a step is less
-
 WorkerFactory = Callable[[EngineConfig, int, Rendezvous | None], WorkerBase]
+
+
+class RankThread:
+    """A rank that is a thread of this process. The thread constructs the worker, loads the model, runs commands, and shuts the
+    worker down.
+
+    Args:
+        make_worker: constructs the rank's worker.
+        started: called once, in the thread: with None if the rank serves from now on, else with the error that ended it.
+        reply: takes a reply, from any thread of the rank's.
+        died: called with the reason if the loop has ended though nobody stopped it.
+
+    Attributes:
+        loop: takes the commands.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        make_worker: Callable[[], WorkerBase],
+        *,
+        started: Callable[[BaseException | None], None],
+        reply: Callable[[WorkerReply], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self._rank = rank
+        self.loop = WorkerLoop(rank, reply)
+        self._make_worker = make_worker
+        self._started, self._died = started, died
+        self._thread = threading.Thread(target=self._run, name=f"inflight-rank-{rank}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, deadline: float) -> None:
+        """Wait for the thread's end until `deadline`, on the clock `time.monotonic()`. Does not wait if the thread has not been
+        started, or is the current one (a callback may shut the executor down)."""
+        if self._thread.ident is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._thread.is_alive():
+            logger.warning("rank %d did not end in time and is left behind: %s", self._rank, self.loop.activity)
+
+    def _run(self) -> None:
+        worker: WorkerBase | None = None
+        try:
+            worker = self._make_worker()
+            worker.load_model()
+        except BaseException as error:  # nothing above this frame handles it; the executor's constructor raises it
+            self._end(worker)
+            self._started(error)
+            return
+        self._started(None)
+        try:
+            self.loop.run(worker)
+        except BaseException as error:  # SystemExit, KeyboardInterrupt, or a bug in the protocol
+            self._died(repr(error))
+        self._end(worker)
+
+    def _end(self, worker: WorkerBase | None) -> None:
+        if worker is None:
+            return
+        try:
+            worker.shutdown()
+        except BaseException:
+            logger.exception("rank %d: shutdown of its worker failed", self._rank)
 
 
 class UniProcExecutor(Executor):
@@ -41,63 +104,53 @@ class UniProcExecutor(Executor):
 
     def __init__(self, config: EngineConfig, worker_factory: WorkerFactory | None = None) -> None:
         super().__init__(config)
-        factory, self._release = (worker_factory, _nothing) if worker_factory else _real_workers(config)
-        self._started: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        factory, self._free_ranks = (worker_factory, None) if worker_factory is not None else _real_workers(config)
         self._ranks = [self._rank_thread(rank, factory) for rank in range(self.world_size)]
         self._start()
 
     def _launch(self) -> None:
         for rank_thread in self._ranks:
             rank_thread.start()
-        for _ in self._ranks:
-            rank, error = self._started.get()
-            if isinstance(error, InflightError):
-                raise error
-            if error is not None:
-                failure = failure_of(error)
-                message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-                raise WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback) from error
+        self._wait_until_started()
 
     def _rank_thread(self, rank: int, factory: WorkerFactory) -> RankThread:
         return RankThread(
             rank,
             partial(factory, self.config, rank, None),
-            started=lambda error: self._started.put((rank, error)),
+            started=lambda error: self._started.put(_as_inflight_error(rank, error)),
             reply=self._deliver,
             died=partial(self._rank_died, rank),
         )
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        self._ranks[rank].inbox.put(command)
+        self._ranks[rank].loop.put(command)
 
     def _terminate(self) -> None:
         for rank_thread in self._ranks:
-            rank_thread.stop()
-        self._release()
-        end = time.monotonic() + min(MAX_SHUTDOWN_SECONDS, self._step_budget)
+            rank_thread.loop.stop()
+        if self._free_ranks is not None:
+            self._free_ranks()
+        end = self._shutdown_deadline()
         for rank_thread in self._ranks:
-            if not rank_thread.join(max(end - time.monotonic(), 0.0)):
-                logger.warning(
-                    "rank %d did not end in time and is left behind: %s", rank_thread.rank, rank_thread.activity
-                )
+            rank_thread.join(end)
 
     def _ask(self, rank: int) -> None:
-        self._deliver(self._ranks[rank].inbox.report(rank))
+        self._deliver(self._ranks[rank].loop.report())
 
 
-def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None]]:
-    """What makes the workers, and what frees those that wait for each other."""
+def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError | None:
+    return error if error is None or isinstance(error, InflightError) else start_up_error(rank, failure_of(error))
+
+
+def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None] | None]:
+    """A factory of the real workers, and, for several ranks, a function that frees those that wait for each other."""
     start = time.perf_counter()
-    from inflight.worker.worker import Worker  # loads torch, which an executor of other workers does not need
+    from inflight.worker.worker import Worker  # loads torch, which a test's workers do not need
 
     logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
     if config.parallel.world_size == 1:
-        return Worker, _nothing
+        return Worker, None
     from inflight.distributed.thread_world import ThreadWorlds  # as above
 
     worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
     return lambda config, rank, _: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")
-
-
-def _nothing() -> None:
-    """Workers that a test brings are freed by the test."""

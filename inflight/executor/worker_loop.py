@@ -1,4 +1,4 @@
-"""What runs on a rank: take a command, run it on the worker, reply; until there is no command any more."""
+"""`WorkerLoop`: what runs on a rank. It takes a command, runs it on the worker, and replies, until it is stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from inflight.errors import CodecError, InflightError, WorkerDiedError
+from inflight.errors import InflightError, WorkerDiedError
 from inflight.executor.pending import named_error
 from inflight.interface.messages import (
     ExecuteModel,
@@ -20,80 +20,56 @@ from inflight.interface.messages import (
     StepReply,
     WorkerActivity,
     WorkerCommand,
-    WorkerEvent,
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import ModelRunnerOutput
 from inflight.interface.worker import WorkerBase
 
 
-class Inbox:
-    """A rank's commands, from the thread that brings them to the one that runs them."""
-
-    def __init__(self) -> None:
-        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()
-        self.is_stopped = False
-        self.loop: WorkerLoop | None = None  # the loop that runs the commands; None until it exists
-
-    @property
-    def activity(self) -> str:
-        """What the rank is doing, as text. Any thread may call it."""
-        return "starting" if self.loop is None else self.loop.activity
-
-    def report(self, rank: int) -> WorkerActivity:
-        """The answer to `AskActivity`. Any thread may call it."""
-        return WorkerActivity(rank=rank, text=self.activity, is_waiting=self.loop is not None and self.loop.is_waiting)
-
-    def put(self, command: WorkerCommand) -> None:
-        self._commands.put(command)
-
-    def wake(self) -> None:
-        """Let the next `get` return None, behind the commands that are there."""
-        self._commands.put(None)
-
-    def stop(self) -> None:
-        """End the loop after the current command; those still here are not run."""
-        self.is_stopped = True
-        self.wake()
-
-    def get(self) -> WorkerCommand | None:
-        """Waits for a command, or for `wake`."""
-        return self._commands.get()
-
-
 class WorkerLoop:
-    """One rank's loop, in the one thread that touches the worker.
+    """Runs one rank's commands, in the one thread that touches the worker. Another thread brings them.
 
-    A step may be given back as a future: the loop then takes the next command, and replies when the future is done, from
-    whichever thread does it. A call is run when all steps before it have been answered; what comes behind it waits too, but
-    for masks of steps under way, without which these would not end.
+    A worker may return a step as a future. The loop then takes the next command, and the thread that completes the future
+    replies. A call runs when all steps before it have been answered. Everything behind a call waits with it; only the masks
+    of a step that has begun do not, because the step cannot end without them.
 
     An exception of a command becomes its reply, and the loop goes on. What is no `Exception` (SystemExit, KeyboardInterrupt)
     leaves `run`: it is the death of the rank, for the caller to report.
 
     Args:
-        inbox: where the commands come from; its `stop` ends the loop, whatever steps are under way.
-        reply: sends a reply or an event, from any thread. Must not wait for anything that only this loop can do.
+        reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
     """
 
-    def __init__(self, worker: WorkerBase, rank: int, inbox: Inbox, reply: Callable[[WorkerReply], None]) -> None:
-        self._worker = worker
+    _worker: WorkerBase
+
+    def __init__(self, rank: int, reply: Callable[[WorkerReply], None]) -> None:
         self._rank = rank
-        self._inbox = inbox
         self._reply = reply
-        self._method = ""  # of the call that runs
+        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: look again whether `_waiting` may run
+        self._waiting: deque[WorkerCommand] = deque()  # the first may have to wait for steps, the others wait behind it
         self._steps: dict[int, ExecuteModel] = {}  # under way; single operations of a dictionary are atomic
-        self._held: deque[WorkerCommand] = deque()  # a call that waits for steps, and what came after it
-        self._lock = threading.Lock()
-        self._num_unanswered = 0  # steps; guarded by the lock, as is what it means for `_held`
-        self._epoch = 0  # of the last command
-        inbox.loop = self
-        worker.set_event_sink(self._send_event)
+        self._num_unanswered = 0  # steps
+        self._lock = threading.Lock()  # of `_num_unanswered`, and of what it means for `_waiting`
+        self._method = ""  # of the call that runs
+        self._has_worker = False
+        self._is_stopped = False
+
+    # -- from any thread -----------------------------------------------------------------------------------------------
+
+    def put(self, command: WorkerCommand) -> None:
+        self._commands.put(command)
+
+    def stop(self) -> None:
+        """End the loop after the current command, whatever steps are under way. Commands that wait are not run."""
+        self._is_stopped = True
+        self._commands.put(None)
 
     @property
     def activity(self) -> str:
-        """What the rank is doing, as text. Any thread may call it."""
+        """What the rank is doing, as text."""
+        if not self._has_worker:
+            return "starting"
         steps = list(self._steps)
         if steps:
             running = f"running step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps))}"
@@ -104,40 +80,35 @@ class WorkerLoop:
         phase = self._worker.phase()
         return f"{running}: {phase}" if phase else running
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the rank waits for another rank. Any thread may call it."""
-        return self._worker.is_waiting()
+    def report(self) -> WorkerActivity:
+        """The answer to `AskActivity`."""
+        is_waiting = self._has_worker and self._worker.is_waiting()
+        return WorkerActivity(rank=self._rank, text=self.activity, is_waiting=is_waiting)
 
-    def run(self) -> None:
-        while not self._inbox.is_stopped:
-            command = self._inbox.get()
-            if not self._inbox.is_stopped:
+    # -- in the rank's thread ------------------------------------------------------------------------------------------
+
+    def run(self, worker: WorkerBase) -> None:
+        """Until `stop`."""
+        self._worker, self._has_worker = worker, True
+        while not self._is_stopped:
+            command = self._commands.get()
+            if not self._is_stopped:
                 self._take(command)
 
     def _take(self, command: WorkerCommand | None) -> None:
-        if command is not None and not self._is_held(command):
-            self._run(command)
-        while self._held and not self._must_wait(self._held[0]):
-            self._run(self._held.popleft())
-
-    def _is_held(self, command: WorkerCommand) -> bool:
-        """Whether the command has been put behind others that cannot run yet."""
         if isinstance(command, ProvideGrammarOutput) and command.step_id in self._steps:
-            return False
-        with self._lock:
-            if self._held or (isinstance(command, RpcCall) and self._num_unanswered):
-                self._held.append(command)
-                return True
-        return False
+            self._run(command)
+        elif command is not None:
+            self._waiting.append(command)
+        while self._waiting and self._may_run(self._waiting[0]):
+            self._run(self._waiting.popleft())
 
-    def _must_wait(self, command: WorkerCommand) -> bool:
-        """If so, the answer to the last step wakes the loop."""
+    def _may_run(self, command: WorkerCommand) -> bool:
+        """If it may not, the answer to the last step wakes the loop."""
         with self._lock:
-            return isinstance(command, RpcCall) and self._num_unanswered > 0
+            return not isinstance(command, RpcCall) or self._num_unanswered == 0
 
     def _run(self, command: WorkerCommand) -> None:
-        self._epoch = command.epoch
         match command:
             case ExecuteModel():
                 self._run_step(command)
@@ -149,23 +120,19 @@ class WorkerLoop:
                 self._method = ""
                 self._reply(reply)
 
-    def _send_event(self, output: KVConnectorOutput) -> None:
-        self._reply(WorkerEvent(epoch=self._epoch, rank=self._rank, kv_connector_output=output))
-
     def _run_step(self, command: ExecuteModel) -> None:
-        plan = command.scheduler_output
-        self._steps[plan.step_id] = command
+        self._steps[command.scheduler_output.step_id] = command
         with self._lock:
             self._num_unanswered += 1
         try:
-            result = self._worker.execute_model(plan)
+            output = self._worker.execute_model(command.scheduler_output)
         except Exception as error:
-            self._answer_step(command, failure_of(error))
+            self._answer_step(command, failure=failure_of(error))
             return
-        if isinstance(result, Future):
-            result.add_done_callback(partial(self._step_done, command))
+        if isinstance(output, Future):
+            output.add_done_callback(partial(self._step_done, command))
         else:
-            self._answer_step(command, result)
+            self._answer_step(command, output)
 
     def _provide(self, command: ProvideGrammarOutput) -> None:
         step = self._steps.get(command.step_id)
@@ -173,31 +140,37 @@ class WorkerLoop:
             return  # it has failed
         try:
             self._worker.provide_grammar_output(command.step_id, command.grammar_output)
-        except Exception as error:  # it has no answer of its own: its step fails
-            self._answer_step(step, failure_of(error))
+        except Exception as error:  # masks have no reply of their own: their step fails
+            self._answer_step(step, failure=failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
         """In the thread that has completed the future, or cancelled it at shutdown."""
         try:
-            result: ModelRunnerOutput | WorkerFailure = future.result()
-        except BaseException as error:  # of the step; this thread has nobody above it
-            result = failure_of(error)
-        self._answer_step(command, result)
+            output = future.result()
+        except BaseException as error:  # nothing above this frame handles it
+            self._answer_step(command, failure=failure_of(error))
+        else:
+            self._answer_step(command, output)
 
-    def _answer_step(self, command: ExecuteModel, result: ModelRunnerOutput | WorkerFailure) -> None:
+    def _answer_step(
+        self, command: ExecuteModel, output: ModelRunnerOutput | None = None, failure: WorkerFailure | None = None
+    ) -> None:
+        """With one of the two."""
         step_id = command.scheduler_output.step_id
-        if isinstance(result, ModelRunnerOutput) and result.step_id != step_id:
-            result = failure_of(AssertionError(f"the worker answered step {step_id} with step {result.step_id}"))
+        if output is not None and output.step_id != step_id:
+            error = AssertionError(f"the worker answered step {step_id} with step {output.step_id}")
+            output, failure = None, failure_of(error)
         if self._steps.pop(step_id, None) is None:
             return  # it has failed already
-        self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, result=result))
-        if isinstance(result, WorkerFailure):
+        reply = StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, output=output, failure=failure)
+        self._reply(reply)
+        if failure is not None:
             self._worker.leave_groups_after_failure()
         with self._lock:
             self._num_unanswered -= 1
-            is_awaited = self._held and not self._num_unanswered
+            is_awaited = self._waiting and not self._num_unanswered
         if is_awaited:
-            self._inbox.wake()
+            self._commands.put(None)
 
     def _run_call(self, command: RpcCall) -> RpcReply:
         value, failure = None, None
@@ -228,20 +201,19 @@ def failure_of(error: BaseException) -> WorkerFailure:
 
 
 def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """What the executor raises. The user's mistake stays what it was on the rank; its traceback is a note. All else is the
-    death of the rank."""
+    """What the executor raises if a rank could not start. An error of the user keeps its class; any other error is the death of
+    the rank."""
     if (error := named_error(rank, failure)) is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
     return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
 
 
-def failed_reply(reply: WorkerReply, error: CodecError) -> StepReply | RpcReply:
-    """What is sent for a reply that cannot be encoded."""
-    failure = failure_of(error)
-    match reply:
-        case StepReply():
-            return StepReply(epoch=reply.epoch, step_id=reply.step_id, rank=reply.rank, result=failure)
-        case RpcReply():
-            return RpcReply(epoch=reply.epoch, call_id=reply.call_id, rank=reply.rank, failure=failure)
-    raise error  # an event of a connector that breaks its contract
+def failed_reply(
+    to: ExecuteModel | RpcCall | StepReply | RpcReply, rank: int, failure: WorkerFailure
+) -> StepReply | RpcReply:
+    """The reply that is sent if `to`, a command or its answer, cannot be encoded."""
+    kind, number = to.key
+    if kind == "step":
+        return StepReply(epoch=to.epoch, step_id=number, rank=rank, failure=failure)
+    return RpcReply(epoch=to.epoch, call_id=number, rank=rank, failure=failure)

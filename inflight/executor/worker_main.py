@@ -1,8 +1,8 @@
 """The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
 
-Three things happen at once. The main thread alone touches the worker: constructs it, loads it, runs its commands. The inbox
-thread reads the stream, so that the end of the stream is seen whatever the main thread does: the process then ends at once,
-even in the middle of a computation. This thread also answers the question what the rank is doing. Any thread may send replies.
+Only the main thread touches the worker: it constructs and loads it, and runs its commands. The inbox thread reads the stream,
+and sees the end of the stream whatever the main thread does. Then it ends the process at once, even in the middle of a
+computation. The inbox thread also answers the question what the rank is doing. Any thread may send replies.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import sys
 import threading
 from typing import cast
 
-from inflight import envs
 from inflight.errors import CodecError
+from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
-from inflight.executor.worker_loop import Inbox, WorkerLoop, failed_reply, failure_of
+from inflight.executor.worker_loop import WorkerLoop, failed_reply, failure_of
 from inflight.interface.messages import (
     AskActivity,
     ExecuteModel,
     ProvideGrammarOutput,
     RpcCall,
+    WorkerActivity,
     WorkerReply,
 )
 from inflight.interface.start_up import Ready, StartUp, StartUpFailed, Stop
@@ -34,28 +35,28 @@ from inflight.interface.worker import WorkerBase
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is the executor's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor handles an interrupt at the terminal
     title, stream_fd = sys.argv[1], int(sys.argv[2])
-    _name_process(title)
+    name_process(title, title.replace(": worker ", "-").replace(" ", ""))
+    # the kernel ends this process with the executor's thread that started it
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     stream = BlockingStream(socket.socket(fileno=stream_fd))
     start_up = stream.receive()
     if start_up is None:
         os._exit(EXIT_STREAM_ENDED)
     assert isinstance(start_up, StartUp), start_up
-    inbox = Inbox()
-    reading = (stream, inbox, start_up.rank)
-    threading.Thread(target=read_commands, args=reading, name="inflight-inbox", daemon=True).start()
+    loop = WorkerLoop(start_up.rank, lambda reply: send_reply(stream, reply))
+    threading.Thread(target=read_commands, args=(stream, loop), name="inflight-inbox", daemon=True).start()
     worker = start_worker(start_up, stream)
     if worker is None:
         sys.exit(1)
     try:
-        loop = WorkerLoop(worker, start_up.rank, inbox, lambda reply: send_reply(stream, reply))
         stream.send(Ready(rank=start_up.rank))
-        loop.run()
+        loop.run(worker)
     finally:
         worker.shutdown()
 
@@ -68,8 +69,8 @@ def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None
         worker = cast("WorkerBase", worker_class(start_up.config, start_up.rank, start_up.rendezvous))
         worker.load_model()
         gc.collect()
-        gc.freeze()  # libraries and model stay: looking through them again holds up a step
-    except BaseException as error:  # SystemExit, too: the reason travels
+        gc.freeze()  # libraries and model stay for good: a collection that looks through them delays a step
+    except BaseException as error:  # also SystemExit: the executor gets the reason
         stream.send(StartUpFailed(rank=start_up.rank, failure=failure_of(error)))
         return None
     return worker
@@ -81,36 +82,28 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
         try:
             stream.send(reply)
         except CodecError as error:
-            stream.send(failed_reply(reply, error))
+            assert not isinstance(reply, WorkerActivity), reply
+            stream.send(failed_reply(reply, reply.rank, failure_of(error)))
     except OSError:  # the executor is gone
         os._exit(EXIT_STREAM_ENDED)
 
 
-def read_commands(stream: BlockingStream, inbox: Inbox, rank: int) -> None:
-    """The thread that reads the stream, and answers what the other threads are doing. It ends with the process."""
+def read_commands(stream: BlockingStream, loop: WorkerLoop) -> None:
+    """The inbox thread. It ends with the process."""
     try:
         while (message := stream.receive()) is not None:
             if isinstance(message, Stop):
-                inbox.stop()
+                loop.stop()
             elif isinstance(message, AskActivity):
-                send_reply(stream, inbox.report(rank))
+                send_reply(stream, loop.report())
             else:
                 assert isinstance(message, ExecuteModel | ProvideGrammarOutput | RpcCall), message
-                inbox.put(message)
+                loop.put(message)
     except OSError as error:
         logger.debug("the stream was lost: %s", error)
     except BaseException:
         logger.exception("the executor sent what this worker cannot read")
     os._exit(EXIT_STREAM_ENDED)
-
-
-def _name_process(title: str) -> None:
-    """Log lines begin with the title, `top` shows it without blanks; and the kernel ends this process with its parent."""
-    logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
-    logging.getLogger("inflight").setLevel(envs.log_level())
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    prctl(_PR_SET_NAME, title.replace(": worker ", "-").replace(" ", "").encode()[:15], 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Frames of a byte stream: a header, a typed body, and the bulk arrays beside it. No sockets here, only bytes.
+"""Frames of a byte stream: a header, a typed body, and segments with the bytes of large arrays. This file opens no sockets.
 
     | magic 4s | kind u8 | 0 | num_segments u16 | body_size u32 | segment sizes u64 ... | body | segment | segment ...
 
-A segment is the bytes of one large array. It is sent from where the array lies and received where it will lie: nothing is
-copied on the way. Numbers are little-endian.
+A segment is the bytes of one large array. It is sent from the array's memory and received into the memory of the new array, so
+nothing is copied. Numbers are little-endian.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class Frame:
         """The frame's bytes, in order, for `sendmsg`. They must not change until they are sent.
 
         Raises:
-            CodecError: it is larger than a reader takes.
+            CodecError: the frame is larger than a reader accepts.
         """
         if self.num_bytes > MAX_FRAME_BYTES or len(self.segments) > MAX_SEGMENTS:
             raise CodecError(
@@ -57,10 +57,11 @@ class Frame:
 
 
 class FrameReader:
-    """Makes frames of bytes as they come: fill `buffer()`, say how much with `received()`.
+    """Makes frames from the bytes of a stream. The caller fills `buffer()`, and then calls `received()` with the number of
+    bytes.
 
     Small frames are read many at a time through one buffer; a large body or segment is received in place. With
-    `read_ahead=False` not one byte behind the current frame is taken from the stream, so that another reader can go on.
+    `read_ahead=False` the reader takes no byte behind the current frame, so that another reader can continue.
 
     Raises (`received`):
         CodecError: the bytes are no frame of ours, or it is larger than `max_frame_bytes`. The stream is lost then.
@@ -69,7 +70,10 @@ class FrameReader:
     def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, read_ahead: bool = True) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES if read_ahead else 0))
-        self._begin_frame()
+        self._pieces = self._read_frame()  # of the current frame
+        self._piece = next(self._pieces)
+        self._filled = 0  # bytes of the piece
+        self._in_place = False
 
     def buffer(self) -> memoryview:
         """Where the next bytes go. Never empty."""
@@ -78,7 +82,7 @@ class FrameReader:
         return rest if self._in_place else self._ahead
 
     def received(self, count: int) -> list[Frame]:
-        """The first `count` bytes of `buffer()` have been filled. Returns the frames that are complete by that."""
+        """The first `count` bytes of `buffer()` have been filled. Returns the frames that are complete now."""
         data = self._ahead[:0] if self._in_place else self._ahead[:count]
         if self._in_place:
             self._filled += count
@@ -90,45 +94,34 @@ class FrameReader:
             data = data[taken:]
             if self._filled < len(self._piece):
                 return frames
-            frame = self._end_piece()
-            if frame is not None:
-                frames.append(frame)
+            try:
+                self._piece = next(self._pieces)
+            except StopIteration as end:
+                frames.append(end.value)
+                self._pieces = self._read_frame()
+                self._piece = next(self._pieces)
+            self._filled = 0
 
-    # -- pieces: header, sizes, body, each segment -----------------------------------------------------------------
-
-    def _begin_frame(self) -> None:
-        self._kind = self._body_size = self._num_segments = -1
-        self._sizes: tuple[int, ...] | None = None
-        self._body: bytearray | None = None
-        self._segments: list[ByteArray] = []
-        self._begin_piece(memoryview(bytearray(_HEADER.size)))
-
-    def _begin_piece(self, piece: memoryview) -> None:
-        self._piece, self._filled = piece, 0
-        self._in_place = False
-
-    def _end_piece(self) -> Frame | None:
-        if self._kind < 0:
-            magic, self._kind, self._num_segments, self._body_size = _HEADER.unpack(self._piece)
-            if magic != _MAGIC:
-                raise CodecError(f"a frame begins with {magic!r}: the peer does not speak our protocol")
-            self._check_size(self._body_size + 8 * self._num_segments)
-            self._begin_piece(memoryview(bytearray(8 * self._num_segments)))
-        elif self._sizes is None:
-            self._sizes = struct.unpack(f"<{self._num_segments}Q", self._piece)
-            self._check_size(self._body_size + sum(self._sizes))
-            self._body = bytearray(self._body_size)
-            self._begin_piece(memoryview(self._body))
-        elif len(self._segments) < self._num_segments:
-            segment = np.empty(self._sizes[len(self._segments)], dtype=np.uint8)
-            self._segments.append(segment)
-            self._begin_piece(segment.data)
-        else:
-            assert self._body is not None
-            frame = Frame(self._kind, self._body, self._segments)
-            self._begin_frame()
-            return frame
-        return None
+    def _read_frame(self) -> Generator[memoryview, None, Frame]:
+        """Yields the pieces of one frame: header, sizes, body, segments. Each is full when the next one is asked for."""
+        header = bytearray(_HEADER.size)
+        yield memoryview(header)
+        magic, kind, num_segments, body_size = _HEADER.unpack(header)
+        if magic != _MAGIC:
+            raise CodecError(f"a frame begins with {magic!r}: the peer does not speak our protocol")
+        self._check_size(body_size + 8 * num_segments)
+        packed_sizes = bytearray(8 * num_segments)
+        yield memoryview(packed_sizes)
+        sizes = struct.unpack(f"<{num_segments}Q", packed_sizes)
+        self._check_size(body_size + sum(sizes))
+        body = bytearray(body_size)
+        yield memoryview(body)
+        segments = []
+        for size in sizes:
+            segment = np.empty(size, dtype=np.uint8)
+            yield segment.data
+            segments.append(segment)
+        return Frame(kind, body, segments)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.max_frame_bytes:

@@ -23,14 +23,14 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """One attention layer's cache. `sliding_window` counts the tokens a query sees, itself included; None is all."""
+    """One attention layer's cache. `sliding_window`: how many tokens a query sees, its own included; None: all."""
 
     block_size: int
     num_kv_heads: int
     head_dim: int
     dtype: str
     itemsize: int  # bytes of one element
-    scale_bytes: int = 0  # beside a head's elements of one token, where they are integers
+    scale_bytes: int = 0  # of one head and one token, if the elements are integers
     sliding_window: int | None = None
 
     @property
@@ -45,7 +45,7 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheGroup:
-    """Layers of one rank that share a block table. All have the same spec. A pipeline stage may have none of a group."""
+    """Layers of one rank that share a block table. All have the same spec. A pipeline stage may have no layer of a group."""
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec

@@ -1,24 +1,33 @@
-"""What an executor and its workers say to each other. Every message carries the epoch and the id it is about."""
+"""The messages between an executor and its workers: commands that carry an epoch and an id, and the replies to them.
+
+A reply has the `key` of its command: ("step", step id) or ("call", call id).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+
+ReplyKey = tuple[Literal["step", "call"], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecuteModel:
-    """Run one step. Its id is `scheduler_output.step_id`."""
+    """Run one step."""
 
     epoch: int
     scheduler_output: SchedulerOutput
 
+    @property
+    def key(self) -> ReplyKey:
+        return "step", self.scheduler_output.step_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvideGrammarOutput:
-    """The masks of a step sent before; to the ranks of the last stage, and not answered."""
+    """The masks of a step that was sent before. Only the ranks of the last stage get it, and they do not reply."""
 
     epoch: int
     step_id: int
@@ -35,6 +44,10 @@ class RpcCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def key(self) -> ReplyKey:
+        return "call", self.call_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskActivity:
@@ -43,7 +56,7 @@ class AskActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """An exception on a worker, as text. `is_echo`: the worker failed because another rank left or is silent."""
+    """An exception of a worker, as text. `is_echo`: the worker failed because another rank has left or is silent."""
 
     type_name: str
     message: str
@@ -53,17 +66,26 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReply:
-    """One rank's answer to one `ExecuteModel`: its output, or why there is none."""
+    """One rank's answer to one `ExecuteModel`: an output or a failure."""
 
     epoch: int
     step_id: int
     rank: int
-    result: ModelRunnerOutput | WorkerFailure
+    output: ModelRunnerOutput | None = None
+    failure: WorkerFailure | None = None
+
+    def __post_init__(self) -> None:
+        if (self.output is None) == (self.failure is None):
+            raise ValueError("a step has an output or a failure")
+
+    @property
+    def key(self) -> ReplyKey:
+        return "step", self.step_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcReply:
-    """One rank's answer to one `RpcCall`. `value` is whatever the method returned."""
+    """One rank's answer to one `RpcCall`. `value` is what the method returned."""
 
     epoch: int
     call_id: int
@@ -71,19 +93,14 @@ class RpcReply:
     value: Any = None
     failure: WorkerFailure | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEvent:
-    """What a rank reports unasked, because it ended while no step ran. It wakes an engine that is idle."""
-
-    epoch: int
-    rank: int
-    kv_connector_output: KVConnectorOutput
+    @property
+    def key(self) -> ReplyKey:
+        return "call", self.call_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """One rank's answer to `AskActivity`, as text: "running step 7: forward of step 7 for 3.9 s". `is_waiting`: the rank
+    """One rank's answer to `AskActivity`: a text such as "running step 7: forward of step 7 for 3.9 s". `is_waiting`: the rank
     waits for another rank."""
 
     rank: int
@@ -92,4 +109,4 @@ class WorkerActivity:
 
 
 WorkerCommand = ExecuteModel | ProvideGrammarOutput | RpcCall
-WorkerReply = StepReply | RpcReply | WorkerEvent | WorkerActivity
+WorkerReply = StepReply | RpcReply | WorkerActivity

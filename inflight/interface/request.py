@@ -1,4 +1,4 @@
-"""A request on its way into the engine core, and what comes out of it."""
+"""`EngineCoreRequest` goes into the engine core, and `EngineCoreOutput` comes out of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in OpenAI's words; `ABORT` and `ERROR` are ours."""
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's words; `ABORT` and `ERROR` are ours."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSampling:
-    """`SamplingParams` with everything decided that needs the tokenizer, the model or chance.
+    """`SamplingParams`, and the values that follow from them together with the tokenizer, the model or chance.
 
     Attributes:
         params: as the user gave them.
@@ -33,8 +33,8 @@ class ResolvedSampling:
         max_tokens: the most tokens to emit, at least 1.
         stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
         eos_token_ids: the subset of `stop_token_ids` that is the model's own; its stop_reason is None.
-        reasoning_end_ids: the tokens behind which the grammar of `params.structured_outputs` starts; none: at once.
-        bad_words_token_ids: each a sequence whose last token is forbidden where the others precede it.
+        reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens; if empty, at once.
+        bad_words_token_ids: sequences of tokens. The last token of each is forbidden after the others.
     """
 
     params: SamplingParams
@@ -77,19 +77,20 @@ class LogprobsColumns:
         )
 
     def top(self, k: int) -> LogprobsColumns:
-        """Without those behind the k most probable ones."""
+        """Keep the token itself and the k most probable ones."""
         return LogprobsColumns(
             token_ids=self.token_ids[:, : 1 + k], logprobs=self.logprobs[:, : 1 + k], ranks=self.ranks
         )
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: that makes one four times as slow, and a step has hundreds
+# not frozen: a step makes hundreds of them, and a frozen one takes four times as long to make
+@dataclass(slots=True, kw_only=True)
 class EngineCoreOutput:
     """What one commit adds to one request.
 
-    `prompt_logprobs` comes in pieces, in order, covering prompt positions 1.. (position 0 has none). `stop_reason` is the
-    stop token id given by the user, None for EOS and length. Times are `time.monotonic()`. Of an `error` the request is the
-    cause, unless `engine_failed`.
+    `prompt_logprobs` comes in pieces, in order, for the prompt positions from 1 (position 0 has none). `stop_reason` is the
+    stop token id given by the user, None for EOS and length. Times are `time.monotonic()`. `error` says why the request failed:
+    because of the request itself, or, with `engine_failed`, because of the engine.
     """
 
     request_id: str

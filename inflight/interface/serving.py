@@ -1,10 +1,10 @@
-"""What a front end and the process of the engine core say to each other. Each front end has a stream of its own.
+"""The messages between a front end and the process of the engine core. Each front end has a stream of its own.
 
 whoever starts it  -- StartEngine -->  core  -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache -->  core
-core               -- EngineOutputs, PrefixCacheReset -->  front end;   at the end of a core that has failed: EngineDied
+core               -- EngineOutputs, PrefixCacheReset -->  front end;   if the core has failed: EngineDied
 
-The end of a front end's stream is the end of its requests; the end of all of them is the end of the core.
+When a front end's stream ends, the core ends its requests. When the streams of all front ends have ended, the core ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inflight.interface.statistics import SchedulerStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine:
-    """The first frame, on the first front end's stream. `tokenizer`: folder or hub id, for grammars; None: the model's own."""
+    """The first frame on the first front end's stream. `tokenizer`: folder or hub id, for grammars; None: the model's own."""
 
     config: EngineConfig
     tokenizer: str | None
@@ -28,7 +28,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """Requests may come. `front_end`: a number that is this front end's alone; its request ids begin with it."""
+    """The core takes requests. `front_end`: the number of this front end, with which its request ids begin."""
 
     front_end: int
     num_kv_cache_tokens: int
@@ -43,21 +43,21 @@ class EngineStartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddRequest:
-    """One request: its n sequences, in the order of their index. Their ids are used once only."""
+    """One request: its n sequences, in the order of their index. An id is never used twice."""
 
     children: tuple[EngineCoreRequest, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequests:
-    """End sequences, by their ids. Outputs of theirs may still be on the way."""
+    """End the sequences with these ids. Some of their outputs may still be on the way."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPrefixCache:
-    """Forget the KV blocks of earlier prompts; answered by `PrefixCacheReset` with the same id."""
+    """Forget the KV blocks of earlier prompts. The core answers with a `PrefixCacheReset` of the same id."""
 
     call_id: int
 
@@ -69,9 +69,9 @@ class PrefixCacheReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutputs:
-    """What commits have added to sequences of this front end, one entry a sequence, and now and then the engine's state.
+    """What commits have added to sequences of this front end, one entry per sequence, and sometimes the engine's state.
 
-    `num_received` counts the sequences that have come from this front end so far: `stats` knows of no later one.
+    `num_received` counts the sequences that the core had received from this front end when it took `stats`.
     """
 
     outputs: tuple[EngineCoreOutput, ...]
@@ -81,7 +81,20 @@ class EngineOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDied:
-    """The core cannot go on; its process ends. `summary`: why, in words that a client may see; "" if not known."""
+    """The core cannot go on; its process ends. `summary`: the reason as a client may see it; "" if not known."""
 
     reason: str
     summary: str = ""
+
+
+ServingMessage = (
+    StartEngine
+    | EngineReady
+    | EngineStartFailed
+    | AddRequest
+    | AbortRequests
+    | ResetPrefixCache
+    | PrefixCacheReset
+    | EngineOutputs
+    | EngineDied
+)

@@ -1,4 +1,4 @@
-"""What an executor and a worker process say to each other before the first command, and at the end.
+"""The messages between an executor and a worker process before the first command and at the end.
 
 worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       only over TCP, before the process is started
 executor                -- StartUp -->  worker  -- Ready | StartUpFailed -->
@@ -20,7 +20,7 @@ from inflight.interface.worker import Rendezvous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first frame of a TCP connection, one per rank. Everything but the token is there to find a mistyped option."""
+    """The first frame of a TCP connection, one per rank. All fields but the token serve to find a mistyped option."""
 
     token: str
     schema: str  # `codec.schema_digest()`: the messages of two versions of Inflight may differ
@@ -31,14 +31,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The answer to a `Hello` that fits. `max_silence_seconds`: how long the link may be silent, on both sides."""
+    """The answer to a `Hello` that is accepted. `max_silence_seconds`: how long the link may be silent, on both sides."""
 
     max_silence_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The answer to a `Hello` that does not; the connection is closed behind it."""
+    """The answer to a `Hello` that is not accepted. Node 0 closes the connection after it."""
 
     reason: str
 
@@ -70,12 +70,15 @@ class StartUpFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End after the current command; those that wait are not run. Between executors: no command will come any more."""
+    """End after the current command; commands that wait are not run. Between executors: this one submits no more commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """This rank's engine has given its worker a command. Every other rank must have given the same one, or will."""
+    """This engine has given its worker a command. Every other engine must give its worker the same command."""
 
     name: str  # "step 5", or the called method
-    digest: str  # of the plan; "" for a call, whose arguments may be different on every rank
+    digest: str  # of the plan; "" for a call, because its arguments may differ between ranks
+
+
+StartUpMessage = Hello | Welcome | Refused | StartUp | Ready | StartUpFailed | Stop | Submitted

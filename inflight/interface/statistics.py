@@ -1,4 +1,4 @@
-"""What the engine core tells its front ends about itself, for metrics and for the bounded queue."""
+"""`SchedulerStats`: what the engine core reports to its front ends, for metrics and for the bounded queue."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ class SchedulerStats:
     """The state after a step, and what was counted since the last report.
 
     Attributes:
-        step_id: of the newest committed step.
+        step_id: the id of the newest committed step.
         num_running: requests that have been in a step and have not ended.
         num_waiting: requests that wait for their first step, for blocks or for a grammar.
-        num_waiting_tokens: their tokens still to be computed; a prompt that n > 1 sequences share counts once.
+        num_waiting_tokens: the tokens of waiting requests that are not computed yet; a prompt that n > 1 sequences share counts
+            once.
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
         prefix_cache_queries: prompt tokens looked up since the last report.
-        prefix_cache_hits: those of them that were found.
+        prefix_cache_hits: how many of these tokens were found.
         num_preemptions: since the last report.
         num_generation_tokens: tokens added to requests since the last report.
         num_draft_tokens: drafts that were verified since the last report.
-        num_accepted_tokens: those of them that were accepted.
-        step_gaps: seconds that the devices stood still between two steps, each since the last report.
+        num_accepted_tokens: how many of these drafts were accepted.
+        step_gaps: for each step since the last report, the seconds that the devices were idle before it.
         hidden_share: share of the host's work that was done while a step ran, over the steps since the last report; None
-            without a step.
+            if there was no step.
     """
 
     step_id: int

@@ -1,7 +1,7 @@
-"""One step: the plan that goes to every rank, and what every rank answers.
+"""One step: the plan that goes to every rank (`SchedulerOutput`), and the answer of every rank (`ModelRunnerOutput`).
 
-The plan is a delta against the worker's `InputBatch`: requests new to a slot in full, the rest as columns. Rows are
-the requests that take part in the step, in the plan's order; answers are aligned with the plan's rows, never by name.
+The plan is a delta against the worker's `InputBatch`: requests that are new to a slot are complete, the others are columns.
+Rows are the requests that take part in the step, in the plan's order. Answers are aligned with the plan's rows, never by name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from inflight.interface.request import Int32Array, LogprobsColumns, ResolvedSamp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequestData:
-    """A request that takes `slot`: first scheduled, or resumed after a preemption (then it brings its emitted tokens).
+    """A request that takes `slot`: it is scheduled for the first time, or resumed after a preemption.
 
-    `token_ids` are all tokens known, prompt first. `block_ids` has one table per KV group, complete for this step.
+    `token_ids` are all known tokens: the prompt, then the emitted ones. `block_ids` has one table per KV group, complete for
+    this step.
     """
 
     request_id: str
@@ -45,10 +46,10 @@ def _empty() -> Int32Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """Tokens known without a draw, because a grammar admitted no other: `token_ids[i]` stands at `positions[i]` of `slots[i]`.
+    """Tokens that need no draw, because a grammar allows no other one: `token_ids[i]` is at `positions[i]` of `slots[i]`.
 
-    For each slot they are consecutive, begin with the first token that the row computes, and end what is known. What steps
-    before this one draw for the slot is superseded.
+    The tokens of a slot are consecutive. The first one is the first token that the row computes, and the last one is the last
+    known token of the request. They replace what older steps draw for the slot.
     """
 
     slots: Int32Array
@@ -61,13 +62,13 @@ class SchedulerOutput:
     """The plan of one step.
 
     Row i computes tokens `[num_computed_tokens[i], num_computed_tokens[i] + num_scheduled_tokens[i])` of the request in
-    `slots[i]`. `samples[i]` says that the row reaches the last token, so that one more is drawn from its last logits. That
-    last token may have been drawn by a step that was in flight when this one was planned: then only the workers have it.
+    `slots[i]`. If `samples[i]`, the row reaches the last token, and one more token is drawn from its last logits. If a step
+    that was in flight when this one was planned draws that last token, only the workers know it.
 
-    A row with drafts (`max_draft_tokens[i] >= 0`) computes the token that was drawn last for its slot, wherever it stands, and
-    the first of the drafts that were proposed behind it, `max_draft_tokens[i]` at most; it draws a token behind each of
-    them. Its `num_computed_tokens` and `num_scheduled_tokens` are upper bounds: only the workers know how many drafts there
-    are, and how many of the steps in flight will have been accepted.
+    A row with drafts (`max_draft_tokens[i] >= 0`) computes the newest token of its slot, and at most `max_draft_tokens[i]` of
+    the drafts that were proposed behind it. It draws a token behind each of them. Its `num_computed_tokens` and
+    `num_scheduled_tokens` are upper bounds: only the workers know the number of drafts, and how many drafts of the steps in
+    flight are accepted.
     """
 
     step_id: int
@@ -79,9 +80,7 @@ class SchedulerOutput:
     samples: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [num_rows]
     block_table_deltas: tuple[BlockTableDelta, ...]  # one per KV group
     max_draft_tokens: Int32Array = field(default_factory=_empty)  # [num_rows], -1: the row is exact; or empty: all are
-    grammar_rows: Int32Array = field(
-        default_factory=_empty
-    )  # rows that draw under a mask, rising: a `GrammarOutput` follows
+    grammar_rows: Int32Array = field(default_factory=_empty)  # rows that draw under a mask, rising; see `GrammarOutput`
     forced_tokens: TokenDelta | None = None  # applied before the rows
 
     @property
@@ -106,25 +105,16 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarOutput:
-    """The masks of one step, for its rows under a grammar; sent once for each plan that has such rows.
+    """The masks of one step, for its rows under a grammar. Sent once for each plan that has such rows.
 
-    Row `rows[i]` of the plan has `num_masks[i]` masks in a row: one for each of its drafts and one more. Bit t % 32 of word
-    t // 32 says that token t may be drawn. `masks` is empty on ranks that do not draw: for them the message only says that
-    the masks have been sent, so that all ranks of a stage do their work in one order.
+    Row `rows[i]` of the plan has `num_masks[i]` consecutive masks: one for each of its drafts and one more. Bit t % 32 of word
+    t // 32 says that token t may be drawn. On ranks that do not draw, `masks` is empty, and the message only says that the
+    masks were sent: all ranks of a stage must compute in the same order.
     """
 
-    rows: Int32Array  # [n], the plan's `grammar_rows`; none of them for a step that is void: what it draws is dropped
+    rows: Int32Array  # [n], the plan's `grammar_rows`; empty if the step is void, and what it draws is dropped
     num_masks: Int32Array  # [n]
     masks: npt.NDArray[np.int32]  # [sum of num_masks, ceil(vocab_size / 32)], or [0, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVConnectorOutput:
-    """What a rank's KV connector finished: request ids whose save or load ended, and blocks that failed to load."""
-
-    finished_sending: frozenset[str] = frozenset()
-    finished_receiving: frozenset[str] = frozenset()
-    failed_block_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +128,17 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """One rank's answer to one step; it also says "my device work for this step has ended".
+    """One rank's answer to one step. It also says that the rank's device has ended the step. All arrays are empty on a rank
+    that does not draw.
 
-    `sampled_token_ids` are those of the plan's sampling rows, in row order: `num_sampled_tokens[j]` of the j-th, or one of each
-    where that is empty. The first stands at `sampled_positions[j]`, or behind the row's last token where that is empty: a row
-    with drafts begins where only the workers know. All empty on a rank that does not draw.
-    `logprobs` covers the sampled tokens listed in `logprobs_rows` (indices into `sampled_token_ids`).
-    `draft_token_ids[j]` are what a step that plans them would try behind the last token of the j-th sampling row, then -1.
+    `sampled_token_ids` are the tokens of the plan's sampling rows, in row order. The j-th sampling row has
+    `num_sampled_tokens[j]` of them, and the first is at `sampled_positions[j]` of its request. Without drafts these two arrays
+    are empty: each row has one token, at the position behind the row's last token. `logprobs` are those of the sampled tokens
+    at the indices `logprobs_rows`. `draft_token_ids[j]` are the drafts that the next step may try behind the last token of the
+    j-th sampling row, padded with -1.
     """
 
     step_id: int
-    kv_connector_output: KVConnectorOutput  # no default: forgetting it is a TypeError, not a silent loss
     sampled_token_ids: Int32Array = field(default_factory=_empty)
     num_sampled_tokens: Int32Array = field(default_factory=_empty)  # [num_sampling_rows] or empty
     sampled_positions: Int32Array = field(default_factory=_empty)  # [num_sampling_rows] or empty

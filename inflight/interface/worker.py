@@ -1,14 +1,13 @@
-"""`Worker`: what an executor drives, one per rank. The real one is `inflight.worker.worker`; tests bring their own."""
+"""`WorkerBase`: what an executor calls on each rank. `inflight.worker.worker` is the real one; tests have their own."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
 TOKEN_BYTES = 32
 
@@ -17,11 +16,11 @@ TOKEN_BYTES = 32
 class Rendezvous:
     """The address at which the ranks of one epoch form their process groups: rank 0 serves a store there, the others connect.
 
-    Everybody who can connect to the address can read the store, so it holds no secret. The secret that the ranks need to
-    connect to each other, `token`, comes with this message.
+    Everybody who can connect to the address can read the store, so it holds no secret. This message brings the secret that the
+    ranks need to connect to each other.
 
     Attributes:
-        timeout_seconds: the step's budget. If a collective takes longer, a peer is lost.
+        timeout_seconds: the budget of a step. If a collective takes longer, a peer is lost.
         token: the secret of this epoch, TOKEN_BYTES random bytes. `repr` does not show it.
         listen_fd: on rank 0, the descriptor of the socket that already listens at `host`:`port`. Rank 0's store closes it.
             None on the other ranks.
@@ -36,11 +35,11 @@ class Rendezvous:
 
 
 class WorkerBase(ABC):
-    """One rank. All methods are called from one thread, in the order of the executor's calls; only `phase`, `is_waiting` and
-    `leave_groups_after_failure` may be called from any thread.
+    """One rank. All methods are called from one thread, in the order of the executor's calls. Any thread may call
+    `leave_groups_after_failure`, `phase` and `is_waiting`.
 
-    The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`; None where ranks need none, as
-    with one rank, or where they are threads of one process.
+    The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`. The rendezvous is None if there is
+    one rank, or if the ranks are threads of one process.
 
     Any public method can be called by `Executor.collective_rpc` under its name.
     """
@@ -55,7 +54,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Bytes free for the KV cache, after a profile run at the largest batch; not positive when none are. Idempotent."""
+        """Bytes free for the KV cache, after a profile run at the largest batch; 0 or less if there are none. Idempotent."""
 
     @abstractmethod
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
@@ -65,34 +64,25 @@ class WorkerBase(ABC):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         """Run one step to its end, or begin it and return its future.
 
-        With a future, the next step may be begun before this one has ended. Steps end in the order in which they were begun,
-        and no other method is called until all have ended, `leave_groups_after_failure` and `shutdown` apart.
+        With a future, the next step may begin before this one has ended. Steps end in the order in which they began. Until all
+        have ended, only this method, `provide_grammar_output`, `leave_groups_after_failure`, `phase`, `is_waiting` and
+        `shutdown` are called.
         """
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """The masks of a step begun before, one with `grammar_rows`; on the ranks of the last stage only. Must not wait.
-
-        The default: this worker draws no tokens under a grammar.
-        """
+        """The masks of a step that has begun and has `grammar_rows`. Called on the ranks of the last stage only. Must not wait.
+        The default is for a worker that draws no tokens under a grammar."""
 
     @abstractmethod
     def execute_dummy_batch(self) -> None:
         """Run a forward pass of one token that belongs to no request; touches no request's cache."""
 
     def leave_groups_after_failure(self) -> None:
-        """A step has failed on this rank, and was answered: leave the process groups, so that no rank waits for this one.
-
-        After it the rank computes no step with other ranks. Any thread may call it.
-        """
-
-    def set_event_sink(self, sink: Callable[[KVConnectorOutput], None]) -> None:
-        """Called once, before the first command: `sink` reports what ended while no step ran. Any thread may call it.
-
-        The default: this worker has nothing to report outside its steps.
-        """
+        """Called after the reply that a step has failed on this rank: leave the process groups, which frees the ranks that wait
+        for this one. From any thread."""
 
     def phase(self) -> str:
-        """What the rank computes now, for the message of an error; "" if not known. Any thread may call it; must not wait."""
+        """What the rank computes now, for error messages; "" if not known. Any thread may call it; must not wait."""
         return ""
 
     def is_waiting(self) -> bool:
@@ -103,4 +93,4 @@ class WorkerBase(ABC):
         """Raise if this rank cannot serve. The default: a rank that answers is healthy."""
 
     def shutdown(self) -> None:
-        """Free what the rank holds; a step that waits for another rank ends. Idempotent."""
+        """Free what the rank holds. A step that waits for another rank ends. Idempotent."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, PromptLogprobs
+from inflight.interface.step import ModelRunnerOutput, PromptLogprobs
 from inflight.sample.logprobs import LogprobsTensors
 from inflight.sample.processors import LogitsProcessors
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan, joined
@@ -54,11 +54,10 @@ class CopiedStep:
     def wait(self, step_id: int) -> ModelRunnerOutput:
         """Wait for the copies, and make the step's answer of them. Not for the thread that launches steps."""
         if self._event is None:
-            return ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+            return ModelRunnerOutput(step_id=step_id)
         self._event.synchronize()
         return ModelRunnerOutput(
             step_id=step_id,
-            kv_connector_output=KVConnectorOutput(),
             sampled_token_ids=self._tokens[0].numpy().copy(),
             logprobs=joined(self._on_host) if self._on_host else None,
             logprobs_rows=self._rows,

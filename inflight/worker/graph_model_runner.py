@@ -38,7 +38,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig, count_groups
 from inflight.interface.request import Int32Array
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.device_sampler import DeviceSampler
@@ -389,7 +389,7 @@ class GraphModelRunner(Runner):
 
     def drain(self, drawn: DeviceStep) -> ModelRunnerOutput:
         if not self._draws:
-            return ModelRunnerOutput(step_id=drawn.plan.step_id, kv_connector_output=KVConnectorOutput())
+            return ModelRunnerOutput(step_id=drawn.plan.step_id)
         with self._timeline.span(drawn.plan.step_id, "drain"):
             output = drawn.out.wait(drawn.plan.step_id)
             for sender in self._senders if len(output.sampled_token_ids) else ():

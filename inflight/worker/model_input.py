@@ -15,7 +15,6 @@ import torch
 from inflight.attention.backend import AttentionMetadata
 from inflight.interface.request import Int32Array, LogprobsColumns
 from inflight.interface.step import (
-    KVConnectorOutput,
     ModelRunnerOutput,
     NewRequestData,
     PromptLogprobs,
@@ -94,9 +93,7 @@ class DrawnStep:
 
     def to_output(self) -> ModelRunnerOutput:
         """The step's answer. Copies to the host; waits for the device."""
-        output = ModelRunnerOutput(
-            step_id=self.step_id, kv_connector_output=KVConnectorOutput(), prompt_logprobs=self.prompt_logprobs
-        )
+        output = ModelRunnerOutput(step_id=self.step_id, prompt_logprobs=self.prompt_logprobs)
         if self.drawn is None:
             return output
         output = replace(output, sampled_token_ids=self.drawn.token_ids.cpu().numpy().astype(np.int32, copy=False))

@@ -75,7 +75,11 @@ EXECUTORS: dict[str, tuple[str, int, int, Callable[[EngineConfig], Executor]]] =
 }
 
 
-@pytest.fixture(params=EXECUTORS)
+# The start of a process is what these tests spend their time on, and one rank does nothing that two do not do.
+MARKS = {"multiproc": pytest.mark.full}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in EXECUTORS])
 def executor_factory(request: pytest.FixtureRequest) -> Iterator[ExecutorFactory]:
     factory = ExecutorFactory(*EXECUTORS[request.param])
     yield factory

@@ -8,7 +8,6 @@ tell it what to do through `collective_rpc("script", (rank, step_id, action, val
     raise  message              raise RuntimeError
     die    reason               raise SystemExit, which ends a thread's rank or a process
     masks  None                 end the step when its masks have come
-    kv     (sending, receiving, failed block ids)     report these as the KV connector's output
 
 A step's token is `1000 * step_id + rank`, so that a test sees which rank's tokens it got. The model's name in the config may
 tell a rank to fail at start-up: "<rank>:config", "<rank>:bug", "<rank>:exit", "<rank>:kill" or (in `initialize_from_config`)
@@ -23,9 +22,7 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -38,7 +35,7 @@ from inflight.interface.codec import encode
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import RpcReply
 from inflight.interface.start_up import Ready
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 
 MAX_HOLD_SECONDS = 10.0
@@ -93,19 +90,14 @@ class ScriptedWorker(WorkerBase):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
         step_id = scheduler_output.step_id
         self._calls.append(f"execute_model({step_id})")
-        output, awaits_masks = KVConnectorOutput(), False
+        awaits_masks = False
         for action, value in self._script.pop(step_id, ()):
             if action == "masks":
                 awaits_masks = True
-            elif action == "kv":
-                sending, receiving, failed = (frozenset(ids) for ids in value)
-                output = KVConnectorOutput(
-                    finished_sending=sending, finished_receiving=receiving, failed_block_ids=failed
-                )
             else:
                 getattr(self, action if action != "raise" else "fail")(self._rank, value)
         tokens = np.array([1000 * step_id + self._rank], dtype=np.int32)
-        result = ModelRunnerOutput(step_id=step_id, kv_connector_output=output, sampled_token_ids=tokens)
+        result = ModelRunnerOutput(step_id=step_id, sampled_token_ids=tokens)
         if not awaits_masks:
             return result
         future: Future[ModelRunnerOutput] = Future()
@@ -120,9 +112,6 @@ class ScriptedWorker(WorkerBase):
         if "sick" in self._calls:
             raise RuntimeError("this rank is sick")
 
-    def set_event_sink(self, sink: Callable[[KVConnectorOutput], None]) -> None:
-        self._sink = sink
-
     # -- what tests call; `rank` None means every rank -----------------------------------------------------------
 
     def script(self, rank: int | None, step_id: int, action: str, value: Any) -> None:
@@ -134,12 +123,6 @@ class ScriptedWorker(WorkerBase):
 
     def echo(self, *args: Any, **kwargs: Any) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
         return self._rank, args, kwargs
-
-    def report_later(self, rank: int | None, seconds: float, request_id: str) -> None:
-        """A KV transfer that ends while no step runs, in a thread of its own."""
-        if rank in (None, self._rank):
-            output = KVConnectorOutput(finished_sending=frozenset([request_id]))
-            threading.Timer(seconds, self._sink, (output,)).start()
 
     def load_time(self) -> tuple[float, float]:
         return self._load_time

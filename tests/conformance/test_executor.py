@@ -20,7 +20,7 @@ from inflight.errors import (
     WorkerDiedError,
 )
 from inflight.executor.executor import Executor
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import GrammarOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
 from tests.conformance.conftest import ExecutorFactory
 
@@ -145,49 +145,6 @@ def test_a_dummy_batch_reaches_all_ranks(executor_factory: ExecutorFactory) -> N
     executor = executor_factory()
     executor.execute_dummy_batch()
     assert executor.collective_rpc("calls") == [["load_model", "execute_dummy_batch"]] * executor.world_size
-
-
-# -- what the KV connectors report -----------------------------------------------------------------------------
-
-
-def kv_report(executor: Executor, rank: int, step_id: int, sending: str = "", failed: tuple[int, ...] = ()) -> None:
-    executor.collective_rpc("script", (rank, step_id, "kv", (sending.split(), sending.split(), failed)))
-
-
-def test_a_kv_report_cannot_be_forgotten() -> None:
-    with pytest.raises(TypeError, match="kv_connector_output"):
-        ModelRunnerOutput(step_id=0)  # type: ignore[call-arg]
-
-
-def test_kv_reports_of_every_rank_count(executor_factory: ExecutorFactory) -> None:
-    """A request has finished when the last rank says so, in whichever step; a bad block on any rank is bad at once."""
-    executor = executor_factory()
-    last = executor.world_size - 1
-    for rank in range(executor.world_size):
-        kv_report(executor, rank, 0, sending="x" if rank == last else "x y", failed=(rank,))
-    kv_report(executor, last, 2, sending="y", failed=(7,))
-    outputs = [executor.execute_model(plan(step_id)).kv_connector_output for step_id in range(4)]
-    assert outputs[0] == KVConnectorOutput(
-        finished_sending=frozenset("x"),
-        finished_receiving=frozenset("x"),
-        failed_block_ids=frozenset(range(executor.world_size)),
-    )
-    assert outputs[1] == KVConnectorOutput()
-    assert outputs[2] == KVConnectorOutput(
-        finished_sending=frozenset("y"), finished_receiving=frozenset("y"), failed_block_ids=frozenset({7})
-    )
-    assert outputs[3] == KVConnectorOutput()
-
-
-def test_kv_reports_of_a_failed_step_come_with_the_next(executor_factory: ExecutorFactory) -> None:
-    """All but one rank report in the step that fails, and the last one in the step after it."""
-    executor = executor_factory()
-    for rank in range(executor.world_size):
-        kv_report(executor, rank, 1 if rank == 0 else 0, sending="x")
-    executor.collective_rpc("script", (0, 0, "raise", "no luck"))
-    with pytest.raises(StepError, match="no luck"):
-        executor.execute_model(plan(0))
-    assert executor.execute_model(plan(1)).kv_connector_output.finished_sending == {"x"}
 
 
 # -- calls -----------------------------------------------------------------------------------------------------

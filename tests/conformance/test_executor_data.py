@@ -1,15 +1,13 @@
-"""What every executor promises about data: large and odd values arrive as they were, and events wake an idle engine."""
+"""What every executor promises about data: large and odd values arrive as they were."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from inflight.interface.kv_cache import KVCacheSpec
-from inflight.interface.step import KVConnectorOutput
 from inflight.timeline import Event
 from tests.conformance.configs import plan
 from tests.conformance.conftest import ExecutorFactory
@@ -51,34 +49,3 @@ def test_many_large_calls_in_flight_do_not_block_one_another(executor_factory: E
     assert executor.execute_model(plan(0)).step_id == 0
     for future in futures:
         assert len(future.result(timeout=20)) == executor.world_size
-
-
-# -- events --------------------------------------------------------------------------------------------------------
-
-
-def test_an_event_wakes_an_idle_engine(executor_factory: ExecutorFactory) -> None:
-    executor = executor_factory()
-    woken = threading.Semaphore(0)
-    executor.set_event_callback(woken.release)
-    executor.collective_rpc("report_later", (None, 0.05, "x"))
-    for _ in range(executor.world_size):  # each rank wakes it once
-        assert woken.acquire(timeout=5)
-    assert not woken.acquire(blocking=False)
-    assert executor.take_kv_connector_output() == KVConnectorOutput(finished_sending=frozenset("x"))
-    assert executor.take_kv_connector_output() == KVConnectorOutput()
-
-
-def test_an_event_comes_out_with_the_next_step(executor_factory: ExecutorFactory) -> None:
-    executor = executor_factory()
-    woken = threading.Semaphore(0)
-    executor.set_event_callback(woken.release)
-    last = executor_factory.last_rank
-    for rank in range(last):
-        executor.collective_rpc("report_later", (rank, 0.0, "x"))
-        assert woken.acquire(timeout=5)
-    executor.collective_rpc("script", (last, 0, "kv", (["x"], [], [])))  # the last rank reports in a step
-    if last == 0:
-        executor.collective_rpc("report_later", (0, 0.0, "x"))
-        assert woken.acquire(timeout=5)
-    assert executor.execute_model(plan(0)).kv_connector_output.finished_sending == {"x"}
-    assert executor.execute_model(plan(1)).kv_connector_output == KVConnectorOutput()

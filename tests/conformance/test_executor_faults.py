@@ -12,7 +12,7 @@ import pytest
 from inflight.errors import EngineError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.executor import Executor
 from inflight.interface.messages import StepReply
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import plan
 from tests.conformance.conftest import ExecutorFactory
 
@@ -126,7 +126,6 @@ def test_check_health_and_dummy_batches_have_the_budget_of_a_step(
 def forged(step_id: int, token: int) -> ModelRunnerOutput:
     return ModelRunnerOutput(
         step_id=step_id,
-        kv_connector_output=KVConnectorOutput(finished_sending=frozenset({"forged"})),
         sampled_token_ids=np.array([token], dtype=np.int32),
     )
 
@@ -141,19 +140,18 @@ def test_a_reply_of_another_epoch_is_dropped(executor_factory: ExecutorFactory, 
     release = tmp_path / "release"
     executor.collective_rpc("script", (None, 0, "hold", str(release)))
     future = executor.execute_model(plan(0), non_block=True)
-    deliver_to_all(executor, StepReply(epoch=-1, step_id=0, rank=0, result=forged(0, 666)))
+    deliver_to_all(executor, StepReply(epoch=-1, step_id=0, rank=0, output=forged(0, 666)))
     assert not future.done()
     release.touch()
     output = future.result(timeout=5)
     assert output.sampled_token_ids.tolist() == [executor.output_rank]
-    assert output.kv_connector_output == KVConnectorOutput()
 
 
 def test_a_reply_to_a_step_that_has_ended_is_dropped(executor_factory: ExecutorFactory) -> None:
     executor = executor_factory()
     executor.execute_model(plan(0))
-    deliver_to_all(executor, StepReply(epoch=0, step_id=0, rank=0, result=forged(0, 666)))
-    assert executor.execute_model(plan(1)).kv_connector_output == KVConnectorOutput()
+    deliver_to_all(executor, StepReply(epoch=0, step_id=0, rank=0, output=forged(0, 666)))
+    assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000 + executor.output_rank]
 
 
 # -- dead ranks --------------------------------------------------------------------------------------------------

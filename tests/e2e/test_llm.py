@@ -199,7 +199,7 @@ def test_priorities_need_the_policy(llm: LLM, folder: Path) -> None:
 def test_a_failed_step_ends_its_call_and_the_engine_goes_on(folder: Path) -> None:
     with open_llm(folder) as llm:
         before = tokens(llm)
-        runner = llm.llm_engine.executor._ranks[0]._loop._worker.runner  # type: ignore[attr-defined]
+        runner = llm.llm_engine.executor._ranks[0].loop._worker.runner  # type: ignore[attr-defined]
         prepare, failures = runner.prepare_inputs, iter([False, False, True])
 
         def failing(plan: SchedulerOutput) -> Any:
@@ -309,5 +309,5 @@ def test_text_and_stop_strings(folder: Path, tmp_path: Path) -> None:
 
 def test_threads_are_left_as_asked(folder: Path) -> None:
     with open_llm(folder, num_threads=1) as llm:
-        device = llm.llm_engine.executor._ranks[0]._loop._worker._device  # type: ignore[attr-defined]
+        device = llm.llm_engine.executor._ranks[0].loop._worker._device  # type: ignore[attr-defined]
         assert device.submit(torch.get_num_threads).result() == 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event, Graph, Stream
-from inflight.distributed.device_channel import DeviceChannel
+from inflight.distributed.channel import Channel
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from tests.fake_device import FakeDevice
 
@@ -108,7 +108,7 @@ class FakeAccelerator(FakeDevice, Accelerator):
         raise NotImplementedError
 
 
-class FakeDeviceChannel(DeviceChannel):
+class FakeDeviceChannel(Channel):
     """Both ends of a connection. Data are read and written during the whole time in which both ends are there."""
 
     def __init__(self) -> None:

@@ -82,8 +82,11 @@ def check_collectives(world: ProcessWorld) -> None:
     assert group.broadcast(drawn).tolist() == [5, -1]
 
 
-def pipeline(rank: int, layout: RankLayout, place: Place) -> None:
-    """Collectives; then twenty steps through all stages, each adding one, received as posted."""
+def pipeline(rank: int, layout: RankLayout, place: Place) -> ProcessWorld:
+    """Collectives; then twenty steps through all stages, each adding one, received as posted.
+
+    Returns the world: that of rank 0 holds the store, which the others need until they have their last channel.
+    """
     world = join(rank, layout, place)
     check_collectives(world)
     is_last = world.pp_rank == layout.pipeline_parallel_size - 1
@@ -120,11 +123,12 @@ def pipeline(rank: int, layout: RankLayout, place: Place) -> None:
     if world.pp_rank == 0:  # what is queued must go out before the channel is closed
         world.channel(neighbours[1], "end").receive(torch.empty(1))
     else:
-        for peer, name in ((neighbours[0], "end"), *(() if is_last else ((neighbours[1], "end"),))):
-            channel = world.channel(peer, name)
-            channel.send(torch.zeros(1)) if peer == neighbours[0] else channel.receive(torch.empty(1))
+        if not is_last:
+            world.channel(neighbours[1], "end").receive(torch.empty(1))
+        world.channel(neighbours[0], "end").send(torch.zeros(1))
     world.close("done")
     link.close()
+    return world
 
 
 def waiting(rank: int, layout: RankLayout, place: Place) -> None:

@@ -17,7 +17,7 @@ from inflight.engine import pipeline_tuning
 from inflight.engine.pipeline_tuning import choose_stagger, tuned
 from inflight.errors import StepError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from tests.conformance.configs import engine_config
 
 
@@ -56,7 +56,6 @@ class SimulatedPipeline:
         self._lengths |= {slot: self._lengths[slot] + 1 for slot in slots}  # no draft is accepted
         return ModelRunnerOutput(
             step_id=plan.step_id,
-            kv_connector_output=KVConnectorOutput(),
             sampled_token_ids=np.full(len(slots), 7, dtype=np.int32),
             num_sampled_tokens=np.ones(len(slots), dtype=np.int32),
             sampled_positions=positions,

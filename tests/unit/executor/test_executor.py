@@ -9,7 +9,7 @@ import pytest
 
 from inflight.executor.executor import Executor
 from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerCommand
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import engine_config, kv_cache_config, plan
 
 NUM_RANKS = 3
@@ -34,8 +34,8 @@ class RecordingExecutor(Executor):
             self._deliver(RpcReply(epoch=command.epoch, call_id=command.call_id, rank=rank))
         else:
             step_id = command.scheduler_output.step_id
-            output = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
-            self._deliver(StepReply(epoch=command.epoch, step_id=step_id, rank=rank, result=output))
+            output = ModelRunnerOutput(step_id=step_id)
+            self._deliver(StepReply(epoch=command.epoch, step_id=step_id, rank=rank, output=output))
 
     def _ask(self, rank: int) -> None:
         raise AssertionError("every rank has answered")

@@ -97,16 +97,6 @@ def test_an_engine_that_is_behind_misses_no_reply(engines: Engines) -> None:
     assert [token(future.result(MAX_SECONDS)) for future in futures] == [1, 1001, 2001]
 
 
-def test_reports_between_steps_come_with_a_step_on_every_rank(engines: Engines) -> None:
-    engines.both(lambda executor: executor.collective_rpc("report_later", (None, 0.0, "req")))
-    time.sleep(0.1)
-    assert engines.both(lambda executor: executor.take_kv_connector_output().finished_sending) == [frozenset()] * 2
-    outputs = engines.both(lambda executor: executor.execute_model(plan(0)))
-    assert [output.kv_connector_output.finished_sending for output in outputs] == [frozenset(["req"])] * 2
-    outputs = engines.both(lambda executor: executor.execute_model(plan(1)))
-    assert [output.kv_connector_output.finished_sending for output in outputs] == [frozenset()] * 2
-
-
 def test_a_rank_says_to_all_engines_what_it_does(engines: Engines) -> None:
     for rank in range(2):
         engines.executors[0]._ask(rank)

@@ -90,7 +90,7 @@ def test_what_was_sent_before_a_death_is_not_lost(executor: MultiprocExecutor) -
         is_blocked.set()
         have_ended(pids, 5)
 
-    executor._reactor.call_soon(read_nothing_until_all_are_dead)
+    executor._io.call_soon(read_nothing_until_all_are_dead)
     assert is_blocked.wait(5)
     answered = executor.collective_rpc("echo", (b"x" * 80_000,), non_block=True)
     executor.collective_rpc("die", (None, "I leave"), non_block=True)

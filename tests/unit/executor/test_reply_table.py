@@ -16,8 +16,8 @@ import pytest
 from inflight.errors import EngineClosedError, RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
-from inflight.interface.messages import RpcReply, StepReply, WorkerActivity, WorkerEvent, WorkerFailure
-from inflight.interface.step import KVConnectorOutput, ModelRunnerOutput
+from inflight.interface.messages import RpcReply, StepReply, WorkerActivity, WorkerFailure
+from inflight.interface.step import ModelRunnerOutput
 from tests.conformance.configs import plan
 
 NUM_RANKS = 2
@@ -34,9 +34,7 @@ def make_table(budget: float = 60.0, answering: Collection[int] = (), waiting: C
         if rank in answering:
             table.deliver(WorkerActivity(rank=rank, text="awake", is_waiting=rank in waiting))
 
-    table = ReplyTable(
-        num_ranks=NUM_RANKS, output_rank=0, step_budget=budget, ask=ask, state=lambda rank: "process 7 is asleep"
-    )
+    table = ReplyTable(step_budget=budget, ask=ask, state=lambda rank: "process 7 is asleep")
     return table
 
 
@@ -48,60 +46,31 @@ def table() -> Iterator[ReplyTable]:
 
 
 def add_step(table: ReplyTable, step_id: int, request_ids: tuple[str, ...] = ("a",)) -> PendingStep:
-    step = PendingStep(plan(step_id, request_ids), NUM_RANKS)
-    table.add_step(step)
+    step = PendingStep(plan(step_id, request_ids), NUM_RANKS, output_rank=0)
+    table.add(step)
     return step
 
 
 def add_call(
     table: ReplyTable, call_id: int, *, unique: int | None = None, timeout: float | None = None
 ) -> PendingCall:
-    call = PendingCall("f", NUM_RANKS, timeout, unique)
-    table.add_call(call_id, call)
+    call = PendingCall(call_id, "f", NUM_RANKS, timeout, unique)
+    table.add(call)
     return call
 
 
 def answer_step(table: ReplyTable, step_id: int, rank: int, failure: WorkerFailure | None = None) -> None:
-    result = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
-    table.deliver(StepReply(epoch=0, step_id=step_id, rank=rank, result=failure or result))
+    output = ModelRunnerOutput(step_id=step_id) if failure is None else None
+    table.deliver(StepReply(epoch=0, step_id=step_id, rank=rank, output=output, failure=failure))
 
 
-def event(rank: int, request_id: str, epoch: int = 0) -> WorkerEvent:
-    output = KVConnectorOutput(finished_sending=frozenset([request_id]))
-    return WorkerEvent(epoch=epoch, rank=rank, kv_connector_output=output)
-
-
-def test_events_are_taken_in_and_wake(table: ReplyTable) -> None:
+def test_a_death_wakes_an_idle_engine(table: ReplyTable) -> None:
     calls: list[int] = []
-    table.set_event_callback(lambda: calls.append(1))
-    assert calls == []
-    table.deliver(event(0, "x"))
-    assert calls == [1]
-    assert table.take_kv_connector_output() == KVConnectorOutput()  # rank 1 has not said so
-    table.deliver(event(1, "x"))
-    table.deliver(event(1, "x"))  # idempotent, and wakes again
-    assert table.take_kv_connector_output().finished_sending == {"x"}
-    table.deliver(event(0, "z", epoch=1))  # of another epoch
-    assert len(calls) == 3
-    table.close()
-    table.deliver(event(0, "y"))
-    assert table.take_kv_connector_output() == KVConnectorOutput()
-
-
-def test_a_death_wakes_too(table: ReplyTable) -> None:
-    calls: list[int] = []
-    table.set_event_callback(lambda: calls.append(1))
+    table.set_death_callback(lambda: calls.append(1))
     table.rank_died(1, "gone")
     assert calls == [1]
-    table.set_event_callback(lambda: calls.append(2))
+    table.set_death_callback(lambda: calls.append(2))
     assert calls == [1, 2]
-
-
-def test_an_event_before_the_callback_is_not_lost(table: ReplyTable) -> None:
-    table.deliver(event(0, "x"))
-    calls: list[int] = []
-    table.set_event_callback(lambda: calls.append(1))
-    assert calls == [1]
 
 
 def test_step_ids_must_rise(table: ReplyTable) -> None:
@@ -282,9 +251,9 @@ def test_the_time_of_a_step_that_waits_for_masks_begins_when_they_are_sent() -> 
     """Until then it is the engine that keeps the ranks waiting."""
     table = make_table(budget=0.05)
     masked = replace(plan(0, ("a",)), grammar_rows=np.array([0], dtype=np.int32))
-    steps = [PendingStep(masked, NUM_RANKS), PendingStep(replace(masked, step_id=1), NUM_RANKS)]
+    steps = [PendingStep(replace(masked, step_id=step_id), NUM_RANKS, output_rank=0) for step_id in range(2)]
     for step in steps:
-        table.add_step(step)
+        table.add(step)
     assert table.masks_sent(1)
     with pytest.raises(TimeoutError):
         steps[0].future.result(timeout=0.3)
@@ -316,7 +285,7 @@ def test_a_death_spares_what_the_rank_has_answered(table: ReplyTable) -> None:
     answer_step(table, 0, 0)
     assert answered.future.result(timeout=0).step_id == 0
     answer_step(table, 1, 0)
-    assert not table._steps  # nothing more can come of it: it is forgotten, though one rank has not answered
+    assert not table._pending  # nothing more can come of it: it is forgotten, though one rank has not answered
 
 
 def test_a_callback_may_use_the_table(table: ReplyTable) -> None:

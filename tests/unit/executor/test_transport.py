@@ -1,4 +1,4 @@
-"""`Stream` and the reactor, over a socket pair."""
+"""`Stream` and its I/O thread, over a socket pair."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from queue import SimpleQueue
 
 import pytest
 
-from inflight.executor.reactor import Reactor
+from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import BlockingStream, Stream
 from inflight.interface.codec import Message
 from inflight.interface.start_up import Ready
 
 
 @pytest.fixture
-def reactor() -> Iterator[Reactor]:
-    reactor = Reactor("test-io")
-    reactor.start()
-    yield reactor
-    reactor.stop()
+def io_thread() -> Iterator[IoThread]:
+    io_thread = IoThread("test-io")
+    io_thread.start()
+    yield io_thread
+    io_thread.stop()
 
 
-def test_a_message_that_cannot_be_taken_in_ends_its_stream(reactor: Reactor, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_that_cannot_be_taken_in_ends_its_stream(
+    io_thread: IoThread, caplog: pytest.LogCaptureFixture
+) -> None:
     """Else nobody would read the stream any more, and its rank would be silent until a budget ends."""
     ours, theirs = socket.socketpair()
     ends: SimpleQueue[str] = SimpleQueue()
@@ -31,10 +33,10 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(reactor: Reactor, cap
         raise ZeroDivisionError("a defect")
 
     def begin() -> None:
-        stream = Stream(reactor, ours)
+        stream = Stream(io_thread, ours)
         stream.on_message, stream.on_end = take_in, ends.put
 
-    reactor.run(begin)
+    io_thread.run(begin)
     peer = BlockingStream(theirs)
     peer.send(Ready(rank=0))
     assert ends.get(timeout=5) == "what it sent cannot be processed: ZeroDivisionError('a defect')"

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
-from inflight.executor.worker_loop import Inbox, WorkerLoop, failure_of
+from inflight.executor.worker_loop import WorkerLoop, failure_of
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
@@ -23,7 +24,7 @@ from inflight.interface.messages import (
     WorkerFailure,
     WorkerReply,
 )
-from inflight.interface.step import GrammarOutput, KVConnectorOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from tests.conformance.configs import engine_config, plan
 from tests.conformance.scripted_worker import ScriptedWorker
 
@@ -34,22 +35,29 @@ def call(call_id: int, method: str, *args: Any) -> RpcCall:
     return RpcCall(epoch=5, call_id=call_id, method=method, args=args, kwargs={})
 
 
-class Script(Inbox):
+class Script(SimpleQueue[WorkerCommand | None]):
     """These commands, and then the end, when whatever holds a call back has ended."""
 
-    def __init__(self, *commands: WorkerCommand) -> None:
-        super().__init__()
+    def __init__(self, loop: WorkerLoop, *commands: WorkerCommand) -> None:
+        self._loop = loop
         self._script = iter(commands)
 
-    def get(self) -> WorkerCommand | None:
+    def get(self, block: bool = True, timeout: float | None = None) -> WorkerCommand | None:
         command = next(self._script, None)
-        self.is_stopped = command is None
+        if command is None:
+            self._loop.stop()
         return command
+
+
+def scripted(replies: list[WorkerReply], *commands: WorkerCommand) -> WorkerLoop:
+    loop = WorkerLoop(3, replies.append)
+    loop._commands = Script(loop, *commands)
+    return loop
 
 
 def run(worker: ScriptedWorker, *commands: WorkerCommand) -> list[WorkerReply]:
     replies: list[WorkerReply] = []
-    WorkerLoop(worker, 3, Script(*commands), replies.append).run()
+    scripted(replies, *commands).run(worker)
     return replies
 
 
@@ -61,7 +69,7 @@ def test_commands_are_answered_in_order_with_epoch_id_and_rank() -> None:
     step = ExecuteModel(epoch=5, scheduler_output=plan(7))
     first, second = run(worker(), step, call(9, "echo", 1))
     assert isinstance(first, StepReply)
-    assert isinstance(first.result, ModelRunnerOutput)
+    assert isinstance(first.output, ModelRunnerOutput)
     assert (first.epoch, first.step_id, first.rank) == (5, 7, 3)
     assert second == RpcReply(epoch=5, call_id=9, rank=3, value=(3, (1,), {}))
 
@@ -71,7 +79,7 @@ def test_an_exception_becomes_the_reply_and_the_loop_goes_on() -> None:
     replies = run(worker(), call(0, "script", 3, 7, "raise", "bad luck"), step, call(1, "fail", 3, "again"))
     assert isinstance(replies[1], StepReply)
     assert isinstance(replies[2], RpcReply)
-    for failure, text in ((replies[1].result, "bad luck"), (replies[2].failure, "again")):
+    for failure, text in ((replies[1].failure, "bad luck"), (replies[2].failure, "again")):
         assert isinstance(failure, WorkerFailure)
         assert (failure.type_name, failure.message) == ("RuntimeError", text)
         assert "in fail" in failure.traceback
@@ -91,8 +99,8 @@ def test_an_answer_to_another_step_is_a_failure() -> None:
 
     (reply,) = run(Confused(engine_config(), 3, None), ExecuteModel(epoch=5, scheduler_output=plan(7)))
     assert isinstance(reply, StepReply)
-    assert isinstance(reply.result, WorkerFailure)
-    assert "answered step 7 with step 0" in reply.result.message
+    assert isinstance(reply.failure, WorkerFailure)
+    assert "answered step 7 with step 0" in reply.failure.message
 
 
 @pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt])
@@ -116,9 +124,9 @@ def test_activity_says_what_runs() -> None:
         def check_health(self) -> None:
             seen.append(loop.activity)
 
-    inbox = Script(ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"))
-    loop = WorkerLoop(Watched(engine_config(), 3, None), 3, inbox, lambda _: seen.append(loop.activity))
-    loop.run()
+    loop = WorkerLoop(3, lambda _: seen.append(loop.activity))
+    loop._commands = Script(loop, ExecuteModel(epoch=5, scheduler_output=plan(7)), call(0, "check_health"))
+    loop.run(Watched(engine_config(), 3, None))
     assert seen == ["running step 7", WAITS, "running check_health()", WAITS]
 
 
@@ -128,15 +136,15 @@ def test_activity_says_in_which_phase_a_step_is() -> None:
             return "forward of step 7 for 3.9 s"
 
         def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-            assert inbox.activity == "running step 7: forward of step 7 for 3.9 s"
+            assert loop.activity == "running step 7: forward of step 7 for 3.9 s"
             return super().execute_model(scheduler_output)
 
-    inbox = Script(ExecuteModel(epoch=5, scheduler_output=plan(7)))
-    assert inbox.activity == "starting"
     replies: list[WorkerReply] = []
-    WorkerLoop(Timed(engine_config(), 3, None), 3, inbox, replies.append).run()
-    assert isinstance(replies[0], StepReply) and isinstance(replies[0].result, ModelRunnerOutput)
-    assert inbox.activity == WAITS
+    loop = scripted(replies, ExecuteModel(epoch=5, scheduler_output=plan(7)))
+    assert loop.activity == "starting"
+    loop.run(Timed(engine_config(), 3, None))
+    assert isinstance(replies[0], StepReply) and isinstance(replies[0].output, ModelRunnerOutput)
+    assert loop.activity == WAITS
 
 
 @pytest.mark.parametrize(
@@ -165,7 +173,7 @@ class Staged(ScriptedWorker):
         return self.futures[scheduler_output.step_id]
 
     def end(self, step_id: int) -> None:
-        output = ModelRunnerOutput(step_id=step_id, kv_connector_output=KVConnectorOutput())
+        output = ModelRunnerOutput(step_id=step_id)
         self.futures[step_id].set_result(output)
 
     def leave_groups_after_failure(self) -> None:
@@ -192,13 +200,15 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits_for_both() -> None:
-    staged, inbox = Staged(), Inbox()
-    loop = WorkerLoop(staged, 3, inbox, staged.replies.append)
-    thread = threading.Thread(target=loop.run, daemon=True)  # a failing test leaves it, and pytest still ends
+    staged = Staged()
+    loop = WorkerLoop(3, staged.replies.append)
+    thread = threading.Thread(
+        target=loop.run, args=(staged,), daemon=True
+    )  # a failing test leaves it, and pytest still ends
     thread.start()
     # behind the call everything waits, but the masks that a step under way needs
     for command in (step(7), step(8), call(0, "echo", 1), step(9), masks(9), masks(8), call(1, "echo", 2)):
-        inbox.put(command)
+        loop.put(command)
     wait_until(lambda: staged.masks == [8])
     assert loop.activity == "running steps 7, 8"
     assert staged.replies == []
@@ -209,7 +219,7 @@ def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits
     wait_until(lambda: staged.masks == [8, 9])
     staged.end(9)
     wait_until(lambda: len(staged.replies) == 5)
-    inbox.stop()
+    loop.stop()
     thread.join(5)
     assert not thread.is_alive()
     assert [getattr(reply, "step_id", "call") for reply in staged.replies] == [7, 8, "call", 9, "call"]
@@ -218,8 +228,7 @@ def test_the_next_step_is_begun_before_the_one_before_has_ended_and_a_call_waits
 
 def test_masks_of_a_step_that_has_failed_go_nowhere() -> None:
     staged = Staged()
-    loop = WorkerLoop(staged, 3, Script(step(7), masks(6), masks(7)), staged.replies.append)
-    loop.run()
+    scripted(staged.replies, step(7), masks(6), masks(7)).run(staged)
     assert staged.masks == [7]
 
 
@@ -229,28 +238,28 @@ def test_masks_that_cannot_be_taken_fail_their_step() -> None:
             raise RuntimeError("no room")
 
     staged = Broken()
-    WorkerLoop(staged, 3, Script(step(7), step(8), masks(7), masks(7)), staged.replies.append).run()
+    scripted(staged.replies, step(7), step(8), masks(7), masks(7)).run(staged)
     staged.end(7)  # too late: it has been answered
     staged.end(8)
     failed, ended = staged.replies
     assert isinstance(failed, StepReply) and isinstance(ended, StepReply)
-    assert isinstance(failed.result, WorkerFailure) and failed.result.message == "no room"
+    assert isinstance(failed.failure, WorkerFailure) and failed.failure.message == "no room"
     assert (failed.step_id, ended.step_id) == (7, 8)
-    assert isinstance(ended.result, ModelRunnerOutput)
+    assert isinstance(ended.output, ModelRunnerOutput)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bad luck"), SystemExit("no way out"), None])
 def test_a_step_that_fails_later_is_answered_and_then_the_worker_is_told(error: BaseException | None) -> None:
     staged = Staged()
-    WorkerLoop(staged, 3, Script(step(7)), staged.replies.append).run()
+    scripted(staged.replies, step(7)).run(staged)
     if error is None:
         assert staged.futures[7].cancel()  # as at shutdown
     else:
         staged.futures[7].set_exception(error)
     (reply,) = staged.replies
     assert isinstance(reply, StepReply)
-    assert isinstance(reply.result, WorkerFailure)
-    assert reply.result.type_name == ("CancelledError" if error is None else type(error).__name__)
+    assert isinstance(reply.failure, WorkerFailure)
+    assert reply.failure.type_name == ("CancelledError" if error is None else type(error).__name__)
     assert staged.failed == [1]  # after the reply
 
 
@@ -260,6 +269,6 @@ def test_a_step_that_cannot_begin_is_told_too() -> None:
             raise RuntimeError("no input")
 
     staged = Broken()
-    WorkerLoop(staged, 3, Script(step(7), call(0, "echo")), staged.replies.append).run()
+    scripted(staged.replies, step(7), call(0, "echo")).run(staged)
     assert [type(reply).__name__ for reply in staged.replies] == ["StepReply", "RpcReply"]
     assert staged.failed == [1]

@@ -18,7 +18,6 @@ from inflight.interface.messages import (
     RpcReply,
     StepReply,
     WorkerActivity,
-    WorkerEvent,
     WorkerFailure,
 )
 from inflight.interface.request import (
@@ -44,7 +43,6 @@ from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import (
     BlockTableDelta,
     GrammarOutput,
-    KVConnectorOutput,
     ModelRunnerOutput,
     NewRequestData,
     PromptLogprobs,
@@ -119,15 +117,10 @@ plans = st.builds(
     forced_tokens=st.none() | st.builds(TokenDelta, slots=int32s, positions=int32s, token_ids=int32s),
 )
 grammar_outputs = st.builds(GrammarOutput, rows=int32s, num_masks=int32s, masks=arrays("int32", 2))
-names = st.frozensets(texts, max_size=3)
-kv_outputs = st.builds(
-    KVConnectorOutput, finished_sending=names, finished_receiving=names, failed_block_ids=st.frozensets(ids, max_size=3)
-)
 columns = st.builds(LogprobsColumns, token_ids=arrays("int32", 2), logprobs=arrays("float32", 2), ranks=int32s)
 outputs = st.builds(
     ModelRunnerOutput,
     step_id=ids,
-    kv_connector_output=kv_outputs,
     sampled_token_ids=int32s,
     num_sampled_tokens=int32s,
     sampled_positions=int32s,
@@ -163,7 +156,7 @@ scalars = (
 )
 keys = st.booleans() | st.integers(-9, 9) | texts | st.tuples(texts, st.integers(0, 9))
 plain_data = st.recursive(
-    scalars | any_array | specs | kv_configs | kv_outputs | events | plans | outputs,
+    scalars | any_array | specs | kv_configs | events | plans | outputs,
     lambda inner: (
         st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
     ),
@@ -228,9 +221,9 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         args=st.lists(plain_data, max_size=2).map(tuple),
         kwargs=st.dictionaries(texts, plain_data, max_size=2),
     ),
-    StepReply: st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, result=outputs | failures),
+    StepReply: st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, output=outputs)
+    | st.builds(StepReply, epoch=ids, step_id=ids, rank=ids, failure=failures),
     RpcReply: st.builds(RpcReply, epoch=ids, call_id=ids, rank=ids, value=plain_data, failure=st.none() | failures),
-    WorkerEvent: st.builds(WorkerEvent, epoch=ids, rank=ids, kv_connector_output=kv_outputs),
     AskActivity: st.builds(AskActivity),
     WorkerActivity: st.builds(WorkerActivity, rank=ids, text=texts, is_waiting=st.booleans()),
     Hello: st.builds(Hello, token=texts, schema=texts, rank=ids, world_size=ids, nnodes=ids),

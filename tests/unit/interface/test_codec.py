@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from inflight.errors import CodecError
 from inflight.interface.codec import INLINE_BYTES, MESSAGE_TYPES, Decoder, Message, encode
 from inflight.interface.framing import MAX_FRAME_BYTES, READ_AHEAD_BYTES, Frame, FrameReader
-from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply, WorkerEvent
+from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply
 from inflight.interface.start_up import Hello, Ready, Stop
-from inflight.interface.step import KVConnectorOutput
 from tests.conformance.configs import plan
 from tests.unit.interface.strategies import MESSAGES, messages, same
 
@@ -186,35 +185,40 @@ def test_lying_bodies_are_a_codec_error(kind: int, body: bytes, segments: list[b
         return
 
 
+RPC_REPLY = {"epoch": 0, "call_id": 0, "rank": 0}
+
+
 def damaged_reply(value: object) -> Frame:
     """An `RpcReply` whose value's MessagePack is `value`."""
-    return Frame(MESSAGE_TYPES.index(RpcReply), msgspec.msgpack.encode([0, 0, 0, value, None]))
+    return Frame(MESSAGE_TYPES.index(RpcReply), msgspec.msgpack.encode({**RPC_REPLY, "value": value}))
 
 
-def array_extension(code: int, ndim: int, index: int, *rest: int, data: bytes = b"") -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(1, struct.pack("<BBH", code, ndim, index) + struct.pack(f"<{len(rest)}Q", *rest) + data)
+def array(*head: object) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(1, msgspec.msgpack.encode(head))
 
 
-INLINE = 0xFFFF
 SEGMENT = [np.zeros(8, np.uint8)]
 
 
 @pytest.mark.parametrize(
     ("value", "segments", "text"),
     [
-        (array_extension(99, 1, INLINE, 4, data=b"abcd"), [], "dtype code 99"),
-        (array_extension(1, 200, INLINE, 4, data=b"abcd"), [], "200 dimensions"),
-        (array_extension(1, 2, INLINE, 4), [], "2 dimensions"),
-        (array_extension(1, 1, INLINE, 5, data=b"abcd"), [], "in 4 bytes"),
-        (array_extension(1, 2, INLINE, 2**40, 2**40, data=b"abcd"), [], "in 4 bytes"),
-        (array_extension(4, 2, INLINE, 2**63, 2**63), [], "in 0 bytes"),
-        (array_extension(0, 1, INLINE, 1, data=b"\x02"), [], "neither 0 nor 1"),
-        (array_extension(1, 1, 0, 8), [], "segment 0 of 0"),
-        (array_extension(1, 1, 0, 8, data=b"more"), SEGMENT, "inline as well"),
-        ([0, array_extension(1, 1, 0, 8), array_extension(1, 1, 0, 8)], SEGMENT, "taken twice"),
+        (array("|O", (4,), b"abcd"), [], "the dtype '.O'"),
+        (array(99, (4,), b"abcd"), [], "Expected `str`, got `int`"),
+        (array("|i1", (1,) * 200, b"a"), [], "length <= 8"),
+        (array("|i1", (-4,), b"abcd"), [], "`int` >= 0"),
+        (array("|i1", 4, b"abcd"), [], "Expected `array`, got `int`"),
+        (array("|i1", (5,), b"abcd"), [], "in 4 bytes"),
+        (array("|i1", (2**40, 2**40), b"abcd"), [], "in 4 bytes"),
+        (array("<i8", (2**63, 2**63), b""), [], "in 0 bytes"),
+        (array("|b1", (1,), b"\x02"), [], "neither 0 nor 1"),
+        (array("|i1", (8,), 0), [], "segment 0 of 0"),
+        (array("|i1", (8,), -1), SEGMENT, "segment -1 of 1"),
+        (array("|i1", (8,), 1.5), SEGMENT, "got `float`"),
+        ([0, array("|i1", (8,), 0), array("|i1", (8,), 0)], SEGMENT, "taken twice"),
         (None, SEGMENT, "segments that no array of it names"),
         (msgspec.msgpack.Ext(7, b""), [], "extension 7"),
-        (msgspec.msgpack.Ext(1, b""), [], "without a head"),
+        (msgspec.msgpack.Ext(1, b""), [], "truncated"),
         ([9, 1], [], "tag 9"),
         ([], [], "tag None"),
         ({"a": 1}, [], "dict without a tag"),
@@ -240,7 +244,7 @@ def test_dtypes_are_those_of_the_dataclass() -> None:
 def test_a_step_reply_has_one_result() -> None:
     kind = MESSAGE_TYPES.index(StepReply)
     with pytest.raises(CodecError, match="an output or a failure"):
-        Decoder().decode(Frame(kind, msgspec.msgpack.encode([0, 0, 0, None, None])))
+        Decoder().decode(Frame(kind, msgspec.msgpack.encode({"epoch": 0, "step_id": 0, "rank": 0})))
 
 
 def test_a_damaged_frame_does_not_spoil_the_decoder() -> None:
@@ -274,7 +278,7 @@ def test_a_header_is_checked_before_anything_is_allocated(data: bytes, text: str
 
 
 def test_deep_nesting_ends() -> None:
-    for body in (b"\x91" * 100_000, b"\x95\x00\x00\x00" + b"\x92\x00" * 100_000):
+    for body in (b"\x91" * 100_000, msgspec.msgpack.encode(RPC_REPLY | {"value": 0})[:-1] + b"\x92\x00" * 100_000):
         with pytest.raises(CodecError):
             Decoder().decode(Frame(MESSAGE_TYPES.index(RpcReply), body))
 
@@ -282,7 +286,7 @@ def test_deep_nesting_ends() -> None:
 def test_a_stranger_may_say_hello_only() -> None:
     hello = Hello(token="t", schema="1", rank=0, world_size=2, nnodes=2)
     assert Decoder().decode(encode(hello), (Hello,)) == hello
-    for message in (Stop(), Ready(rank=0), WorkerEvent(epoch=0, rank=0, kv_connector_output=KVConnectorOutput())):
+    for message in (Stop(), Ready(rank=0), rpc(5)):
         with pytest.raises(CodecError, match="where one of Hello was expected"):
             Decoder().decode(encode(message), (Hello,))
     with pytest.raises(CodecError, match="at most 4096"):

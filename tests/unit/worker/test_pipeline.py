@@ -12,7 +12,7 @@ import torch
 from inflight.config.partition import PipelineStage
 from inflight.config.ranks import RankLayout
 from inflight.device.base import Device
-from inflight.distributed.device_channel import DeviceChannel
+from inflight.distributed.channel import Channel
 from inflight.distributed.device_stage_link import DeviceStageLink
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.stage_link import StageLink
@@ -45,8 +45,8 @@ def threads() -> ThreadWorlds:
     return ThreadWorlds(RankLayout(1, 2), timeout_seconds=10)
 
 
-def with_device_channel(world: World, channel: DeviceChannel, monkeypatch: pytest.MonkeyPatch) -> World:
-    def device_channel(peer: int, name: str) -> DeviceChannel:
+def with_device_channel(world: World, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> World:
+    def device_channel(peer: int, name: str) -> Channel:
         assert (peer, name) == (1 - world.rank, "activations")
         return channel
 

@@ -66,7 +66,7 @@ def test_prepare_does_not_wait_for_the_step_before(folder: Path) -> None:
     for worker in workers:
         wait_for(lambda worker=worker: num_events(worker, "prepare") == 3)
     assert not any(future.done() for future in futures)
-    assert driven.executor._ranks[0].activity.startswith("running steps 0, 1, 2")
+    assert driven.executor._ranks[0].loop.activity.startswith("running steps 0, 1, 2")
     go_on.set()
     for future in futures:
         future.result(timeout=10)

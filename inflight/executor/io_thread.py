@@ -1,0 +1,57 @@
+"""`IoThread`: a thread that runs an asyncio event loop for the sockets, the timers and the worker processes of one executor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class IoThread:
+    """Owns the loop and the thread. Callbacks run in the thread and must not wait; asyncio logs what they raise.
+
+    Attributes:
+        loop: only `call_soon`, `run` and `stop` of this class may be called in other threads; the loop's own methods may not.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Run `callback` in the thread, after those given before. Dropped after `stop`."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(callback)
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Run `function` in the thread, from another one; returns its value, or raises what it raises."""
+
+        async def call() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result()
+
+    def stop(self) -> None:
+        """End the thread after the calls given before. Waits for it, unless it is the thread that asks. Idempotent."""
+        self.call_soon(self.loop.stop)
+        if self._thread.ident is None:
+            self.loop.close()
+        elif not self.is_current:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
