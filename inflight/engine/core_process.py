@@ -35,9 +35,9 @@ from inflight.engine.front_end import make_grammars, read_tokenizer
 from inflight.engine.outbox import EXIT_FAILED, Outbox
 from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
+from inflight.executor.failures import failure_of
 from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
-from inflight.executor.worker_loop import failure_of
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (

@@ -12,7 +12,8 @@ from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from typing import Any
 
-from inflight.errors import ConfigError, InflightError, RankError, StepError, error_by_name
+from inflight.errors import ConfigError, InflightError, RankError, StepError
+from inflight.executor.failures import named_error
 from inflight.interface.messages import ReplyKey, WorkerFailure
 from inflight.interface.step import SchedulerOutput
 
@@ -111,12 +112,3 @@ class PendingCall(Pending):
     def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
         named = named_error(rank, failure) if self.method in START_UP_CALLS else None
         return named if isinstance(named, ConfigError) else super().failure_error(rank, failure)
-
-
-def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
-    """The error that a rank has raised, of the same class. Its message names the rank, and a note holds the rank's traceback.
-    None if `error_by_name` does not know the class."""
-    error = error_by_name(failure.type_name, f"rank {rank}: {failure.message}")
-    if error is not None:
-        error.add_note(f"On rank {rank}:\n{failure.traceback}")
-    return error

@@ -18,7 +18,8 @@ from functools import partial
 from inflight.config.engine import EngineConfig
 from inflight.errors import InflightError
 from inflight.executor.executor import Executor
-from inflight.executor.worker_loop import WorkerLoop, failure_of, start_up_error
+from inflight.executor.failures import failure_of, start_up_error
+from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import WorkerCommand, WorkerReply
 from inflight.interface.worker import Rendezvous, WorkerBase
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from inflight.errors import InflightError, WorkerDiedError
-from inflight.executor.pending import named_error
+from inflight.executor.failures import failure_of
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
@@ -189,31 +187,3 @@ class WorkerLoop:
         known = [known for known in dir(cls) if not known.startswith("_") and callable(getattr(cls, known))]
         message = f"{cls.__name__} has no public method {name!r}; it has {', '.join(known)}"
         return WorkerFailure(type_name="AttributeError", message=message, traceback="")
-
-
-def failure_of(error: BaseException) -> WorkerFailure:
-    return WorkerFailure(
-        type_name=type(error).__name__,
-        message=str(error),
-        traceback="".join(traceback.format_exception(error)),
-        is_echo=isinstance(error, ConnectionError | TimeoutError),  # of `World`: another rank is gone
-    )
-
-
-def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """What the executor raises if a rank could not start. An error of the user keeps its class; any other error is the death of
-    the rank."""
-    if (error := named_error(rank, failure)) is not None:
-        return error
-    message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
-
-
-def failed_reply(
-    to: ExecuteModel | RpcCall | StepReply | RpcReply, rank: int, failure: WorkerFailure
-) -> StepReply | RpcReply:
-    """The reply that is sent if `to`, a command or its answer, cannot be encoded."""
-    kind, number = to.key
-    if kind == "step":
-        return StepReply(epoch=to.epoch, step_id=number, rank=rank, failure=failure)
-    return RpcReply(epoch=to.epoch, call_id=number, rank=rank, failure=failure)
