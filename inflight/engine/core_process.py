@@ -31,7 +31,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_grammars, read_tokenizer
+from inflight.engine.front_end import make_grammars
 from inflight.engine.outbox import EXIT_FAILED, Outbox
 from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
@@ -51,6 +51,7 @@ from inflight.interface.serving import (
     StartEngine,
 )
 from inflight.interface.step import ModelRunnerOutput
+from inflight.tokenizer.source import read_tokenizer
 
 logger = logging.getLogger("inflight.engine.core_process")  # as a program its name is __main__
 

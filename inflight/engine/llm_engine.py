@@ -10,8 +10,9 @@ from typing import Any, Unpack
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
 from inflight.engine.front_end import make_grammars, make_input_processor, resolve_config
-from inflight.engine.input_processor import ChatOptions, InputProcessor, Prompt, RequestOptions
+from inflight.engine.input_processor import ChatOptions, InputProcessor, RequestOptions
 from inflight.engine.output_processor import OutputProcessor
+from inflight.engine.prompt import Prompt
 from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import ENGINE
 from inflight.errors import EngineClosedError
