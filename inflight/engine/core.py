@@ -3,12 +3,12 @@
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
               ->  plan and submit again
 
-Steps are committed in the order in which they were submitted. With depth 1 a step is planned when the one before it has been
-committed. With depth 2 it is planned, and the workers have it, before the result of the one before it is known. A pipeline has
-a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the tokens
-before it have been committed; its forward pass runs meanwhile.
+Steps are committed in the order in which they were submitted. With depth 1 a step is planned after the previous step has been
+committed. With depth 2 a step is planned and sent to the workers before the result of the previous step is known. A pipeline
+has a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the
+tokens before it have been committed; its forward pass runs meanwhile.
 
-A step that fails voids all steps in flight; their requests wait again with their tokens. Whether the engine can go on:
+If a step fails, all steps in flight are void; their requests keep their tokens and wait again. Whether the engine can go on:
 
     one rank, its step raised            yes, if the rank can compute a step without requests (`check_health`)
     one of several ranks raised          no: it has left its process groups, and no code makes new ones
@@ -44,7 +44,7 @@ from inflight.structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
 
-# How long a step waits for a grammar if there is nothing else to do. A request that arrives meanwhile waits as long.
+# How long `step` waits for a grammar if there is nothing else to do. A request that arrives meanwhile is planned afterwards.
 IDLE_SECONDS = 0.01
 
 
@@ -126,7 +126,7 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """Find a dead rank while no step runs that would fail. Never waits.
+        """Notice the death of a rank while no step is in flight. Never waits.
 
         Raises:
             WorkerDiedError: a rank has died, so the core is dead.
@@ -166,8 +166,8 @@ class EngineCore:
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Commit the steps in flight, which may wait for masks that only the core sends; then `Executor.collective_rpc`. The
-        next `step` returns the outputs of these steps.
+        """Commit the steps in flight, whose outputs the next `step` returns; then call `Executor.collective_rpc`. Without the
+        commits the call could wait for ever: it runs behind the steps, and they may wait for masks that only the core sends.
 
         Raises:
             EngineError: the call failed; or a step failed, as in `step`.

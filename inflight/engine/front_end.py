@@ -28,7 +28,12 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """The model that is served. `name`: as it was given, or "embedded". `num_kv_cache_tokens`: how many the KV cache holds."""
+    """The model that is served.
+
+    Attributes:
+        name: as it was given, or "embedded".
+        num_kv_cache_tokens: how many tokens the KV cache holds.
+    """
 
     name: str
     max_model_len: int

@@ -92,7 +92,7 @@ class LLM:
             continue_final_message: continue the last message instead; False by default.
             chat_template_kwargs: further variables for the template.
 
-        Raises: as `generate`, and TokenizerError without a chat template.
+        Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
         if not messages:
             raise InvalidRequestError("there are no messages")

@@ -8,7 +8,7 @@ A concrete executor says only how ranks are launched and how a message reaches t
 Order matters in two places. All ranks get the messages in the same order, whichever threads call: collectives on the ranks rely
 on it. A message is in the table before it is sent, because its reply may come before `_send` returns.
 
-If the ranks are threads of this process, plans, arguments and results pass by reference. Nobody may change them.
+If the ranks are threads of this process, plans, arguments and results pass by reference: they must not be changed.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 Owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches the deadlines.
 Any thread may call any method. Futures are settled outside the lock, so a future's callback may call back.
 
-The life of a reply, in this order. The first rule that ends it is the last one:
+These rules apply to a reply, in this order, until one of them drops it or settles the future:
 
 1. It is dropped if its epoch is not the table's, if its key is not in the table (never sent, or complete), or if its rank has
    replied before.
 2. Its rank leaves `missing`. If no rank is missing any more, the command leaves the table.
 3. If the future does not wait for this rank any more (it was settled by an error, by a timeout, or by the one reply that the
-   caller asked for), the reply changes nothing. A failure is logged, and that of a step is kept for `root_cause`.
+   caller asked for), the future does not change. A failure is logged; the failure of a step is kept for `root_cause`.
 4. A failure settles the future with an error at once: the ranks that wait for the failed one may never reply.
 5. If the future waits for no other rank, it is settled with the result: for a step the output of `output_rank`, for a call a
    list of all values, or the value of the one rank that the caller asked for.
@@ -35,8 +35,8 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 64  # that are kept; the first cause is among them
-MAX_ASK_SECONDS = 0.5  # between this question and the deadline; at most a tenth of the time
+MAX_ERRORS = 64  # how many are kept; the first cause is among them
+MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked; at most a tenth of the time allowed
 
 Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
 
@@ -91,8 +91,8 @@ class ReplyTable:
         return False
 
     def masks_sent(self, step_id: int) -> bool:
-        """To be called before the masks of a step are sent. Returns False if they must not be: a rank is gone, or the table is
-        closed."""
+        """To be called before the masks of a step are sent. Returns False if they must not be sent, because a rank is gone or
+        the table is closed."""
         with self._changed:
             pending = self._pending.get(("step", step_id))
             if isinstance(pending, PendingStep):
@@ -251,7 +251,7 @@ class ReplyTable:
             self._set_deadline(oldest, self._step_budget)
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
-        """Wakes the watcher only for a deadline before the one it sleeps for, so that a step costs no thread switch."""
+        """Wakes the watcher only if it would sleep past this deadline, so that a step costs no thread switch."""
         pending.deadline = time.monotonic() + seconds
         pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
         if pending.ask_at < self._watcher_wakes_at:

@@ -29,11 +29,11 @@ class WorkerLoop:
     """Runs one rank's commands, in the one thread that touches the worker. Another thread brings them.
 
     A worker may return a step as a future. The loop then takes the next command, and the thread that completes the future
-    replies. A call runs when all steps before it have been answered. Everything behind a call waits with it; only the masks
-    of a step that has begun do not, because the step cannot end without them.
+    replies. A call runs when all steps before it have been answered. Commands behind a call that waits have to wait, too.
+    Only the masks of a step that has begun do not wait, because the step cannot end without them.
 
-    An exception of a command becomes its reply, and the loop goes on. What is no `Exception` (SystemExit, KeyboardInterrupt)
-    leaves `run`: it is the death of the rank, for the caller to report.
+    An exception of a command becomes its reply, and the loop goes on. SystemExit and KeyboardInterrupt leave `run`: the rank
+    dies, and the caller of `run` reports it.
 
     Args:
         reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
@@ -48,7 +48,7 @@ class WorkerLoop:
         self._waiting: deque[WorkerCommand] = deque()  # the first may have to wait for steps, the others wait behind it
         self._steps: dict[int, ExecuteModel] = {}  # under way; single operations of a dictionary are atomic
         self._num_unanswered = 0  # steps
-        self._lock = threading.Lock()  # of `_num_unanswered`, and of what it means for `_waiting`
+        self._lock = threading.Lock()  # guards `_num_unanswered`, and what follows from it for `_waiting`
         self._method = ""  # of the call that runs
         self._has_worker = False
         self._is_stopped = False
@@ -86,7 +86,7 @@ class WorkerLoop:
     # -- in the rank's thread ------------------------------------------------------------------------------------------
 
     def run(self, worker: WorkerBase) -> None:
-        """Until `stop`."""
+        """Run commands until `stop`."""
         self._worker, self._has_worker = worker, True
         while not self._is_stopped:
             command = self._commands.get()
@@ -102,7 +102,7 @@ class WorkerLoop:
             self._run(self._waiting.popleft())
 
     def _may_run(self, command: WorkerCommand) -> bool:
-        """If it may not, the answer to the last step wakes the loop."""
+        """If this returns False, the answer to the last step wakes the loop."""
         with self._lock:
             return not isinstance(command, RpcCall) or self._num_unanswered == 0
 
@@ -153,7 +153,7 @@ class WorkerLoop:
     def _answer_step(
         self, command: ExecuteModel, output: ModelRunnerOutput | None = None, failure: WorkerFailure | None = None
     ) -> None:
-        """With one of the two."""
+        """Reply with the output or the failure."""
         step_id = command.scheduler_output.step_id
         if output is not None and output.step_id != step_id:
             error = AssertionError(f"the worker answered step {step_id} with step {output.step_id}")
