@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from benchmarks.precise_sleep import PreciseSleep
 from inflight.config.engine import EngineConfig
-from inflight.engine.front_end import read_tokenizer
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.sample.seeds import mix64
+from inflight.tokenizer.source import read_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 STEP_SECONDS = 0.005

@@ -29,8 +29,9 @@ from benchmarks.report import emit, percentile, print_table, verdict
 from benchmarks.served_process import ServedProcess
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_input_processor, read_tokenizer, resolve_config
+from inflight.engine.front_end import make_input_processor, resolve_config
 from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.source import read_tokenizer
 
 PROMPT_LEN = 8
 STOPPED_SECONDS = 3.0

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from inflight.engine.input_processor import ChatOptions, InputProcessor, ProcessedRequest, Prompt, RequestOptions
+from inflight.engine.input_processor import ChatOptions, InputProcessor, ProcessedRequest, RequestOptions
+from inflight.engine.prompt import Prompt
 from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams

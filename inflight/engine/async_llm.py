@@ -27,9 +27,10 @@ from inflight.engine.async_front_end import AsyncFrontEnd
 from inflight.engine.backlog import Backlog
 from inflight.engine.core_client import CoreClient, EngineProcess
 from inflight.engine.front_end import ModelInfo, make_input_processor, resolve_config
-from inflight.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, RequestOptions
+from inflight.engine.input_processor import InputProcessor, ProcessedRequest, RequestOptions
 from inflight.engine.output_processor import OutputProcessor, Update
 from inflight.engine.output_stream import OutputStream
+from inflight.engine.prompt import Prompt
 from inflight.engine.readiness import Readiness
 from inflight.engine.request_state import RequestOutputKind
 from inflight.errors import EngineClosedError, EngineDeadError, RequestTimeoutError

@@ -3,12 +3,12 @@
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
               ->  plan and submit again
 
-Steps are committed in the order in which they were submitted. With depth 1 a step is planned when the one before it has been
-committed. With depth 2 it is planned, and the workers have it, before the result of the one before it is known. A pipeline has
-a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the tokens
-before it have been committed; its forward pass runs meanwhile.
+Steps are committed in the order in which they were submitted. With depth 1 a step is planned after the previous step has been
+committed. With depth 2 a step is planned and sent to the workers before the result of the previous step is known. A pipeline
+has a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the
+tokens before it have been committed; its forward pass runs meanwhile.
 
-A step that fails voids all steps in flight; their requests wait again with their tokens. Whether the engine can go on:
+If a step fails, all steps in flight are void; their requests keep their tokens and wait again. Whether the engine can go on:
 
     one rank, its step raised            yes, if the rank can compute a step without requests (`check_health`)
     one of several ranks raised          no: it has left its process groups, and no code makes new ones
@@ -26,27 +26,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.kv_cache_start import allocate_kv_cache
 from inflight.engine.pipeline_tuning import tuned
-from inflight.engine.step_figures import StepClock
+from inflight.engine.step_records import StepRecords
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
-from inflight.kv_cache.sizing import describe_size, make_kv_cache_configs, num_tokens_held
-from inflight.scheduler.added_tokens import StepCounters
+from inflight.kv_cache.sizing import num_tokens_held
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
-from inflight.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
-# How long a step waits for a grammar if there is nothing else to do. A request that arrives meanwhile waits as long.
+# How long `step` waits for a grammar if there is nothing else to do. A request that arrives meanwhile is planned afterwards.
 IDLE_SECONDS = 0.01
 
 
@@ -55,10 +53,11 @@ class EngineCore:
 
     Attributes:
         before_plan: called right before each plan; it may add and abort requests. Does nothing by default.
-        wait_for_arrival: called with the oldest step while more steps may be in flight than are. It waits until the step is
-            done, or until a request has arrived and was added; True says the latter, and `step` plans again. None: `step`
-            waits for the oldest step only.
-        scheduler_config: the configured one, with the stagger and depth that the start measured for the pipeline.
+        wait_for_arrival: called with the oldest step while fewer than `depth` steps are in flight. It waits until the step is
+            done (False), or until a request has arrived and was added (True); then `step` plans again. None: `step` waits
+            for the oldest step only.
+        scheduler_config: the configured one, with the stagger and depth that were measured for the pipeline at the start.
+        timeline: when the engine planned, waited, committed and filled masks.
     """
 
     def __init__(
@@ -69,33 +68,9 @@ class EngineCore:
         self._grammars = grammars
         self.before_plan: Callable[[], None] = lambda: None
         self.wait_for_arrival: Callable[[Future[ModelRunnerOutput]], bool] | None = None
-        self.timeline = Timeline()
-        self._clock = StepClock()
-        self._newest_step = -1  # the id of the step committed last
-        self._reported = StepCounters()
-        start = time.perf_counter()
-        specs = executor.get_kv_cache_specs()
-        if config.cache.memory_bytes is not None:
-            available = [config.cache.memory_bytes] * len(specs)
-        else:
-            available = executor.determine_available_memory()
-        kv_cache_configs = make_kv_cache_configs(
-            specs,
-            available,
-            max_model_len=config.model.max_model_len,
-            max_step_tokens=config.scheduler.max_num_batched_tokens,
-            is_measured=config.cache.memory_bytes is None,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            usual_sequence_len=config.cache.usual_sequence_len,
-        )
-        sized = time.perf_counter()
-        logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))
-        executor.initialize_from_config(kv_cache_configs)
-        self.kv_cache_config = kv_cache_configs[0]
+        self.kv_cache_config = allocate_kv_cache(config, executor)
         self.num_kv_cache_tokens = num_tokens_held(self.kv_cache_config)
-        logger.info("memory was measured in %.2f s", sized - start)
-        logger.info("the KV cache was allocated, and a first step run, in %.2f s", time.perf_counter() - sized)
-        self._kv_cache = KVCacheManager(
+        kv_cache = KVCacheManager(
             self.kv_cache_config,
             fingerprint=config.model.fingerprint,
             enable_prefix_caching=config.cache.enable_prefix_caching,
@@ -103,7 +78,7 @@ class EngineCore:
         self.scheduler_config, first_step_id = tuned(config, executor, self.kv_cache_config)
         self.scheduler = Scheduler(
             self.scheduler_config,
-            self._kv_cache,
+            kv_cache,
             max_model_len=config.model.max_model_len,
             grammars=grammars,
             num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
@@ -116,8 +91,8 @@ class EngineCore:
         self._death: RankError | None = None
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._outputs: list[EngineCoreOutput] = []  # committed, not yet returned
-        self._idle_since_ns: int | None = None  # since when there is no request
-        self._note_idleness()
+        self._records = StepRecords(self.scheduler, kv_cache)
+        self.timeline = self._records.timeline
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
@@ -129,7 +104,7 @@ class EngineCore:
         aborted = set(request_ids)
         self.scheduler.abort_requests(aborted)
         self._outputs = [output for output in self._outputs if output.request_id not in aborted]
-        self._note_idleness()
+        self._records.note_idleness()
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has a step to run, or an output to return."""
@@ -151,7 +126,7 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """Find a dead rank while no step runs that would fail. Never waits.
+        """Notice the death of a rank while no step is in flight. Never waits.
 
         Raises:
             WorkerDiedError: a rank has died, so the core is dead.
@@ -175,14 +150,12 @@ class EngineCore:
             if self._in_flight:
                 self._plan_arrivals()
                 self._commit_oldest()
-                if (
-                    self._depth > 1
-                ):  # now, because the caller may take long to process the outputs; with 1 it sees them first
-                    self._submit_steps()
+                if self._depth > 1:  # with depth 1 the caller sees the outputs first, and may abort requests
+                    self._submit_steps()  # before the caller processes the outputs, which may take long
             elif not self._outputs and not self.scheduler.has_failures:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
         outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []
-        self._note_idleness()
+        self._records.note_idleness()
         return outputs
 
     def collective_rpc(
@@ -193,8 +166,8 @@ class EngineCore:
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Commit the steps in flight, which may wait for masks that only the core sends; then `Executor.collective_rpc`. The
-        next `step` returns the outputs of these steps.
+        """Commit the steps in flight, whose outputs the next `step` returns; then call `Executor.collective_rpc`. Without the
+        commits the call could wait for ever: it runs behind the steps, and they may wait for masks that only the core sends.
 
         Raises:
             EngineError: the call failed; or a step failed, as in `step`.
@@ -212,13 +185,9 @@ class EngineCore:
             plan = self.scheduler.schedule()
             if plan is None:
                 break
-            self._note_work(plan.step_id, "plan", start)
-            was_idle = self._idle_since_ns is not None
-            if self._idle_since_ns is not None:
-                self.timeline.record(plan.step_id, "idle", self._idle_since_ns, start)
-                self._idle_since_ns = None
+            self._records.worked(plan.step_id, "plan", start)
             future = self._executor.execute_model(plan, non_block=True)
-            self._clock.submitted(future, after_idleness=was_idle)
+            self._records.submitted(plan.step_id, future, start)
             self._in_flight.append((plan, future))
             self._send_masks()
 
@@ -238,8 +207,8 @@ class EngineCore:
             output = future.result()
         start = time.perf_counter_ns()
         self._outputs += self.scheduler.update_from_output(plan, output)
-        self._note_work(plan.step_id, "commit", start)
-        self._newest_step = plan.step_id
+        self._records.worked(plan.step_id, "commit", start)
+        self._records.committed(plan.step_id)
         self._in_flight.popleft()  # not earlier: an interrupt during the wait must not lose the step
         self._send_masks()
 
@@ -248,19 +217,12 @@ class EngineCore:
         start = time.perf_counter_ns()
         for step_id, grammar_output in self.scheduler.fill_masks():
             self._executor.provide_grammar_output(step_id, grammar_output)
-            start = self._note_work(step_id, "mask", start)
-
-    def _note_work(self, step_id: int, phase: str, start_ns: int) -> int:
-        """Record work of this thread that ends now. Returns the time."""
-        end_ns = time.perf_counter_ns()
-        self.timeline.record(step_id, phase, start_ns, end_ns)
-        self._clock.worked(start_ns, end_ns)
-        return end_ns
+            start = self._records.worked(step_id, "mask", start)
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Void the steps in flight if the body fails. If the rank can go on, and all requests of the failed step had ended
-        before, the failure is only logged: the other steps are computed again."""
+        """Void the steps in flight if the body fails. The failure is only logged if the rank can go on, and if all requests of
+        the failed step had ended before: the other steps are computed again."""
         self.check_alive()
         try:
             yield
@@ -309,27 +271,7 @@ class EngineCore:
 
     def take_stats(self) -> SchedulerStats:
         """The state now, and the counts since the last call."""
-        scheduler, before = self.scheduler, self._reported
-        self._reported = now = replace(scheduler.stats)
-        gaps, hidden_share = self._clock.take()
-        return SchedulerStats(
-            step_id=self._newest_step,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_waiting_tokens=scheduler.num_waiting_tokens,
-            kv_cache_usage=self._kv_cache.usage,
-            prefix_cache_queries=now.num_queried_tokens - before.num_queried_tokens,
-            prefix_cache_hits=now.num_hit_tokens - before.num_hit_tokens,
-            num_preemptions=now.num_preemptions - before.num_preemptions,
-            num_generation_tokens=now.num_sampled_tokens
-            + now.num_forced_tokens
-            - before.num_sampled_tokens
-            - before.num_forced_tokens,
-            num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
-            num_accepted_tokens=now.num_accepted_tokens - before.num_accepted_tokens,
-            step_gaps=gaps,
-            hidden_share=hidden_share,
-        )
+        return self._records.take_stats()
 
     def reset_prefix_cache(self) -> None:
         self.scheduler.reset_prefix_cache()
@@ -339,8 +281,3 @@ class EngineCore:
         self._executor.shutdown()
         if self._grammars is not None:
             self._grammars.close()
-
-    def _note_idleness(self) -> None:
-        """Time from now to the next plan is not counted as time that devices wait for the engine."""
-        if self._idle_since_ns is None and not self.scheduler.has_unfinished_requests():
-            self._idle_since_ns = time.perf_counter_ns()

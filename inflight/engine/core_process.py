@@ -31,13 +31,13 @@ from functools import partial
 from queue import SimpleQueue
 
 from inflight.engine.core import EngineCore
-from inflight.engine.front_end import make_grammars, read_tokenizer
+from inflight.engine.front_end import make_grammars
 from inflight.engine.outbox import EXIT_FAILED, Outbox
 from inflight.errors import CodecError, EngineDeadError, EngineError, InflightError, RankError
 from inflight.executor.executor import Executor
+from inflight.executor.failures import failure_of
 from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
-from inflight.executor.worker_loop import failure_of
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
@@ -51,6 +51,7 @@ from inflight.interface.serving import (
     StartEngine,
 )
 from inflight.interface.step import ModelRunnerOutput
+from inflight.tokenizer.source import read_tokenizer
 
 logger = logging.getLogger("inflight.engine.core_process")  # as a program its name is __main__
 

@@ -18,7 +18,7 @@ class Detokenizer:
     """Without a tokenizer (or with detokenize=False) the text stays empty.
 
     Attributes:
-        stop_string: the stop string that ended the text, once one has.
+        stop_string: the stop string that has ended the text; None until then.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Detokenizer:
         self.stop_string: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens. If one of them completes a stop string, return how many were needed, with this one: the text is cut, and
-        no more tokens may be added. Otherwise return None.
+        """Add tokens. If one of them completes a stop string, return how many of them were needed; the text is cut, and no more
+        tokens may be added. Otherwise return None.
 
         As in vLLM, no stop string ends in the text of the first `min_tokens` tokens, though one may begin there.
         """
@@ -60,8 +60,8 @@ class Detokenizer:
         return None
 
     def finish(self, end_token_id: int | None = None) -> None:
-        """Release what is held, including an incomplete character. `end_token_id`: the token that ended the request, which was
-        not pushed. With `include_stop_str_in_output` its text is added, and not searched for stop strings.
+        """Release what is held, including an incomplete character. `end_token_id`: the token that ended the request, if it was
+        not pushed. With `include_stop_str_in_output` its text is added, but not searched for stop strings.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:

@@ -1,37 +1,39 @@
 """Reads from a model's folder what a front end needs: configuration, tokenizer, chat template; everything but the weights.
 
-`LLMEngine` and `AsyncLLM` each make an `InputProcessor` of it. It imports no torch, so `AsyncLLM` has it while the engine's
-process still loads the weights.
+`LLMEngine` and `AsyncLLM` each make an `InputProcessor` of these. Nothing here imports torch, so the input processor of
+`AsyncLLM` is ready while the engine's process still loads the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
-from inflight.config.gguf_file import read_gguf
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
 from inflight.engine.generation_defaults import model_eos_token_ids
 from inflight.engine.input_processor import InputProcessor
-from inflight.hub import read_generation_config, resolve_model_folder, resolve_tokenizer_folder
+from inflight.hub import read_generation_config, resolve_model_folder
 from inflight.structured_output.backend import GrammarBackend
 from inflight.structured_output.manager import StructuredOutputManager
 from inflight.structured_output.selector import create_backend
-from inflight.tokenizer.chat_template import ChatTemplate
-from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
+from inflight.tokenizer.source import read_chat_template, read_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """The model that is served. `name`: as it was given, or "embedded". `num_kv_cache_tokens`: how many the KV cache holds."""
+    """The model that is served.
+
+    Attributes:
+        name: as it was given, or "embedded".
+        num_kv_cache_tokens: how many tokens the KV cache holds.
+    """
 
     name: str
     max_model_len: int
@@ -99,31 +101,3 @@ def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> Struct
         return create_backend(config.structured_outputs.backend, tokenizer, architecture.vocab_size, sorted(eos))
 
     return StructuredOutputManager(create, architecture.vocab_size, num_buffers=2 * config.scheduler.max_depth)
-
-
-def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
-    """The model's own tokenizer, or that of another folder or hub id.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
-    source = _tokenizer_source(model_folder, tokenizer)
-    return gguf_tokenizer(read_gguf(source)) if source.is_file() else Tokenizer.from_folder(source)
-
-
-def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
-    """The chat template that belongs to the tokenizer, or `given` in its place: a file, or a text.
-
-    Raises:
-        ConfigError: it cannot be read, or is no template.
-    """
-    source = _tokenizer_source(model_folder, tokenizer)
-    if source.is_file():
-        return gguf_chat_template(read_gguf(source), given)
-    return ChatTemplate.from_folder(source, given)
-
-
-def _tokenizer_source(model_folder: Path, tokenizer: str | None) -> Path:
-    """A folder, or a GGUF file that has no tokenizer.json beside it."""
-    source = model_folder if tokenizer is None else resolve_tokenizer_folder(tokenizer)
-    return source.parent if source.is_file() and (source.parent / "tokenizer.json").is_file() else source

@@ -1,7 +1,7 @@
-"""`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes of them what the engine core runs.
+"""`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes the requests that the engine core runs.
 
-This is the only place where a request is checked against the model's limits. It counts the requests: the seed of a request
-that brings none follows from (engine seed, count).
+Every check of a request against the model's limits is made here. The processor counts the requests: if a request brings no
+seed, its seed follows from (engine seed, count).
 """
 
 from __future__ import annotations
@@ -12,37 +12,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict, Unpack
-
-import numpy as np
+from typing import Any, TypedDict, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.generation_defaults import default_sampling_params, model_eos_token_ids
+from inflight.engine.prompt import Prompt, as_token_ids, open_prompt, token_array
+from inflight.engine.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
 from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.parsers.markup import ToolMarkup
 from inflight.parsers.selector import detect_parsers
 from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
-from inflight.sample.validation import check_sampling
+from inflight.sample.validation import check_num_logprobs, check_sampling
 from inflight.sampling_params import SamplingParams
-from inflight.structured_output.selector import backend_class
-from inflight.structured_output.spec import GrammarSpec
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
-
-
-class TextPrompt(TypedDict):
-    prompt: str
-    cache_salt: NotRequired[str]
-
-
-class TokensPrompt(TypedDict):
-    prompt_token_ids: Sequence[int]
-    cache_salt: NotRequired[str]
-
-
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 class RequestOptions(TypedDict, total=False):
@@ -174,10 +159,11 @@ class InputProcessor:
                 "start the engine with scheduling_policy='priority'"
             )
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
-        room = self._check_length(len(token_ids))
+        room = self._max_model_len - len(token_ids)
         params = self.default_params if params is None else params
-        unenforced = self._check_structured_outputs(params)
-        self._check_params(params)
+        check_text_parameters(params, self.tokenizer, self.eos_token_ids)
+        unenforced = unenforced_places(params, self.config.structured_outputs.backend)
+        check_num_logprobs(params, self._vocab_size)
         # a request that brings a seed is counted, too: it does not change the seeds of the later ones
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
@@ -189,7 +175,7 @@ class InputProcessor:
             stop_token_ids=eos | frozenset(params.stop_token_ids or ()),
             eos_token_ids=eos,
             reasoning_end_ids=self._reasoning_end_of(token_ids) if thinks_first else (),
-            bad_words_token_ids=self._tokenize_bad_words(params.bad_words or ()),
+            bad_words_token_ids=self._bad_words_of(params),
         )
         check_sampling(sampling, self._vocab_size)
         parent = EngineCoreRequest(
@@ -237,24 +223,12 @@ class InputProcessor:
         """How the model writes tool calls, found in its chat template."""
         return detect_parsers(self.chat_template).markup
 
-    # -- grammars ------------------------------------------------------------------------------------------------------
+    # -- parameters ----------------------------------------------------------------------------------------------------
 
-    def _check_structured_outputs(self, params: SamplingParams) -> tuple[str, ...]:
-        """Check what can be checked before the grammar is compiled. Returns the places that the grammar will not enforce."""
-        wanted = params.structured_outputs
-        if wanted is None:
+    def _bad_words_of(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not params.bad_words or self.tokenizer is None:
             return ()
-        if self.tokenizer is None:
-            raise InvalidRequestError(
-                "structured_outputs needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
-            )
-        if not self.eos_token_ids:
-            raise InvalidRequestError("structured_outputs needs a model with an EOS token: a grammar ends by one")
-        if params.allowed_token_ids is not None:
-            raise InvalidRequestError(
-                "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
-            )
-        return tuple(backend_class(self.config.structured_outputs.backend).relax(GrammarSpec.from_params(wanted))[1])
+        return tokenize_bad_words(params.bad_words, self.tokenizer, self._vocab_size)
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
         """The marker behind which the grammar starts; none if the prompt's last turn holds it already."""
@@ -267,16 +241,13 @@ class InputProcessor:
 
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
         """Returns the text (None if there is none), the token ids and the cache salt."""
-        given: object = prompt
-        salt: object = options.get("cache_salt", "")
-        if isinstance(prompt, Mapping):
-            given, salt = _open_dict(prompt), prompt.get("cache_salt", salt)
-        if not isinstance(salt, str):
-            raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
-        if not isinstance(given, str):
-            return None, self._check_token_ids(given), salt
-        token_ids = self.encode(given, add_special_tokens=options.get("add_special_tokens", True))
-        return given, self._check_token_ids(token_ids), salt
+        given, salt = open_prompt(prompt, options.get("cache_salt", ""))
+        text = given if isinstance(given, str) else None
+        if text is not None:
+            given = self.encode(text, add_special_tokens=options.get("add_special_tokens", True))
+        token_ids = as_token_ids(given)
+        self._check_length(len(token_ids))  # before anything is copied
+        return text, token_array(token_ids, self._vocab_size), salt
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A prompt's token ids. A text that is far too long is refused before it is tokenised, which would take seconds.
@@ -292,85 +263,12 @@ class InputProcessor:
         self._check_length(self.tokenizer.fewest_tokens(text), "at least ")
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def _check_token_ids(self, token_ids: object) -> Int32Array:
-        if isinstance(token_ids, (bytes, bytearray)) or not isinstance(token_ids, (Sequence, np.ndarray)):
-            raise InvalidRequestError(
-                f"a prompt must be text, a list of token ids, {{'prompt': ...}} or {{'prompt_token_ids': ...}}; "
-                f"this one is a {type(token_ids).__name__}"
-            )
-        if len(token_ids) == 0:
-            raise InvalidRequestError("the prompt is empty; give at least one token")
-        self._check_length(len(token_ids))  # before anything is copied
-        # without a loop in Python, so that a long prompt does not hold up other threads
-        is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < self._vocab_size
-        for position, token_id in enumerate(() if is_valid else token_ids):  # finds the position of the wrong token
-            if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
-                raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidRequestError(
-                    f"prompt token {token_id} at position {position} is outside the vocabulary of {self._vocab_size} tokens"
-                )
-        return np.array(token_ids, dtype=np.int32)
-
-    def _check_length(self, num_prompt_tokens: int, how_exact: str = "") -> int:
-        """How many tokens may follow the prompt."""
-        room = self._max_model_len - num_prompt_tokens
-        if room < 1:
+    def _check_length(self, num_prompt_tokens: int, how_exact: str = "") -> None:
+        if num_prompt_tokens >= self._max_model_len:
             raise ContextLengthExceededError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt is too long: "
                 f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it."
             )
-        return room
-
-    # -- parameters ----------------------------------------------------------------------------------------------------
-
-    def _check_params(self, params: SamplingParams) -> None:
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(params, name)
-            if count is not None and count > self._vocab_size:
-                raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {self._vocab_size} tokens")
-        if self.tokenizer is None:
-            for name in ("stop", "bad_words"):
-                if getattr(params, name):
-                    raise InvalidRequestError(
-                        f"{name} needs a tokenizer, and the engine has none (skip_tokenizer_init=True): leave it out"
-                    )
-
-    def _tokenize_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word at the beginning of a text, and those after a space if they differ."""
-        found: dict[tuple[int, ...], None] = {}
-        for word in words:
-            bare = word.lstrip(" ")
-            at_start = self._tokenize_bad_word(word, bare or word)
-            found[at_start] = None
-            if bare:
-                after_space = self._tokenize_bad_word(word, " " + bare)
-                if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` forbids it already
-                    found[after_space] = None
-        return tuple(found)
-
-    def _tokenize_bad_word(self, word: str, variant: str) -> tuple[int, ...]:
-        assert self.tokenizer is not None
-        token_ids = self.tokenizer.encode(variant, add_special_tokens=False)
-        unknown = self.tokenizer.unk_token_id in token_ids
-        if not token_ids or unknown or max(token_ids) >= self._vocab_size:
-            raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
-        return tuple(token_ids)
-
-
-def _open_dict(prompt: Mapping[str, object]) -> object:
-    """The text or the token ids in it."""
-    if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
-        raise InvalidRequestError(
-            f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
-        )
-    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-        raise InvalidRequestError("a dict prompt has either 'prompt' (text) or 'prompt_token_ids', and not both")
-    if "prompt" in prompt and not isinstance(prompt["prompt"], str):
-        raise InvalidRequestError(f"'prompt' is a {type(prompt['prompt']).__name__}; it must be text")
-    if isinstance(prompt.get("prompt_token_ids"), str):
-        raise InvalidRequestError("'prompt_token_ids' is text; give it as 'prompt'")
-    return prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:

@@ -1,4 +1,4 @@
-"""`LLMEngine`: turns prompts into `RequestOutput`s, with input processor, engine core and output processor in one process."""
+"""`LLMEngine`: turns prompts into `RequestOutput`s. Input processor, engine core and output processor are in one process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, Unpack
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core import EngineCore
 from inflight.engine.front_end import make_grammars, make_input_processor, resolve_config
-from inflight.engine.input_processor import ChatOptions, InputProcessor, Prompt, RequestOptions
+from inflight.engine.input_processor import ChatOptions, InputProcessor, RequestOptions
 from inflight.engine.output_processor import OutputProcessor
+from inflight.engine.prompt import Prompt
 from inflight.engine.request_state import RequestOutputKind
 from inflight.engine.step_figures import ENGINE
 from inflight.errors import EngineClosedError
@@ -78,10 +79,10 @@ class LLMEngine:
         """Queue a request; `step` computes it. `InputProcessor.process` describes the arguments.
 
         Args:
-            kind: which outputs of it `step` returns.
+            kind: which outputs of the request `step` returns.
 
         Raises:
-            InvalidRequestError: says what was given, what is allowed and what to do; or a request with this id still runs.
+            InvalidRequestError: the request is wrong, and the message says what to do; or a request with this id still runs.
         """
         self._check_open()
         request = self._input_processor.process(request_id, prompt, params, **options)
@@ -132,7 +133,7 @@ class LLMEngine:
         return self._input_processor.with_strict_tools(params, tools)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
-        """The events of `first_step` and later steps that the timelines still hold, of "engine", "rank 0", "rank 1", ...
+        """The events of "engine", "rank 0", "rank 1", ... in `first_step` and later steps, if the timelines still hold them.
 
         The steps in flight are committed first. Ranks of other machines have clocks of their own and are left out. With
         external_launcher every engine has to call it; each has its own "engine".

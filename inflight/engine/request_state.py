@@ -30,11 +30,12 @@ class RequestOutputKind(Enum):
 
 
 class RequestState:
-    """A request and its completions, in the order of their index. Additions that nobody takes for a while come as one output.
+    """A request and its completions, in the order of their index. If no output was taken for a while, the next one has it all.
 
     Attributes:
         num_unfinished: completions that have not ended.
-        error: why the completion failed that failed last. `engine_failed`: the engine was the cause, and not the request.
+        error: why a completion failed; if several have failed, the reason of the last one.
+        engine_failed: the engine was the cause of `error`, and not the request.
         finished_time: when the last completion ended; 0.0 while one runs.
     """
 
@@ -109,7 +110,7 @@ class RequestState:
         )
 
     def summary(self) -> FinishedRequest:
-        """What observers get when it has ended."""
+        """What observers get when the request has ended."""
         return FinishedRequest(
             request_id=self.request.request_id,
             params=self.request.params,

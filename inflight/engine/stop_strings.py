@@ -1,8 +1,8 @@
 """`StopStrings`: finds the first of several strings in a growing text, in one pass over its characters.
 
-It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest end of the text that begins one of the
-strings. A stream has to hold back this many characters; the rest of the text is not needed any more. The match that ends first
-wins, and the longest one of those that end together. So the result does not depend on how the text is divided.
+It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest suffix of the text that is a prefix of one of
+the strings. A stream has to hold back this suffix; the rest of the text is not needed any more. The match that ends first wins;
+if several end together, the longest of them wins. So the result does not depend on how the text is divided.
 """
 
 from __future__ import annotations

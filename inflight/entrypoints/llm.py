@@ -11,8 +11,9 @@ from typing import Any, Self, Unpack, cast
 from tqdm import tqdm
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.input_processor import ChatOptions, Prompt, RequestOptions
+from inflight.engine.input_processor import ChatOptions, RequestOptions
 from inflight.engine.llm_engine import LLMEngine
+from inflight.engine.prompt import Prompt
 from inflight.engine.step_figures import StepFigures, step_figures
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
@@ -91,7 +92,7 @@ class LLM:
             continue_final_message: continue the last message instead; False by default.
             chat_template_kwargs: further variables for the template.
 
-        Raises: as `generate`, and TokenizerError without a chat template.
+        Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
         if not messages:
             raise InvalidRequestError("there are no messages")

@@ -8,12 +8,11 @@ A concrete executor says only how ranks are launched and how a message reaches t
 Order matters in two places. All ranks get the messages in the same order, whichever threads call: collectives on the ranks rely
 on it. A message is in the table before it is sent, because its reply may come before `_send` returns.
 
-If the ranks are threads of this process, plans, arguments and results pass by reference. Nobody may change them.
+If the ranks are threads of this process, plans, arguments and results pass by reference: they must not be changed.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import threading
 import time
@@ -26,7 +25,7 @@ from typing import Any, Literal, overload
 
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import ranks_of_node
-from inflight.errors import ConfigError, InflightError, RankError, StepTimeoutError
+from inflight.errors import InflightError, RankError, StepTimeoutError
 from inflight.executor.pending import PendingCall, PendingStep
 from inflight.executor.reply_table import ReplyTable
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
@@ -34,10 +33,8 @@ from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcC
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
 MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
-MAX_BROKEN_SHUTDOWN_SECONDS = (
-    0.5  # if a rank is lost or silent: the others may wait for it, and never end by themselves
-)
-ROOT_CAUSE_SECONDS = 0.5  # that the engine waits, after the first error of a step, for the error that caused it
+MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # if a rank is lost or silent: the others may wait for it for ever
+ROOT_CAUSE_SECONDS = 0.5  # how long the engine waits, after the first error of a step, for the error that caused it
 
 
 class Executor(ABC):
@@ -54,25 +51,14 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """The class for `config.parallel.distributed_executor_backend`. Imports only what that class needs.
+        """The class for `config.parallel.distributed_executor_backend`.
 
         Raises:
             ConfigError: the backend names a class that cannot be imported, or that is no Executor.
         """
-        backend = config.parallel.distributed_executor_backend
-        if backend == "uni":
-            from inflight.executor.uniproc import UniProcExecutor
+        from inflight.executor.selector import executor_class  # it imports this file
 
-            return UniProcExecutor
-        if backend == "mp":
-            from inflight.executor.multiproc import MultiprocExecutor
-
-            return MultiprocExecutor
-        if backend == "external_launcher":
-            from inflight.executor.external_launcher import ExternalLauncherExecutor
-
-            return ExternalLauncherExecutor
-        return _class_of_name(backend)
+        return executor_class(config.parallel.distributed_executor_backend)
 
     def __init__(self, config: EngineConfig) -> None:
         parallel = config.parallel
@@ -82,7 +68,7 @@ class Executor(ABC):
         self._step_budget = config.execute_model_timeout_seconds
         self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
         self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
-        self._has_silent_rank = False  # if so, other ranks may wait for it and never end by themselves
+        self._has_silent_rank = False  # if True, other ranks may wait for it for ever
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
         self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
@@ -186,14 +172,14 @@ class Executor(ABC):
         non_block: bool = False,
         unique_reply_rank: int | None = None,
     ) -> Any:
-        """Call a public method of every worker, after the steps and calls that were submitted before.
+        """Call a public method of every worker, behind the steps and calls that were submitted before.
 
         Returns:
-            A list with one value per rank. With `unique_reply_rank` the value of that rank, as soon as it has replied: the
+            A list with one value per rank. With `unique_reply_rank` the value of that rank, as soon as it has replied; the
             other ranks run the call, too, and their failures are logged. With `non_block` a future of the list or the value.
 
         Args:
-            timeout: seconds from now, the steps in front included; None waits as long as the ranks live.
+            timeout: seconds from now, for this call and the steps before it. None waits as long as the ranks live.
         """
         assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
         future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank)
@@ -239,8 +225,8 @@ class Executor(ABC):
         self._table.set_death_callback(on_death)
 
     def check_health(self) -> None:
-        """Ask every rank whether it can serve; raises if one cannot. The steps before this call and the call together may take
-        the budget of a step."""
+        """Ask every rank whether it can serve; raises if one cannot. This call and the steps before it may together take the
+        budget of a step."""
         self._table.raise_if_unusable("check_health")  # a closed or broken executor needs no round trip
         self.collective_rpc("check_health", timeout=self._step_budget)
 
@@ -296,7 +282,7 @@ class Executor(ABC):
                 raise error
 
     def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
-        """How long `_terminate` waits for ranks to end by themselves: a point in time on the clock `time.monotonic()`."""
+        """Until when `_terminate` waits for ranks to end by themselves, on the clock `time.monotonic()`."""
         seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
         return time.monotonic() + min(seconds, self._step_budget)
 
@@ -307,19 +293,3 @@ class Executor(ABC):
     def _rank_died(self, rank: int, reason: str) -> None:
         """A rank is gone for good. From any thread, any number of times."""
         self._table.rank_died(rank, reason)
-
-
-def _class_of_name(name: str) -> type[Executor]:
-    """`name`: "package.module:ClassName"."""
-    module, _, class_name = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), class_name)
-    except Exception as error:  # whatever the module raises as it is imported
-        raise ConfigError(
-            f"distributed_executor_backend={name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Executor)):
-        raise ConfigError(
-            f"distributed_executor_backend={name!r} is no subclass of inflight.executor.executor.Executor"
-        )
-    return found

@@ -30,10 +30,10 @@ from inflight.config.engine import EngineConfig
 from inflight.distributed.launcher import LauncherMeeting
 from inflight.errors import CodecError, ConfigError, EngineError
 from inflight.executor.executor import Executor
+from inflight.executor.failures import failed_reply, failure_of, start_up_error
 from inflight.executor.io_thread import IoThread
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream, use_heartbeats
 from inflight.executor.uniproc import RankThread, WorkerFactory
-from inflight.executor.worker_loop import failed_reply, failure_of, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Frame
 from inflight.interface.messages import (

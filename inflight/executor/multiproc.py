@@ -25,11 +25,11 @@ from inflight.config.engine import EngineConfig
 from inflight.config.ranks import RankLayout, ranks_of_node
 from inflight.errors import CodecError, EngineError, WorkerDiedError
 from inflight.executor.executor import Executor
+from inflight.executor.failures import failed_reply, start_up_error
 from inflight.executor.io_thread import IoThread
 from inflight.executor.join import Listener
 from inflight.executor.process import WorkerProcess, stop_processes, worker_title
 from inflight.executor.transport import MAX_LINK_SILENCE_SECONDS, Stream
-from inflight.executor.worker_loop import failed_reply, start_up_error
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (

@@ -12,7 +12,8 @@ from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from typing import Any
 
-from inflight.errors import ConfigError, InflightError, RankError, StepError, error_by_name
+from inflight.errors import ConfigError, InflightError, RankError, StepError
+from inflight.executor.failures import named_error
 from inflight.interface.messages import ReplyKey, WorkerFailure
 from inflight.interface.step import SchedulerOutput
 
@@ -29,16 +30,16 @@ class Pending(ABC):
         result_rank: the rank whose value is the result; None: the result is a list of all ranks' values.
     """
 
-    step_id: int | None = None  # of a call
+    step_id: int | None = None  # a call has none
     request_ids: Sequence[str] = ()
 
     def __init__(self, key: ReplyKey, num_ranks: int, result_rank: int | None) -> None:
         self.key = key
         self.result_rank = result_rank
-        self.future: Future[Any] = Future()  # Any: of a step its ModelRunnerOutput, of a call what the method returned
+        self.future: Future[Any] = Future()  # Any: a step gives its ModelRunnerOutput, a call what the method returned
         self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the ranks have the message
         self.missing = set(range(num_ranks))  # ranks that have not replied
-        self.values: dict[int, Any] = {}  # rank -> what it replied, failures apart
+        self.values: dict[int, Any] = {}  # rank -> what it replied, if it has not failed
         self.settled = False
         self.deadline = math.inf  # of the future, on the clock time.monotonic()
         self.ask_at = math.inf  # shortly before the deadline: when to ask the silent ranks what they are doing
@@ -46,7 +47,7 @@ class Pending(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """How an error message calls it."""
+        """What error messages call the command."""
 
     @property
     def awaited(self) -> Set[int]:
@@ -54,7 +55,7 @@ class Pending(ABC):
         return self.missing
 
     def result(self) -> Any:
-        """All ranks that the future waits for have replied."""
+        """To be called when all ranks that the future waits for have replied."""
         if self.result_rank is not None:
             return self.values[self.result_rank]
         return [self.values[rank] for rank in sorted(self.values)]
@@ -81,7 +82,7 @@ class PendingStep(Pending):
     def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
         self.plan, self.step_id, self.request_ids = plan, plan.step_id, plan.request_ids
-        self.awaits_masks = len(plan.grammar_rows) > 0  # its time begins when they have been sent
+        self.awaits_masks = len(plan.grammar_rows) > 0  # the time of the step begins when they have been sent
 
     @property
     def name(self) -> str:
@@ -111,12 +112,3 @@ class PendingCall(Pending):
     def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
         named = named_error(rank, failure) if self.method in START_UP_CALLS else None
         return named if isinstance(named, ConfigError) else super().failure_error(rank, failure)
-
-
-def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
-    """The error that a rank has raised, of the same class. Its message names the rank, and a note holds the rank's traceback.
-    None if `error_by_name` does not know the class."""
-    error = error_by_name(failure.type_name, f"rank {rank}: {failure.message}")
-    if error is not None:
-        error.add_note(f"On rank {rank}:\n{failure.traceback}")
-    return error

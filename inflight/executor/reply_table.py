@@ -3,22 +3,20 @@
 Owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches the deadlines.
 Any thread may call any method. Futures are settled outside the lock, so a future's callback may call back.
 
-The life of a reply, in this order. The first rule that ends it is the last one:
+These rules apply to a reply, in this order, until one of them drops it or settles the future:
 
 1. It is dropped if its epoch is not the table's, if its key is not in the table (never sent, or complete), or if its rank has
    replied before.
 2. Its rank leaves `missing`. If no rank is missing any more, the command leaves the table.
 3. If the future does not wait for this rank any more (it was settled by an error, by a timeout, or by the one reply that the
-   caller asked for), the reply changes nothing. A failure is logged, and that of a step is kept for `root_cause`.
+   caller asked for), the future does not change. A failure is logged; the failure of a step is kept for `root_cause`.
 4. A failure settles the future with an error at once: the ranks that wait for the failed one may never reply.
 5. If the future waits for no other rank, it is settled with the result: for a step the output of `output_rank`, for a call a
    list of all values, or the value of the one rank that the caller asked for.
 
 If a rank dies, the future of every command that waits for it fails, and the table accepts no new commands.
 
-Shortly before a deadline the table asks each rank that has not answered what it is doing. On the rank a thread that does
-nothing else answers. So a rank that does not answer this question is stopped, hangs while it holds the GIL, or is cut off, and
-the error of the timeout names it. If all ranks answer, the error names a rank that is not waiting for another one.
+Shortly before a deadline the table asks each rank that has not answered what it is doing: see `RankActivities`.
 """
 
 from __future__ import annotations
@@ -30,14 +28,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inflight.errors import EngineClosedError, EngineError, RankError, StepTimeoutError, WorkerDiedError
+from inflight.errors import EngineClosedError, EngineError, RankError, WorkerDiedError
 from inflight.executor.pending import Pending, PendingCall, PendingStep
+from inflight.executor.rank_activities import RankActivities
 from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerActivity, WorkerFailure, WorkerReply
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 64  # that are kept; the first cause is among them
-MAX_ASK_SECONDS = 0.5  # between this question and the deadline; at most a tenth of the time
+MAX_ERRORS = 64  # how many are kept; the first cause is among them
+MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked; at most a tenth of the time allowed
 
 Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
 
@@ -48,18 +47,17 @@ class ReplyTable:
         step_budget: seconds a step may take. Its time begins with its submission, with the end of the step before it, or when
             its masks are sent, whichever is last.
         ask: asks a rank what it is doing; its `WorkerActivity` is delivered at once or later. Must not wait.
-        state: what is known of a rank that does not answer this question; "" if nothing. Must not wait.
+        state: see `RankActivities`.
     """
 
     def __init__(self, *, step_budget: float, ask: Callable[[int], None], state: Callable[[int], str]) -> None:
         self.epoch = 0
         self._step_budget = step_budget
-        self._ask, self._state = ask, state
+        self._ask = ask
         self._pending: dict[ReplyKey, Pending] = {}  # not complete, in the order in which they were sent
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
-        self._activities: dict[int, WorkerActivity] = {}  # rank -> its answer to the last question
-        self._newest_replies: dict[int, int] = {}  # rank -> the last step that it answered
+        self._activities = RankActivities(state)
         self._errors: list[RankError] = []  # of steps, and of ranks that died
         self._closed = False
         self._on_death: Callable[[], None] | None = None
@@ -71,8 +69,8 @@ class ReplyTable:
     # -- commands out ----------------------------------------------------------------------------------------
 
     def add(self, pending: PendingStep | PendingCall) -> bool:
-        """Whether the command may be sent. If a rank is gone or the table is closed, it may not, and its future has failed. The
-        time of a call begins now."""
+        """Returns whether the command may be sent. If a rank is gone or the table is closed, it may not, and its future has
+        failed. The time of a call begins now."""
         with self._changed:
             refusal = self._refusal(pending.name, pending.step_id, pending.request_ids)
             if refusal is None:
@@ -93,8 +91,8 @@ class ReplyTable:
         return False
 
     def masks_sent(self, step_id: int) -> bool:
-        """To be called before the masks of a step are sent. Returns False if they must not be: a rank is gone, or the table is
-        closed."""
+        """To be called before the masks of a step are sent. Returns False if they must not be sent, because a rank is gone or
+        the table is closed."""
         with self._changed:
             pending = self._pending.get(("step", step_id))
             if isinstance(pending, PendingStep):
@@ -125,7 +123,7 @@ class ReplyTable:
     def deliver(self, reply: WorkerReply) -> None:
         with self._changed:
             if isinstance(reply, WorkerActivity):
-                self._activities[reply.rank] = reply
+                self._activities.answers[reply.rank] = reply
                 return
             settlement = self._take(reply)
         if settlement is not None:
@@ -141,7 +139,7 @@ class ReplyTable:
         if not pending.missing:
             del self._pending[reply.key]
         if isinstance(reply, StepReply):
-            self._newest_replies[reply.rank] = reply.step_id
+            self._activities.newest_replies[reply.rank] = reply.step_id
         if reply.failure is not None:
             return self._take_failure(pending, reply.rank, reply.failure, is_awaited)
         pending.values[reply.rank] = reply.output if isinstance(reply, StepReply) else reply.value
@@ -208,9 +206,7 @@ class ReplyTable:
                 return cause
             if pending is None or not pending.missing:
                 return error
-            ranks, silent = self._describe_silent(pending)
-            message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
-            return pending.error(StepTimeoutError, message, ranks[0])
+            return self._activities.silence_behind(error, pending)
 
     def _first_cause(self) -> RankError | None:
         return next((error for error in self._errors if not error.is_echo), None)
@@ -255,7 +251,7 @@ class ReplyTable:
             self._set_deadline(oldest, self._step_budget)
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
-        """Wakes the watcher only for a deadline before the one it sleeps for, so that a step costs no thread switch."""
+        """Wakes the watcher only if it would sleep past this deadline, so that a step costs no thread switch."""
         pending.deadline = time.monotonic() + seconds
         pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
         if pending.ask_at < self._watcher_wakes_at:
@@ -291,7 +287,7 @@ class ReplyTable:
         """The caller must not hold the lock: a rank in this process answers during the call."""
         with self._changed:
             for rank in ranks:
-                self._activities.pop(rank, None)
+                self._activities.answers.pop(rank, None)
         for rank in ranks:
             self._ask(rank)
 
@@ -299,38 +295,9 @@ class ReplyTable:
         settlements: list[Settlement] = []
         for pending in self._pending.values():
             if pending.deadline <= now and pending.ask_at == math.inf:
-                error = self._timeout_error(pending)
+                error = self._activities.timeout_error(pending, self._step_budget)
                 self._mark_settled(pending)
                 if isinstance(pending, PendingStep):
                     self._note_error(error)
                 settlements.append(partial(pending.future.set_exception, error))
         return settlements
-
-    def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """The ranks that the future waits for, and what each is doing. Ranks that did not answer the question come first, ranks
-        that wait for another rank come last."""
-
-        def order(rank: int) -> tuple[bool, bool, int]:
-            activity = self._activities.get(rank)
-            return activity is not None, activity is not None and activity.is_waiting, rank
-
-        ranks = sorted(pending.awaited, key=order)
-        return ranks, ", ".join(f"rank {rank} ({self._describe(rank)})" for rank in ranks)
-
-    def _describe(self, rank: int) -> str:
-        if (activity := self._activities.get(rank)) is not None:
-            return f"{activity.text}, waiting for another rank" if activity.is_waiting else activity.text
-        newest = self._newest_replies.get(rank)
-        answered = "has answered no step yet" if newest is None else f"answered step {newest} last"
-        return "; ".join(filter(None, (self._state(rank), f"does not say what it is doing; {answered}")))
-
-    def _timeout_error(self, pending: Pending) -> RankError:
-        ranks, silent = self._describe_silent(pending)
-        if isinstance(pending, PendingCall):
-            message = f"{pending.name} had no reply within {pending.timeout:g} s from {silent}"
-        else:
-            message = (
-                f"{pending.name} had no reply within {self._step_budget:g} s from {silent}. If a step may take longer, "
-                f"raise INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS"
-            )
-        return pending.error(StepTimeoutError, message, ranks[0])

@@ -1,6 +1,6 @@
 """`UniProcExecutor`: every rank is a thread of this process, without sockets and without other processes.
 
-A caller with `non_block` plans the next step while the ranks compute, because the computation releases the interpreter lock.
+With `non_block` the caller plans the next step while the ranks compute, because the computation releases the interpreter lock.
 Messages pass by reference: no plan, argument or result is copied.
 
 A thread cannot be killed. `shutdown` frees a rank that waits for another one. A rank that hangs in a call is left behind with a
@@ -18,7 +18,8 @@ from functools import partial
 from inflight.config.engine import EngineConfig
 from inflight.errors import InflightError
 from inflight.executor.executor import Executor
-from inflight.executor.worker_loop import WorkerLoop, failure_of, start_up_error
+from inflight.executor.failures import failure_of, start_up_error
+from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import WorkerCommand, WorkerReply
 from inflight.interface.worker import Rendezvous, WorkerBase
 
@@ -33,9 +34,9 @@ class RankThread:
 
     Args:
         make_worker: constructs the rank's worker.
-        started: called once, in the thread: with None if the rank serves from now on, else with the error that ended it.
-        reply: takes a reply, from any thread of the rank's.
-        died: called with the reason if the loop has ended though nobody stopped it.
+        started: called once, in the thread: with None if the rank can serve, else with the error.
+        reply: called with each reply, in any thread of the rank.
+        died: called with the reason if an error has ended the loop.
 
     Attributes:
         loop: takes the commands.

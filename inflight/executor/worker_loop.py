@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from inflight.errors import InflightError, WorkerDiedError
-from inflight.executor.pending import named_error
+from inflight.executor.failures import failure_of
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
@@ -31,11 +29,11 @@ class WorkerLoop:
     """Runs one rank's commands, in the one thread that touches the worker. Another thread brings them.
 
     A worker may return a step as a future. The loop then takes the next command, and the thread that completes the future
-    replies. A call runs when all steps before it have been answered. Everything behind a call waits with it; only the masks
-    of a step that has begun do not, because the step cannot end without them.
+    replies. A call runs when all steps before it have been answered. Commands behind a call that waits have to wait, too.
+    Only the masks of a step that has begun do not wait, because the step cannot end without them.
 
-    An exception of a command becomes its reply, and the loop goes on. What is no `Exception` (SystemExit, KeyboardInterrupt)
-    leaves `run`: it is the death of the rank, for the caller to report.
+    An exception of a command becomes its reply, and the loop goes on. SystemExit and KeyboardInterrupt leave `run`: the rank
+    dies, and the caller of `run` reports it.
 
     Args:
         reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
@@ -50,7 +48,7 @@ class WorkerLoop:
         self._waiting: deque[WorkerCommand] = deque()  # the first may have to wait for steps, the others wait behind it
         self._steps: dict[int, ExecuteModel] = {}  # under way; single operations of a dictionary are atomic
         self._num_unanswered = 0  # steps
-        self._lock = threading.Lock()  # of `_num_unanswered`, and of what it means for `_waiting`
+        self._lock = threading.Lock()  # guards `_num_unanswered`, and what follows from it for `_waiting`
         self._method = ""  # of the call that runs
         self._has_worker = False
         self._is_stopped = False
@@ -88,7 +86,7 @@ class WorkerLoop:
     # -- in the rank's thread ------------------------------------------------------------------------------------------
 
     def run(self, worker: WorkerBase) -> None:
-        """Until `stop`."""
+        """Run commands until `stop`."""
         self._worker, self._has_worker = worker, True
         while not self._is_stopped:
             command = self._commands.get()
@@ -104,7 +102,7 @@ class WorkerLoop:
             self._run(self._waiting.popleft())
 
     def _may_run(self, command: WorkerCommand) -> bool:
-        """If it may not, the answer to the last step wakes the loop."""
+        """If this returns False, the answer to the last step wakes the loop."""
         with self._lock:
             return not isinstance(command, RpcCall) or self._num_unanswered == 0
 
@@ -155,7 +153,7 @@ class WorkerLoop:
     def _answer_step(
         self, command: ExecuteModel, output: ModelRunnerOutput | None = None, failure: WorkerFailure | None = None
     ) -> None:
-        """With one of the two."""
+        """Reply with the output or the failure."""
         step_id = command.scheduler_output.step_id
         if output is not None and output.step_id != step_id:
             error = AssertionError(f"the worker answered step {step_id} with step {output.step_id}")
@@ -189,31 +187,3 @@ class WorkerLoop:
         known = [known for known in dir(cls) if not known.startswith("_") and callable(getattr(cls, known))]
         message = f"{cls.__name__} has no public method {name!r}; it has {', '.join(known)}"
         return WorkerFailure(type_name="AttributeError", message=message, traceback="")
-
-
-def failure_of(error: BaseException) -> WorkerFailure:
-    return WorkerFailure(
-        type_name=type(error).__name__,
-        message=str(error),
-        traceback="".join(traceback.format_exception(error)),
-        is_echo=isinstance(error, ConnectionError | TimeoutError),  # of `World`: another rank is gone
-    )
-
-
-def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """What the executor raises if a rank could not start. An error of the user keeps its class; any other error is the death of
-    the rank."""
-    if (error := named_error(rank, failure)) is not None:
-        return error
-    message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"
-    return WorkerDiedError(message, rank=rank, worker_traceback=failure.traceback)
-
-
-def failed_reply(
-    to: ExecuteModel | RpcCall | StepReply | RpcReply, rank: int, failure: WorkerFailure
-) -> StepReply | RpcReply:
-    """The reply that is sent if `to`, a command or its answer, cannot be encoded."""
-    kind, number = to.key
-    if kind == "step":
-        return StepReply(epoch=to.epoch, step_id=number, rank=rank, failure=failure)
-    return RpcReply(epoch=to.epoch, call_id=number, rank=rank, failure=failure)

@@ -19,9 +19,10 @@ import threading
 from typing import cast
 
 from inflight.errors import CodecError
+from inflight.executor.failures import failed_reply, failure_of
 from inflight.executor.process import name_process
 from inflight.executor.transport import EXIT_STREAM_ENDED, BlockingStream
-from inflight.executor.worker_loop import WorkerLoop, failed_reply, failure_of
+from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (
     AskActivity,
     ExecuteModel,

@@ -33,7 +33,7 @@ class ResolvedSampling:
         max_tokens: the most tokens to emit, at least 1.
         stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
         eos_token_ids: the subset of `stop_token_ids` that is the model's own; its stop_reason is None.
-        reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens; if empty, at once.
+        reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens, or at once if there are none.
         bad_words_token_ids: sequences of tokens. The last token of each is forbidden after the others.
     """
 

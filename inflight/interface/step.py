@@ -1,7 +1,8 @@
 """One step: the plan that goes to every rank (`SchedulerOutput`), and the answer of every rank (`ModelRunnerOutput`).
 
 The plan is a delta against the worker's `InputBatch`: requests that are new to a slot are complete, the others are columns.
-Rows are the requests that take part in the step, in the plan's order. Answers are aligned with the plan's rows, never by name.
+Rows are the requests that take part in the step, in the plan's order. An answer is aligned with the plan's rows, and names no
+requests.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import ResolvedSampling
+from inflight.sampling_params import SamplingParams
 
 
 def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
@@ -31,6 +32,16 @@ def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
             f"allowed_token_ids={sorted(allowed)[:8]} holds end tokens only, which min_tokens={params.min_tokens} forbids: "
             "allow one more token, or drop min_tokens"
         )
+
+
+def check_num_logprobs(params: SamplingParams, vocab_size: int) -> None:
+    """
+    Raises:
+        InvalidRequestError: more log-probabilities are wanted than the vocabulary has tokens.
+    """
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None and count > vocab_size:
+            raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {vocab_size} tokens")
 
 
 def _check_within(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -19,8 +19,8 @@ from inflight.sampling_params import MAX_SEED, SamplingParams, StructuredOutputs
 from inflight.setting import unknown_name
 
 if TYPE_CHECKING:
-    from inflight.engine.input_processor import Prompt
     from inflight.engine.llm_engine import LLMEngine
+    from inflight.engine.prompt import Prompt
 
 LOOKAHEAD = 256  # requests that wait in the engine, so that no slot stays empty
 DEFAULT_MAX_TOKENS = 256

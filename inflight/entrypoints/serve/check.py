@@ -11,13 +11,13 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import find_conflicts
-from inflight.engine.front_end import read_chat_template, read_tokenizer
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import ConfigError
 from inflight.hub import read_config, read_generation_config, read_json, resolve_model_folder, resolve_tokenizer_folder
 from inflight.parsers.selector import NONE, resolve_parsers
+from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
 _INDEX = "model.safetensors.index.json"
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.admission import QueueLimits
 from inflight.engine.async_llm import AsyncLLM
-from inflight.engine.front_end import read_chat_template
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -26,6 +25,7 @@ from inflight.metrics.observer import EngineObserver
 from inflight.metrics.serving import ServingMetrics
 from inflight.metrics.tracing import RequestTracing
 from inflight.parsers.selector import reasoning_end, resolve_parsers
+from inflight.tokenizer.source import read_chat_template
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_an_engine_that_is_behind_misses_no_reply(engines: Engines) -> None:
 def test_a_rank_says_to_all_engines_what_it_does(engines: Engines) -> None:
     for rank in range(2):
         engines.executors[0]._ask(rank)
-    told = engines.executors[0]._table._activities
+    told = engines.executors[0]._table._activities.answers
     end = time.monotonic() + MAX_SECONDS
     while len(told) < 2 and time.monotonic() < end:
         time.sleep(0.005)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inflight.executor.worker_loop import WorkerLoop, failure_of
+from inflight.executor.worker_loop import WorkerLoop
 from inflight.interface.messages import (
     ExecuteModel,
     ProvideGrammarOutput,
@@ -145,14 +145,6 @@ def test_activity_says_in_which_phase_a_step_is() -> None:
     loop.run(Timed(engine_config(), 3, None))
     assert isinstance(replies[0], StepReply) and isinstance(replies[0].output, ModelRunnerOutput)
     assert loop.activity == WAITS
-
-
-@pytest.mark.parametrize(
-    ("error", "is_echo"),
-    [(ConnectionResetError("lost rank 1"), True), (TimeoutError("silent"), True), (RuntimeError("bad luck"), False)],
-)
-def test_what_another_rank_has_caused_is_an_echo(error: Exception, is_echo: bool) -> None:
-    assert failure_of(error).is_echo == is_echo
 
 
 class Staged(ScriptedWorker):

@@ -1,0 +1,87 @@
+"""The forms in which a caller gives a prompt: text, token ids, or a dictionary with one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict, cast
+
+import numpy as np
+
+from inflight.errors import InvalidRequestError
+from inflight.interface.request import Int32Array
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
+    """The text or the token ids, which are not checked yet, and the cache salt: that of the prompt, or else `cache_salt`.
+
+    Raises:
+        InvalidRequestError: a dictionary has other keys, or values of other types; or the salt is no string.
+    """
+    given: object = prompt
+    salt: object = cache_salt
+    if isinstance(prompt, Mapping):
+        given, salt = _open_dict(prompt), prompt.get("cache_salt", salt)
+    if not isinstance(salt, str):
+        raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
+    return given, salt
+
+
+def _open_dict(prompt: Mapping[str, object]) -> object:
+    """The text or the token ids in it."""
+    if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
+        raise InvalidRequestError(
+            f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
+        )
+    if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise InvalidRequestError("a dict prompt has either 'prompt' (text) or 'prompt_token_ids', and not both")
+    if "prompt" in prompt and not isinstance(prompt["prompt"], str):
+        raise InvalidRequestError(f"'prompt' is a {type(prompt['prompt']).__name__}; it must be text")
+    if isinstance(prompt.get("prompt_token_ids"), str):
+        raise InvalidRequestError("'prompt_token_ids' is text; give it as 'prompt'")
+    return prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+
+
+def as_token_ids(given: object) -> Sequence[int]:
+    """`given`, if it is a list of token ids that is not empty. The ids are not checked yet.
+
+    Raises:
+        InvalidRequestError: it is something else, or empty.
+    """
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, (Sequence, np.ndarray)):
+        raise InvalidRequestError(
+            f"a prompt must be text, a list of token ids, {{'prompt': ...}} or {{'prompt_token_ids': ...}}; "
+            f"this one is a {type(given).__name__}"
+        )
+    if len(given) == 0:
+        raise InvalidRequestError("the prompt is empty; give at least one token")
+    return cast("Sequence[int]", given)
+
+
+def token_array(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
+    """
+    Raises:
+        InvalidRequestError: one of them is no token of the vocabulary; the message names its position.
+    """
+    # without a loop in Python, so that a long prompt does not hold up other threads
+    is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
+    for position, token_id in enumerate(() if is_valid else token_ids):  # finds the position of the wrong token
+        if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
+            raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"prompt token {token_id} at position {position} is outside the vocabulary of {vocab_size} tokens"
+            )
+    return np.array(token_ids, dtype=np.int32)

@@ -1,0 +1,78 @@
+"""`StepRecords`: what the engine core records of its steps, for traces and metrics. No plan depends on it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+from inflight.engine.step_figures import StepClock
+from inflight.interface.statistics import SchedulerStats
+from inflight.interface.step import ModelRunnerOutput
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.scheduler.added_tokens import StepCounters
+from inflight.scheduler.scheduler import Scheduler
+from inflight.timeline import Timeline
+
+
+class StepRecords:
+    """All calls come from the engine's thread. Times are `time.perf_counter_ns()`.
+
+    Attributes:
+        timeline: the times at which the engine planned, waited, committed and filled masks, and was idle.
+    """
+
+    def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager) -> None:
+        self.timeline = Timeline()
+        self._scheduler, self._kv_cache = scheduler, kv_cache
+        self._clock = StepClock()
+        self._newest_step = -1  # the id of the step committed last
+        self._reported = StepCounters()
+        self._idle_since_ns: int | None = None  # since when there is no request
+        self.note_idleness()
+
+    def worked(self, step_id: int, phase: str, start_ns: int) -> int:
+        """Work of the engine's thread that ends now. Returns the time."""
+        end_ns = time.perf_counter_ns()
+        self.timeline.record(step_id, phase, start_ns, end_ns)
+        self._clock.worked(start_ns, end_ns)
+        return end_ns
+
+    def submitted(self, step_id: int, future: Future[ModelRunnerOutput], planned_at_ns: int) -> None:
+        was_idle = self._idle_since_ns is not None
+        if self._idle_since_ns is not None:
+            self.timeline.record(step_id, "idle", self._idle_since_ns, planned_at_ns)
+            self._idle_since_ns = None
+        self._clock.submitted(future, after_idleness=was_idle)
+
+    def committed(self, step_id: int) -> None:
+        self._newest_step = step_id
+
+    def note_idleness(self) -> None:
+        """Without requests, the time from now to the next plan does not count as time that devices wait for the engine."""
+        if self._idle_since_ns is None and not self._scheduler.has_unfinished_requests():
+            self._idle_since_ns = time.perf_counter_ns()
+
+    def take_stats(self) -> SchedulerStats:
+        """The state now, and the counts since the last call."""
+        scheduler, before = self._scheduler, self._reported
+        self._reported = now = replace(scheduler.stats)
+        gaps, hidden_share = self._clock.take()
+        return SchedulerStats(
+            step_id=self._newest_step,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            kv_cache_usage=self._kv_cache.usage,
+            prefix_cache_queries=now.num_queried_tokens - before.num_queried_tokens,
+            prefix_cache_hits=now.num_hit_tokens - before.num_hit_tokens,
+            num_preemptions=now.num_preemptions - before.num_preemptions,
+            num_generation_tokens=now.num_sampled_tokens
+            + now.num_forced_tokens
+            - before.num_sampled_tokens
+            - before.num_forced_tokens,
+            num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
+            num_accepted_tokens=now.num_accepted_tokens - before.num_accepted_tokens,
+            step_gaps=gaps,
+            hidden_share=hidden_share,
+        )

@@ -1,0 +1,65 @@
+"""The parameters of a request that are given as text: stop strings, bad words and grammars. They need the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from inflight.errors import InvalidRequestError
+from inflight.sampling_params import SamplingParams
+from inflight.structured_output.selector import backend_class
+from inflight.structured_output.spec import GrammarSpec
+from inflight.tokenizer.tokenizer import Tokenizer
+
+
+def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, eos_token_ids: Collection[int]) -> None:
+    """Check what can be checked before a grammar is compiled.
+
+    Raises:
+        InvalidRequestError: a parameter needs a tokenizer or an EOS token, and there is none; or two parameters exclude each
+            other.
+    """
+    if tokenizer is None:
+        for name in ("structured_outputs", "stop", "bad_words"):
+            if getattr(params, name):
+                raise InvalidRequestError(
+                    f"{name} needs a tokenizer, and the engine has none (skip_tokenizer_init=True); leave it out"
+                )
+    if params.structured_outputs is None:
+        return
+    if not eos_token_ids:
+        raise InvalidRequestError("structured_outputs needs a model with an EOS token: a grammar ends by one")
+    if params.allowed_token_ids is not None:
+        raise InvalidRequestError(
+            "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
+        )
+
+
+def unenforced_places(params: SamplingParams, backend: str) -> tuple[str, ...]:
+    """The places in the JSON schemas of `params` that the grammar backend will not enforce."""
+    wanted = params.structured_outputs
+    return () if wanted is None else tuple(backend_class(backend).relax(GrammarSpec.from_params(wanted))[1])
+
+
+def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word at the beginning of a text, and those after a space if they differ.
+
+    Raises:
+        InvalidRequestError: a word has no tokens in the vocabulary.
+    """
+
+    def tokenize(word: str, variant: str) -> tuple[int, ...]:
+        token_ids = tokenizer.encode(variant, add_special_tokens=False)
+        if not token_ids or tokenizer.unk_token_id in token_ids or max(token_ids) >= vocab_size:
+            raise InvalidRequestError(f"the bad word {word!r} has no tokens in the vocabulary; leave it out")
+        return tuple(token_ids)
+
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        at_start = tokenize(word, bare or word)
+        found[at_start] = None
+        if bare:
+            after_space = tokenize(word, " " + bare)
+            if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` forbids it already
+                found[after_space] = None
+    return tuple(found)

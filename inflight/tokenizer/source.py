@@ -1,0 +1,39 @@
+"""Finds the files of a model's tokenizer and chat template, and reads them: a folder, a hub id, or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inflight.config.gguf_file import read_gguf
+from inflight.hub import resolve_tokenizer_folder
+from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
+from inflight.tokenizer.tokenizer import Tokenizer
+
+
+def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
+    """The model's own tokenizer, or that of another folder or hub id.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    source = _source(model_folder, tokenizer)
+    return gguf_tokenizer(read_gguf(source)) if source.is_file() else Tokenizer.from_folder(source)
+
+
+def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
+    """The chat template that belongs to the tokenizer, or `given` in its place: a file, or a text.
+
+    Raises:
+        ConfigError: it cannot be read, or is no template.
+    """
+    source = _source(model_folder, tokenizer)
+    if source.is_file():
+        return gguf_chat_template(read_gguf(source), given)
+    return ChatTemplate.from_folder(source, given)
+
+
+def _source(model_folder: Path, tokenizer: str | None) -> Path:
+    """A folder, or a GGUF file that has no tokenizer.json beside it."""
+    source = model_folder if tokenizer is None else resolve_tokenizer_folder(tokenizer)
+    return source.parent if source.is_file() and (source.parent / "tokenizer.json").is_file() else source
