@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.kv_cache_sizing import describe_size, make_kv_cache_configs, num_tokens_held
 from inflight.engine.pipeline_tuning import tuned
 from inflight.engine.step_figures import StepClock
 from inflight.errors import EngineDeadError, EngineError, RankError, StepError
@@ -38,7 +39,6 @@ from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
-from inflight.kv_cache.sizing import describe_size, make_kv_cache_configs, num_tokens_held
 from inflight.scheduler.added_tokens import StepCounters
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager

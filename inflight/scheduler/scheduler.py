@@ -96,11 +96,6 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         return self._waiting.num_tokens
 
-    @property
-    def num_free_blocks(self) -> int:
-        """KV blocks that could be given out, cached contents included."""
-        return self._kv_cache.pool.num_free_blocks
-
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests or self._failed)
 
