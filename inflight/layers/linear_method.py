@@ -36,7 +36,7 @@ class PreparedLinear(Protocol):
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features] in `out_dtype`; with a gate [num_rows, out_features / 2].
 
-        If `out` is given, contiguous and of that shape and dtype, the result is written to it, and it is returned.
+        If `out` is given, the result is written to it, and it is returned. It is contiguous and has that shape and dtype.
         """
 
 

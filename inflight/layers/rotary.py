@@ -15,8 +15,8 @@ from inflight.layers.rotary_frequencies import inverse_frequencies
 
 
 class RotaryEmbedding(nn.Module):
-    """One for all layers. Angles are computed in float32 for the tokens of each step (about 10 us), so that no table as
-    long as the longest context is held."""
+    """One for all layers. Angles are computed in float32 for the tokens of each step (about 10 us). So there is no table for
+    every position of the longest context."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

@@ -50,6 +50,6 @@ def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # a step, not a division by zero
+        high += 0.001  # so that nothing is divided by zero
     interpolate = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     return inverse / rope.factor * interpolate + inverse * (1 - interpolate)

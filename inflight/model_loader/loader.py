@@ -71,7 +71,7 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    # A block gets memory when its turn comes. If weights are quantized, the block before has given its plain weights' back.
+    # A block gets memory when its turn comes. By then the previous block has released its plain weights, if it quantizes them.
     model = model_class(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
