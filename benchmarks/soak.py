@@ -143,14 +143,13 @@ def main() -> None:
         num_threads=args.num_threads,
     )
     engine = LLMEngine.from_args(engine_args)
-    num_free = engine.core.scheduler.num_free_blocks
     start = time.perf_counter()
     requests = draw_requests(args.seed, args.requests, args.max_prompt_len, args.max_tokens)
     soak = Soak(engine, requests, num_waiting=args.slots)
     try:
         soak.run(max(1, args.requests // args.samples))
         engine.core.scheduler.check_integrity()
-        num_free_after = engine.core.scheduler.num_free_blocks
+        usage = engine.core.take_stats().kv_cache_usage
     finally:
         engine.close()
     seconds = time.perf_counter() - start
@@ -159,14 +158,13 @@ def main() -> None:
     growth = growth_bytes([resident for _, resident in soak.samples])
     emit(
         benchmark="soak", requests=soak.num_done, aborted=soak.num_aborted, output_tokens=soak.num_tokens,
-        seconds=round(seconds, 1), growth_mib=round(growth / MIB, 2), free_blocks_before=num_free,
-        free_blocks_after=num_free_after,
+        seconds=round(seconds, 1), growth_mib=round(growth / MIB, 2), kv_cache_usage_after=usage,
     )  # fmt: skip
     print_table(
         ["what", "value", "goal"],
         [
             ["anonymous memory, last quarter - second", f"{growth / MIB:+.1f} MiB", verdict(growth <= MAX_GROWTH)],
-            ["free blocks before / after", f"{num_free} / {num_free_after}", verdict(num_free == num_free_after)],
+            ["share of KV blocks in use at the end", usage, verdict(usage == 0)],
             ["requests ended", ended, verdict(ended == args.requests)],
         ],
     )

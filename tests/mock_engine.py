@@ -17,11 +17,11 @@ import numpy as np
 from inflight.config.engine import SchedulerConfig
 from inflight.config.resolve import resolve_speculative
 from inflight.engine.core import EngineCore
+from inflight.engine.kv_cache_sizing import blocks_per_sequence, make_groups
 from inflight.errors import StepError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from inflight.kv_cache.sizing import blocks_per_sequence, make_groups
 from inflight.sampling_params import SamplingParams, StructuredOutputsParams
 from inflight.structured_output.manager import StructuredOutputManager
 from tests.conformance.configs import engine_config

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.kv_cache_sizing import num_tokens_held
 from inflight.engine.kv_cache_start import allocate_kv_cache
 from inflight.engine.pipeline_tuning import tuned
 from inflight.engine.step_records import StepRecords
@@ -38,7 +39,6 @@ from inflight.interface.request import EngineCoreOutput, EngineCoreRequest
 from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
-from inflight.kv_cache.sizing import num_tokens_held
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
 

@@ -6,9 +6,9 @@ import logging
 import time
 
 from inflight.config.engine import EngineConfig
+from inflight.engine.kv_cache_sizing import describe_size, make_kv_cache_configs
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
-from inflight.kv_cache.sizing import describe_size, make_kv_cache_configs
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ Owns the pool and, through `RequestBlocks`, every table. Side effects, in the li
     4. `free` gives all other blocks back.
 
 `reset_prefix_cache` empties the index. Requests that run at this moment keep their blocks. But `commit` puts none of their
-later blocks in the index, nor those of children that share them, because these depend on tokens from before the reset. Blocks
-of requests that are admitted later are put in the index as usual.
+later blocks in the index, because these depend on tokens from before the reset. The same holds for followers that share their
+blocks. Blocks of requests that are admitted later are put in the index as usual.
 
 All groups have one block size, so a request's tables are equally long. If a window has left a block, its entry is the dummy
 block.
@@ -77,8 +77,8 @@ class KVCacheManager:
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """The first blocks of the leader, for a request with the same prompt, whose own are `blocks`. NO_BLOCKS if the leader's
-        window has left one that the request needs."""
+        """The leader's first blocks, for the request with the same prompt that `blocks` belong to. NO_BLOCKS if the leader's
+        window has left a block that this request needs."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
             if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
@@ -114,10 +114,8 @@ class KVCacheManager:
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Tokens `[0, num_computed_tokens)` are in the cache. Has nothing to do unless `has_full_blocks`."""
+        """Tokens `[0, num_computed_tokens)` are in the cache. Call it only if `has_full_blocks`."""
         num_full = num_computed_tokens // self.block_size
-        if num_full <= blocks.num_committed:
-            return
         is_named = self._caching and blocks.may_be_named
         if is_named:
             self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full)
@@ -130,7 +128,7 @@ class KVCacheManager:
         blocks.num_committed = num_full
 
     def free(self, blocks: RequestBlocks) -> None:
-        """Give all blocks back, the last first: so they are evicted before the first ones, which others share. Idempotent."""
+        """Give all blocks back, the last first, because the first ones can be shared and are to be evicted last. Idempotent."""
         for table in blocks.tables:
             self.pool.free(reversed(table))
             table.clear()

@@ -9,7 +9,9 @@ import torch
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import QuantizationConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.linear_method import LinearMethod, select_linear_method
+from inflight.errors import ConfigError
+from inflight.kernels.cpu.library import DTYPES, load_kernels
+from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +52,37 @@ def make_context(
         for kind, out_dtype in ((quantization.layers, dtype), (quantization.head, torch.float32))
     )
     return LayerContext(dtype=dtype, device=device, tp=tp, backend=backend, linear=linear, head=head)
+
+
+def select_linear_method(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    out_dtype: torch.dtype | None = None,
+    quantization: str | None = None,
+    group_size: int = 64,
+) -> LinearMethod:
+    """The fastest method for the device. `quantization`: how weights in floats are quantized: None, "int8", "int4" or "fp8".
+    `out_dtype`: the dtype of results, `dtype` by default.
+
+    Raises:
+        ConfigError: the quantization needs kernels, or a GPU, that are not there.
+    """
+    if device.type == "cuda":
+        from inflight.layers.gpu_linear import GpuLinear  # Triton is only there where a GPU is
+
+        return GpuLinear(device, dtype, out_dtype or dtype, quantization=quantization, group_size=group_size)
+    if quantization == "fp8":
+        raise ConfigError(
+            f"quantization='fp8' is computed by NVIDIA GPUs, and this is a {device.type}: use int8 or int4, or leave it out"
+        )
+    kernels = load_kernels() if device.type == "cpu" and dtype in DTYPES else None
+    if kernels is not None:
+        bits = None if quantization is None else {"int8": 8, "int4": 4}[quantization]
+        return KernelLinear(kernels, dtype, bits=bits, group_size=group_size)
+    if quantization is not None:
+        raise ConfigError(
+            f"quantization={quantization!r} needs the C++ kernels, which are not used here (the warning above says why): leave "
+            "it out, or install them"
+        )
+    return PlainLinear(dtype)

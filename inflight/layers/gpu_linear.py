@@ -116,7 +116,7 @@ class Fp8Weight(GpuWeight):
             self._weight.t(),
             scale_a=scales,
             scale_b=self._scales.t(),
-            out_dtype=torch.bfloat16,  # the only one with a scale for each row
+            out_dtype=torch.bfloat16,  # the only dtype that torch takes with a scale for each row
             use_fast_accum=True,
             out=out if out.dtype == torch.bfloat16 else None,
         )

@@ -52,7 +52,7 @@ class StoredParts:
         return sum(isinstance(part, QuantizedWeight) for part in self._parts.values())
 
     def accept(self, part: Tensor | QuantizedWeight, *, first_row: int = 0) -> bool:
-        """See `WeightSlot`. Floats that have to be converted are not kept, nor those that the method would keep for good."""
+        """See `WeightSlot`. Floats are kept only if they need no conversion and `LinearMethod.prepare` copies them."""
         if isinstance(part, Tensor) and not (
             self._method.copies_weights and part.dtype == self._dtype and part.stride(1) == 1
         ):
@@ -61,8 +61,8 @@ class StoredParts:
         return True
 
     def assemble(self, weight: Tensor) -> Sequence[Tensor] | QuantizedWeight:
-        """The whole weight: quantized if all parts are, the floats as they are stored if none is. Otherwise all parts go into
-        `weight`, which has those that were not accepted already."""
+        """The whole weight. If all parts were accepted, it is one quantized weight or the floats as they are stored. Otherwise,
+        and if the parts do not fit together, they are copied into `weight`, which holds the parts that were not accepted."""
         parts = [part for _, part in sorted(self._parts.items(), key=lambda item: item[0])]
         if parts and sum(part.shape[0] for part in parts) == len(weight):
             floats = [part for part in parts if isinstance(part, Tensor)]
@@ -89,7 +89,7 @@ class Linear(Loadable):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
         self.stored = StoredParts(context.linear, dtype)
-        self.num_dequantized = 0  # parts that are stored quantized, and are floats because of the parts beside them
+        self.num_dequantized = 0  # quantized parts that became floats, because they do not fit the parts beside them
 
     def finish_loading(self) -> None:
         weight = self.stored.assemble(self.weight.data)
@@ -107,8 +107,8 @@ class Linear(Loadable):
 class ColumnParallelLinear(Linear):
     """Output features are sharded. Several projections of one input are one multiplication, their outputs side by side.
 
-    `parts`: the name of each projection in the checkpoint, in the place of this layer's own name -> the rows that this rank
-    holds. `is_gated`: there are two, and the result is silu(first) * second, [num_tokens, rows of one].
+    `parts`: the name of each projection -> the rows that this rank holds. In the checkpoint these names replace the name of
+    this layer. `is_gated`: there are two projections of equal size, and the result is silu(first) * second, [num_tokens, size].
     """
 
     def __init__(

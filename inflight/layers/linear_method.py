@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.errors import ConfigError
-from inflight.kernels.cpu.library import DTYPES, load_kernels
 from inflight.kernels.cpu.linear import (
     IN_FEATURES_MULTIPLE,
     MAX_INTEGER_IN_FEATURES,
@@ -38,7 +36,7 @@ class PreparedLinear(Protocol):
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features] in `out_dtype`; with a gate [num_rows, out_features / 2].
 
-        If `out` is given, contiguous and of that shape and dtype, the result is written to it, and it is returned.
+        If `out` is given, the result is written to it, and it is returned. It is contiguous and has that shape and dtype.
         """
 
 
@@ -147,37 +145,3 @@ class KernelLinear(LinearMethod):
                 logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
                 bits = 8
         return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)
-
-
-def select_linear_method(
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    out_dtype: torch.dtype | None = None,
-    quantization: str | None = None,
-    group_size: int = 64,
-) -> LinearMethod:
-    """The fastest method for the device. `quantization`: how weights in floats are quantized: None, "int8", "int4" or "fp8".
-    `out_dtype`: the dtype of results, `dtype` by default.
-
-    Raises:
-        ConfigError: the quantization needs kernels, or a GPU, that are not there.
-    """
-    if device.type == "cuda":
-        from inflight.layers.gpu_linear import GpuLinear  # Triton is only there where a GPU is
-
-        return GpuLinear(device, dtype, out_dtype or dtype, quantization=quantization, group_size=group_size)
-    if quantization == "fp8":
-        raise ConfigError(
-            f"quantization='fp8' is computed by NVIDIA GPUs, and this is a {device.type}: use int8 or int4, or leave it out"
-        )
-    kernels = load_kernels() if device.type == "cpu" and dtype in DTYPES else None
-    if kernels is not None:
-        bits = None if quantization is None else {"int8": 8, "int4": 4}[quantization]
-        return KernelLinear(kernels, dtype, bits=bits, group_size=group_size)
-    if quantization is not None:
-        raise ConfigError(
-            f"quantization={quantization!r} needs the C++ kernels, which are not used here (the warning above says why): leave "
-            "it out, or install them"
-        )
-    return PlainLinear(dtype)

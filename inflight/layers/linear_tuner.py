@@ -27,9 +27,7 @@ MIN_WEIGHT_BYTES = 1 << 20  # smaller weights are left to the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
 _MIN_CALLS = 8  # in one measurement
 _MIN_BYTES_READ = 256 << 20  # in one measurement, if the model has so many bytes of equal weights
-_CACHES_READ = (
-    2  # between two uses of a weight, so many times the cache's size is read, so that the weight is not cached
-)
+_CACHES_READ = 2  # cache sizes that are read between two uses of a weight, so that the weight is not cached
 _REPEATS = 4
 
 
@@ -153,7 +151,7 @@ def _times(
 
 
 def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
-    """So many layers that a weight has left the cache before it is used again; copies of the first if there are too few."""
+    """Enough layers that each weight has left the cache before it is used again. If there are too few, the first is copied."""
     first, num_bytes = alike[0], alike[0].weight.num_bytes
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
@@ -164,13 +162,13 @@ def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -
 
 
 def _power_of_two(num_rows: int) -> int:
-    """The next one; 0 for 0."""
+    """`num_rows`, rounded up to a power of two; 0 for 0."""
     return 1 << (num_rows - 1).bit_length() if num_rows else 0
 
 
 class GraphClock:
-    """Times calls on one GPU, between two events and recorded as a graph: launched one by one, short kernels would wait for
-    the host."""
+    """Times calls on one GPU between two events. The calls are recorded as a graph: if they were launched one by one, short
+    kernels would wait for the host."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -198,7 +196,7 @@ class GraphClock:
                 end.synchronize()
                 times.append(start.elapsed_time(end))
         graph.reset()
-        torch._C._cuda_clearCublasWorkspaces()  # else the memory that the library took for each graph would stay allocated
+        torch._C._cuda_clearCublasWorkspaces()  # otherwise the library's memory for each graph would stay allocated
         torch.cuda.empty_cache()
         return 1000 * min(times) / len(calls)
 

@@ -35,8 +35,8 @@ class RMSNorm(Loadable):
 class QKNorm(Loadable):
     """The weights of an RMSNorm over each query and key head: one row of head_dim for each head. `Rotation` applies them.
 
-    The checkpoint has one weight for all query heads and one for all key heads: `q_norm` and `k_norm`, in the place of this
-    layer's own name.
+    The checkpoint has one weight for all query heads and one for all key heads. Their names, `q_norm` and `k_norm`, replace the
+    name of this layer.
     """
 
     def __init__(

@@ -37,7 +37,8 @@ def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
 class Checkpoint(WeightSource):
     """The tensors of a model folder, as they are stored.
 
-    Files are, in this order: `model.safetensors`; those that `model.safetensors.index.json` names; every `*.safetensors`.
+    The file is `model.safetensors`. If there is none, the files are those that `model.safetensors.index.json` names. If there
+    is no such index either, they are all `*.safetensors`.
 
     Raises:
         CheckpointError: no weights, a file that is missing or corrupt, an index that contradicts the files, or a

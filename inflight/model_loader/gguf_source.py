@@ -97,7 +97,7 @@ class GgufSource(WeightSource):
 def model_name(stored_name: str) -> str:
     """The name of a tensor in a model folder: "model.layers.3.mlp.up_proj.weight" of "blk.3.ffn_up.weight".
 
-    A tensor that no model here has keeps its name, and the loader refuses it.
+    If no supported model has the tensor, it keeps its name, and the loader refuses it.
     """
     in_layer = _BLOCK.fullmatch(stored_name)
     if in_layer is not None and in_layer[2] in _NAMES_IN_LAYER:

@@ -6,7 +6,7 @@ GPTQ, 4 or 8 bits; n = 32 / bits:
     scales   float [num_groups, out_features]
     g_idx    int32 [in_features]                     each input's group; with "act order" (desc_act) in no order
 
-In version 1 ("checkpoint_format": "gptq") zero points are stored less one, in version 2 ("gptq_v2") as they are.
+In version 1 ("checkpoint_format": "gptq") zero points are stored minus 1, in version 2 ("gptq_v2") as they are.
 
 AWQ, 4 bits; qzeros and scales as above:
     qweight  int32 [in_features, out_features / 8]
@@ -69,7 +69,7 @@ class Gptq(PackedLayout):
         return make_weight(values, scales, self._zero_points(zero_points, bits), bits, group_index)
 
     def _zero_points(self, stored: Tensor, bits: int) -> Tensor:
-        # Some writers say version 1 and store version 2: they are known by weights that are symmetric throughout
+        # Some writers say version 1 and store version 2. Their weights are symmetric: every zero point is in the middle
         # (https://github.com/vllm-project/vllm/pull/38966).
         if self._stored_zero_offset == 0 or bool((stored == 2 ** (bits - 1)).all()):
             return stored.to(torch.float32)

@@ -8,9 +8,7 @@ A quantized tensor is given to the layer as it is stored, if the layer accepts i
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,23 +22,22 @@ from inflight.config.engine import ModelConfig
 from inflight.config.partition import PipelineStage
 from inflight.config.weight_format import PLAIN
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import CheckpointError, ConfigError
+from inflight.errors import ConfigError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
 from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
+from inflight.model_loader.dummy_weights import fill_from_seed
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
+from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_source import ReadPart, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.registry import get_model_class
 
 logger = logging.getLogger(__name__)
 
-DUMMY_STANDARD_DEVIATION = 0.02
-_FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
-_MAX_NAMES_SHOWN = 8
 _DEQUANTIZED_AT_ONCE = 2**24  # weights: 64 MB of floats
 
 
@@ -74,18 +71,18 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    # A block gets memory when its turn comes. If weights are quantized, the block before has given its plain weights' back.
+    # A block gets memory when its turn comes. By then the previous block has released its plain weights, if it quantizes them.
     model = model_class(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":
-        fill: Callable[[Loadable, str], None] = partial(_fill_from_seed, seed=model_config.seed)
+        fill: Callable[[Loadable, str], None] = partial(fill_from_seed, seed=model_config.seed)
     else:
         source = _open_source(model_config)
         # tensors of the meta device have shapes and no memory
         described = (
             model if stage == whole else model_class(architecture, replace(context, device=torch.device("meta")), whole)
         )
-        _check_against(source, described, architecture.tie_word_embeddings)
+        check_weights(source, described, architecture.tie_word_embeddings)
         fill = partial(_fill_from_source, source=source, not_kept=not_kept)
     for prefix, unit in model.load_units():
         _allocate(unit, device)
@@ -113,7 +110,7 @@ def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
         "no multiple of 32): %s%s",
         len(not_kept) + with_them,
         held_as,
-        _list(not_kept),
+        list_names(not_kept),
         f", and {with_them} that are fused with one of these" if with_them else "",
     )
 
@@ -178,61 +175,3 @@ def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) 
 
 def _floats(part: Tensor | QuantizedWeight) -> Tensor:
     return part.dequantize() if isinstance(part, QuantizedWeight) else part
-
-
-def _check_against(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
-    """Compares names, shapes and dtypes, which are in the headers, before the first weight is read."""
-    slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
-    missing = [name for name in slots if name not in source.tensors]
-    if missing:
-        raise CheckpointError(f"the checkpoint lacks {_list(missing)}")
-    extra = [name for name in source.tensors if name not in slots and not _is_harmless(name, is_tied)]
-    if extra:
-        raise CheckpointError(
-            f"the checkpoint has weights that config.json does not account for: {_list(extra)} (in "
-            f"{source.tensors[extra[0]].file}); leaving them out would change the result"
-        )
-    for name, slot in slots.items():
-        stored = source.tensors[name]
-        if stored.shape != slot.shape:
-            raise CheckpointError(
-                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
-            )
-        if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
-            raise CheckpointError(
-                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
-            )
-
-
-def _is_harmless(name: str, is_tied: bool) -> bool:
-    """Whether a tensor may be ignored: buffers of old releases that can be computed, and the copy of a tied embedding."""
-    return re.search(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", name) is not None or (
-        is_tied and name == "lm_head.weight"
-    )
-
-
-def _list(names: list[str]) -> str:
-    more = len(names) - _MAX_NAMES_SHOWN
-    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
-    """Weights from N(0, 0.02), norms at 1. A tensor depends on the seed, its name and the kind of device only, not on order or
-    sharding."""
-    for name, slot in unit.weight_slots(prefix):
-        if slot.is_scale:
-            slot.destination.fill_(1)
-        else:
-            _draw(slot, f"{seed} {name}")
-
-
-def _draw(slot: WeightSlot, source: str) -> None:
-    """Draws on the device itself: a GPU needs a second for an 8B model. So the values on a GPU differ from those on a CPU."""
-    digest = hashlib.sha256(source.encode()).digest()
-    destination: Tensor = slot.destination
-    generator = torch.Generator(destination.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    is_whole = tuple(destination.shape) == slot.shape
-    whole = destination if is_whole else destination.new_empty(slot.shape)
-    whole.normal_(0, DUMMY_STANDARD_DEVIATION, generator=generator)
-    if not is_whole:
-        destination.copy_(whole.narrow(slot.dim, slot.start, slot.size))

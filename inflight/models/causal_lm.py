@@ -56,12 +56,12 @@ class CausalLM(nn.Module, ABC):
         only."""
 
     @abstractmethod
-    def attention_layers(self) -> dict[str, Attention]:
-        """Layer name -> layer, in layer order, of this stage."""
-
-    @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:
         """(checkpoint prefix, block) in loading order. One block at a time is held in plain and in final form."""
+
+    def attention_layers(self) -> dict[str, Attention]:
+        """Layer name -> layer, in layer order, of this stage."""
+        return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
         """Calls `LinearMethod.tune` of every method that the layers use."""

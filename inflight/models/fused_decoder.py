@@ -33,7 +33,7 @@ class FusedDecoder:
     def __init__(self, layers: Sequence[LlamaDecoderLayer]) -> None:
         self._layers = layers
         self._caches: tuple[Tensor | None, ...] = ()
-        self._kernels = layers[0].input_layernorm.ops.kernels  # type: ignore[attr-defined]  # `can_fuse` has looked
+        self._kernels = layers[0].input_layernorm.ops.kernels  # type: ignore[attr-defined]  # `can_fuse` has checked it
 
     @staticmethod
     def can_fuse(layers: Sequence[LlamaDecoderLayer]) -> bool:
@@ -55,7 +55,8 @@ class FusedDecoder:
         rows: Tensor | None,
         num_layers: int | None,
     ) -> tuple[Tensor, Tensor]:
-        """Like layer after layer: `delta` and `residual` [num_tokens, hidden_size], which are changed -> those of `rows`."""
+        """Computes what the layers compute one after another. `delta` and `residual` [num_tokens, hidden_size] are changed.
+        Returns both, of the tokens in `rows` only, if it is given."""
         layers = self._layers[:num_layers]
         attention, dtype = layers[0].self_attn, residual.dtype
         num_tokens, hidden_size = residual.shape

@@ -151,7 +151,7 @@ class LlamaForCausalLM(CausalLM):
         self.fused: FusedDecoder | None = None
         if stage.is_last:
             self.norm = RMSNorm(hidden_size, architecture.rms_norm_eps, dtype=dtype, device=device)
-            # a tied head on another stage than the embedding reads the embedding's weights itself
+            # if the embedding is on another stage, a tied head reads the embedding's weights itself
             self.head_name = "model.embed_tokens" if architecture.tie_word_embeddings else "lm_head"
             self.lm_head = LogitsHead(
                 vocab_size,
@@ -193,9 +193,6 @@ class LlamaForCausalLM(CausalLM):
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         logits: Tensor = self.lm_head(hidden, out)
         return logits
-
-    def attention_layers(self) -> dict[str, Attention]:
-        return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
 
     def finish_loading(self) -> None:
         layers = [layer for layer in self.layers if isinstance(layer, LlamaDecoderLayer)]

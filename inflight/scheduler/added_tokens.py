@@ -21,15 +21,15 @@ class StepCounters:
 
     num_preemptions: int = 0
     num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
-    num_hit_tokens: int = 0  # and found there
+    num_hit_tokens: int = 0  # prompt tokens found there
     num_sampled_tokens: int = 0
     num_forced_tokens: int = 0  # emitted without a draw, because a grammar admitted no others
-    num_draft_tokens: int = 0  # verified
+    num_draft_tokens: int = 0  # drafts that were verified
     num_accepted_tokens: int = 0  # drafts that were accepted
 
 
 class SampledRow(NamedTuple):
-    """What a step drew for one row: `token_ids` from `position` on, with `logprobs`. `drafts` are proposed after the last."""
+    """What a step drew for one row: `token_ids`, the first at `position`. `drafts` are proposed after the last of them."""
 
     position: int
     token_ids: list[int]
@@ -54,7 +54,7 @@ def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, 
     if drafts is None and columns is None and not output.num_sampled_tokens.size:  # most steps
         drawn = zip(rows.tolist(), positions.tolist(), token_ids, strict=True)
         return {row: SampledRow(position, [token_id], None, []) for row, position, token_id in drawn}
-    # `logprobs_rows` rise, so those of one row are next to each other
+    # `logprobs_rows` is sorted, so the entries of one row are next to each other
     asked = np.searchsorted(output.logprobs_rows, ends).tolist() if columns is not None else None
     found: dict[int, SampledRow] = {}
     start = first_asked = 0
@@ -85,7 +85,7 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
     """Append the drawn tokens, and the tokens that a grammar then forces.
 
     Forced tokens depend only on the grammar and the tokens before, so they are the same in every schedule. Log-probabilities
-    come from a draw. So a request that wants them draws these tokens as well, one by one, each the only one allowed.
+    come from a draw. So if a request wants them, each forced token is drawn, as the only one that the mask allows.
     """
     added: list[int] = []
     reason, error = None, ""
@@ -113,7 +113,7 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
 def _append(
     request: Request, token: int, grammars: RequestGrammars, added: list[int]
 ) -> tuple[FinishReason | None, str]:
-    """Append one token to the request and to `added`. A negative one means that none could be drawn."""
+    """Append one token to the request and to `added`. A negative token means that none could be drawn."""
     if token < 0:
         return FinishReason.ERROR, NOTHING_TO_DRAW
     has_ended = False
@@ -127,7 +127,7 @@ def _append(
     if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
         return FinishReason.STOP, ""
     if has_ended:
-        return FinishReason.STOP, ""  # min_tokens cannot hold: nothing could follow
+        return FinishReason.STOP, ""  # even before min_tokens, because the grammar allows no further token
     return (FinishReason.LENGTH if request.num_tokens >= request.max_num_tokens else None), ""
 
 
@@ -136,8 +136,8 @@ def make_output(
 ) -> EngineCoreOutput:
     """What the front end is told. `piece`: a part of the prompt's log-probabilities.
 
-    A step computes as many log-probabilities for every row as the row that wants most of them. Here they are cut to the number
-    that the request wants, so that all of its columns have one width and can be joined.
+    A step computes equally many log-probabilities for all rows: as many as any row wants. Here they are cut to the number that
+    this request wants, so that all of its columns have one width and can be joined.
     """
     stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
     if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:

@@ -22,7 +22,7 @@ from inflight.structured_output.manager import MaskRequest, StructuredOutputMana
 class RequestGrammars:
     """
     Args:
-        manager: used by nobody else, except to close it. None if no request has a grammar.
+        manager: its owner only closes it. None if no request has a grammar.
     """
 
     def __init__(self, manager: StructuredOutputManager | None) -> None:
@@ -31,7 +31,7 @@ class RequestGrammars:
         self._compiling: dict[str, Future[Any]] = {}  # by request id
         self._sharing: dict[Future[Any], list[str]] = {}  # the requests that wait for it; some may have been dropped
         self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # filled by the threads that compile
-        self._unmasked: set[int] = set()  # step ids of plans in flight whose masks have not been made
+        self._unmasked: set[int] = set()  # ids of steps in flight whose masks have not been made
 
     @property
     def num_compiling(self) -> int:
@@ -63,7 +63,7 @@ class RequestGrammars:
                 self._compiled.put(self._compiled.get(timeout=seconds))
 
     def take_compiled(self) -> list[tuple[str, str]]:
-        """The requests whose compilations have ended since the last call, each with "" or with why it failed.
+        """The requests whose compilations have ended since the last call, each with the reason if it failed, otherwise "".
 
         The cost depends only on these requests, not on how many wait. Requests that share a grammar are returned together.
         """
@@ -84,7 +84,7 @@ class RequestGrammars:
         self._compiling.pop(request.request_id, None)
 
     def check_integrity(self, live: list[Request]) -> None:
-        """Assert that live requests are all that is kept. For tests."""
+        """Assert that only live requests are kept. For tests."""
         request_ids = [request.request_id for request in live if request.has_grammar]
         if self._manager is not None:
             self._manager.check_integrity(request_ids)
@@ -97,7 +97,7 @@ class RequestGrammars:
         self._unmasked.add(plan.step_id)
 
     def give_up_masks(self) -> list[tuple[int, GrammarOutput]]:
-        """All steps in flight are void. The workers still wait for masks of some of them: these get empty ones."""
+        """Called when all steps in flight are void. Returns empty masks for the steps that wait for masks in the workers."""
         nothing = np.empty(0, dtype=np.int32)
         empty = GrammarOutput(rows=nothing, num_masks=nothing, masks=np.empty((0, 0), dtype=np.int32))
         given_up = [(step_id, empty) for step_id in sorted(self._unmasked)]

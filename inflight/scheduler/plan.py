@@ -12,9 +12,9 @@ from inflight.scheduler.request import NO_DRAFTS, Request
 
 
 class PlannedRow(NamedTuple):
-    """A step computes `num_tokens` of `request`. Each of its block tables has grown by `num_new_blocks` entries, the last ones.
+    """A step computes `num_tokens` tokens of `request`, at most `num_drafts` of them drafts.
 
-    At most `num_drafts` of the tokens are drafts.
+    The last `num_new_blocks` entries of each of its block tables are new.
     """
 
     request: Request

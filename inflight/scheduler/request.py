@@ -25,16 +25,16 @@ class RequestStatus(Enum):
 class Request:
     """Tokens, progress and blocks of one sequence. While RUNNING it has a slot in the workers' batch.
 
-    The truth, the tokens and `num_tokens`, changes at commit. Planned state is changed by `schedule`; it is ahead of the truth
-    by the steps in flight. `num_planned_tokens` also counts each token that these steps draw. `num_computed_tokens` moves
+    The truth (the tokens and `num_tokens`) changes at commit. Planned state changes in `schedule`; it is ahead of the truth by
+    the steps in flight. `num_planned_tokens` also counts each token that these steps draw. `num_computed_tokens` moves
     toward it, and the step that reaches it draws one more token. With drafts in flight both are upper bounds, as if every
     draft were accepted.
 
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
 
     Attributes:
-        draft_token_ids: what the last committed step that drew proposes after its last token.
-        num_drawn_tokens: 1 + the position of that token.
+        draft_token_ids: proposed by the last committed step that drew tokens, to follow the last of them.
+        num_drawn_tokens: 1 + the position of the last token that a committed step drew.
         has_untold_tokens: the workers do not know the last tokens, because a grammar forced them; the next plan tells them.
     """
 

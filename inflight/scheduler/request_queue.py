@@ -10,13 +10,14 @@ from inflight.scheduler.request import Request, RequestStatus
 class RequestQueue:
     """Ordered by arrival ("fcfs"), or by (priority, arrival) with the lower number first. A preempted request keeps its place.
 
-    A request that cannot be admitted yet is *held* until an event, which has the id of a request: it waits and is counted, but
-    plans do not look at it. `release` puts it back at its place in the order.
+    A request that cannot be admitted yet is *held* until an event: it waits and is counted, but plans do not look at it.
+    `release` puts it back at its place in the order. The name of an event is the id of a request.
 
-    `remove` is lazy: a removed request stays in the heap until it is the first, or until removed ones are the larger part.
+    `remove` is lazy: a removed request stays in the heap until it comes first, or until most of the heap has been removed.
 
     Attributes:
-        num_tokens: of all requests that wait, counted when they were pushed. Followers have none: their leader computes them.
+        num_tokens: of all requests that wait, counted when they were pushed. A follower counts as 0, because its leader
+            computes its prompt.
     """
 
     def __init__(self, policy: str) -> None:
@@ -61,11 +62,9 @@ class RequestQueue:
         self.num_tokens -= self._num_tokens_of.pop(request.order)
         return request
 
-    def hold_first(self, event: str) -> Request:
-        """Hold the request that `peek` returns until `event`, and return it."""
-        request = self._pop_heap()
-        self._hold(request, event)
-        return request
+    def hold_first(self, event: str) -> None:
+        """Hold the request that `peek` returns until `event`."""
+        self._hold(self._pop_heap(), event)
 
     def release(self, event: str) -> None:
         """Put back the requests that are held until `event`."""

@@ -11,8 +11,8 @@ end within one token budget. Side effects:
                            2. Requests that end give back their blocks and slot.
     fill_masks()           The masks of steps in flight that can be made now.
 
-Plans are committed in the order in which they were made, but later ones may be made before. `schedule` changes planned state
-only; `update_from_output` changes the truth. Planning ahead is safe because every rank runs the steps in order:
+Plans are committed in the order in which they were made. Several may be made before the first is committed: `schedule` changes
+planned state only; `update_from_output` changes the truth. Planning ahead is safe because every rank runs the steps in order:
 
 - A later step reads and writes after all earlier ones. So when a request ends or is preempted, its blocks and slot are free at
   once, although steps in flight still use them: the next plan may give them to another request.
@@ -96,11 +96,6 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         return self._waiting.num_tokens
 
-    @property
-    def num_free_blocks(self) -> int:
-        """KV blocks that could be given out, cached contents included."""
-        return self._kv_cache.pool.num_free_blocks
-
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests or self._failed)
 
@@ -132,7 +127,7 @@ class Scheduler:
         return failed
 
     def wait_for_grammars(self, seconds: float | None = None, *, for_all: bool = True) -> None:
-        """Wait until all grammars have been compiled, or any of them. Returns at once if none is being compiled."""
+        """Wait until all grammars have been compiled, or any of them, but at most `seconds`."""
         self._grammars.wait(seconds, for_all=for_all)
 
     def _fail(self, request_id: str, reason: str) -> None:
@@ -189,8 +184,8 @@ class Scheduler:
         """Give running requests their next tokens. Returns the budget that is left for waiting requests; 0 if blocks ran out,
         because a request admitted now would be preempted at once.
 
-        With several pipeline stages it takes several steps until a token is drawn. So a request waits `stagger` steps for its
-        token, or until it is committed, and a step takes an equal share of the requests that decode. With a stagger of 1
+        With several pipeline stages a step draws its tokens several steps later. So a request waits until its token is
+        committed, or for `stagger` steps, and each step takes an equal share of the requests that decode. With a stagger of 1
         neither rule has an effect.
         """
         running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._next_step_id
@@ -204,7 +199,7 @@ class Scheduler:
             if num_planned > request.num_tokens and (
                 num_planned == request.max_num_tokens or step_id < request.staggered_until
             ):
-                continue  # its last token is in flight, or the token that it waits for
+                continue  # its last token is in flight, or it waits for its token
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
                 continue  # the drafts in flight decide at which position its steps end
             count, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
@@ -248,11 +243,11 @@ class Scheduler:
             budget -= row.num_tokens
 
     def _leader(self, request: Request) -> Request | None:
-        """The first of the n completions of one prompt, if `request` is another one, its *follower*, and has never run.
+        """The leader of a follower that has never run; otherwise None.
 
-        The leader computes the prompt. A follower is admitted when plans compute all of the prompt except its last token, and
-        shares the leader's blocks. These steps may still be in flight: the follower's step runs after them, and if one of them
-        fails, it is void, too.
+        Of the n completions of one prompt the first is the leader, which computes the prompt, and the others are its followers.
+        A follower is admitted when plans compute all of the prompt except its last token, and shares the leader's blocks. These
+        steps may still be in flight: the follower's step runs after them, and if one of them fails, it is void, too.
         """
         return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
 
@@ -375,9 +370,9 @@ class Scheduler:
         return bool(requests) and all(request.status is RequestStatus.FINISHED for request in requests)
 
     def void(self) -> list[tuple[int, GrammarOutput]]:
-        """Drop all steps in flight: one has failed, and later ones have inputs that were not planned.
+        """Drop all steps in flight: one has failed, so the later ones have inputs that were not planned.
 
-        Their requests wait again with all their tokens. They are sent in full later, as nobody knows what the workers have.
+        Their requests wait again with all their tokens. They are sent in full later, because the workers' copies may be wrong.
 
         Returns:
             (step id, empty masks) to send for each step that waits for masks in the workers.

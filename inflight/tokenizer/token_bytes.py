@@ -25,7 +25,7 @@ def piece_to_bytes(piece: str) -> bytes:
 
 
 def parse_byte_fallback(piece: str) -> int | None:
-    """0x0A of "<0x0A>", or None."""
+    """The byte that a piece like "<0x0A>" spells; None for any other piece."""
     if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
         return None
     try:

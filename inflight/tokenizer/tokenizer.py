@@ -23,7 +23,7 @@ class Tokenizer:
     """Several threads may use it. Only its cache of tokens' bytes ever changes.
 
     Attributes:
-        special_tokens: "bos_token" and the like -> text, for those that the folder names.
+        special_tokens: "bos_token", "eos_token", ... -> text; only those that the folder names.
         bos_token_id, eos_token_id, unk_token_id: None if the folder names no such token.
         all_special_ids: tokens that `skip_special_tokens` leaves out.
         vocab_size: number of tokens, with the added ones. A model's own vocabulary may be padded beyond it.
@@ -42,8 +42,9 @@ class Tokenizer:
         backend.no_padding()
         _mark_special(backend, [*self.special_tokens.values(), *extra_special_tokens])
         added = backend.get_added_tokens_decoder()
+        ids: dict[str, int | None] = {name: backend.token_to_id(text) for name, text in self.special_tokens.items()}
         self.bos_token_id, self.eos_token_id, self.unk_token_id = (
-            self._named_id(f"{name}_token") for name in ("bos", "eos", "unk")
+            ids.get(f"{name}_token") for name in ("bos", "eos", "unk")
         )
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -155,18 +156,13 @@ class Tokenizer:
         return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
-        """A decoder for the tokens that follow the prompt. incremental.py says to what its text is equal."""
+        """A decoder for the tokens that follow the prompt. incremental.py says what its text is equal to."""
         skipped = self.all_special_ids if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return ByteLevelDecoder(self, skipped)
         recent = prompt_token_ids[-4 * _MAX_PROMPT_CONTEXT :]
         context = [t for t in recent if t not in skipped and self.id_to_piece(t) is not None]
         return WindowDecoder(self, skipped, context[-_MAX_PROMPT_CONTEXT:])
-
-    def _named_id(self, name: str) -> int | None:
-        text = self.special_tokens.get(name)
-        token_id: int | None = None if text is None else self._backend.token_to_id(text)
-        return token_id
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read

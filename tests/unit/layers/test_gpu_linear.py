@@ -19,8 +19,9 @@ from inflight.kernels.reference import silu_and_mul
 from inflight.kernels.triton.fp8 import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers import gpu_linear, linear_tuner
+from inflight.layers.context import select_linear_method
 from inflight.layers.gpu_linear import GpuLinear
-from inflight.layers.linear_method import LinearChoice, select_linear_method
+from inflight.layers.linear_method import LinearChoice
 from inflight.layers.linear_tuner import GpuWeight, TunedLinear, tune
 from tests.triton_inputs import DEVICE, IS_INTERPRETED, drawn
 

@@ -11,13 +11,9 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.quantized_weight import QuantizedWeight, concatenate_rows
-from inflight.layers.context import LayerContext
+from inflight.layers.context import LayerContext, select_linear_method
 from inflight.layers.linear import ColumnParallelLinear, OutputPart, RowParallelLinear, even_part, head_part
-from inflight.layers.linear_method import (
-    KernelLinear,
-    PlainLinear,
-    select_linear_method,
-)
+from inflight.layers.linear_method import KernelLinear, PlainLinear
 from inflight.layers.weights import WeightSlot
 
 CPU = torch.device("cpu")

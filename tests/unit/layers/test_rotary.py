@@ -10,7 +10,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from inflight.config.parse_architecture import parse_architecture
-from inflight.layers.rotary import RotaryEmbedding, inverse_frequencies
+from inflight.layers.rotary import RotaryEmbedding
+from inflight.layers.rotary_frequencies import inverse_frequencies
 
 CPU = torch.device("cpu")
 LLAMA3 = {

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from inflight.attention.backend import AttentionBackend
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.layers.context import LayerContext
+from inflight.layers.context import LayerContext, select_linear_method
 from inflight.layers.embedding import VocabParallelEmbedding
-from inflight.layers.linear_method import select_linear_method
 from inflight.layers.logits import LogitsHead
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
+from inflight.engine.kv_cache_sizing import make_kv_cache_configs
 from inflight.executor.uniproc import UniProcExecutor
-from inflight.kv_cache.sizing import make_kv_cache_configs
 from inflight.worker.worker import Worker
 from tests.fake_gpu import GPUS
 from tests.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model

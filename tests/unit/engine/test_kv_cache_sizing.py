@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from inflight.config.engine import CacheConfig, SchedulerConfig
+from inflight.engine.kv_cache_sizing import blocks_per_sequence, describe_size, make_groups, make_kv_cache_configs
 from inflight.errors import OutOfMemoryError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.kv_cache.sizing import blocks_per_sequence, describe_size, make_groups, make_kv_cache_configs
 
 
 def spec(window: int | None = None) -> KVCacheSpec:

@@ -1,0 +1,55 @@
+"""The angle by which rotary embedding turns each pair of a head per position, scaled for contexts longer than in training.
+
+Frequencies are scaled as transformers scales them: "linear" (position interpolation, arXiv:2306.15595), "llama3" (Llama 3.1),
+"yarn" (arXiv:2309.00071).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from inflight.config.architecture import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians per position of each pair: float32 [head_dim / 2], in falling order."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    inverse: Tensor = 1.0 / rope.theta**exponents
+    if rope.kind == "default":
+        return inverse
+    if rope.kind == "linear":
+        return inverse / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(inverse, rope)
+    assert rope.kind == "yarn", rope.kind
+    return _yarn(inverse, rope, head_dim)
+
+
+def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
+    """Long wavelengths are interpolated, short ones are kept, and wavelengths in between are blended."""
+    wavelength = 2 * math.pi / inverse
+    rotations = rope.original_max_position_embeddings / wavelength  # in the context the model was trained on
+    keep = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep = keep.clamp(0, 1)
+    return (1 - keep) * inverse / rope.factor + keep * inverse
+
+
+def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """As `_llama3`, but blended linearly over the index of the pair."""
+
+    def pair_with(num_rotations: float) -> float:
+        """The (fractional) index of the pair that makes `num_rotations` turns in the context the model was trained on."""
+        length = rope.original_max_position_embeddings
+        return head_dim * math.log(length / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # so that nothing is divided by zero
+    interpolate = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return inverse / rope.factor * interpolate + inverse * (1 - interpolate)

@@ -1,0 +1,53 @@
+"""`check_weights`: compares the names, shapes and dtypes in a checkpoint's headers with those that the model wants."""
+
+from __future__ import annotations
+
+import re
+
+from inflight.errors import CheckpointError
+from inflight.model_loader.weight_source import WeightSource
+from inflight.models.causal_lm import CausalLM
+
+_FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+_MAX_NAMES_SHOWN = 8
+
+
+def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
+    """`is_tied`: the head has the embedding's weights.
+
+    Raises:
+        CheckpointError: tensors are missing, extra, misshapen, or in a dtype that is not read.
+    """
+    slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
+    missing = [name for name in slots if name not in source.tensors]
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {list_names(missing)}")
+    extra = [name for name in source.tensors if name not in slots and not _is_harmless(name, is_tied)]
+    if extra:
+        raise CheckpointError(
+            f"the checkpoint has weights that config.json does not account for: {list_names(extra)} (in "
+            f"{source.tensors[extra[0]].file}); leaving them out would change the result"
+        )
+    for name, slot in slots.items():
+        stored = source.tensors[name]
+        if stored.shape != slot.shape:
+            raise CheckpointError(
+                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
+            )
+        if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
+            )
+
+
+def _is_harmless(name: str, is_tied: bool) -> bool:
+    """Whether a tensor may be ignored: buffers of old releases that can be computed, and the copy of a tied embedding."""
+    return re.search(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", name) is not None or (
+        is_tied and name == "lm_head.weight"
+    )
+
+
+def list_names(names: list[str]) -> str:
+    """The first names, and how many more there are, for a message."""
+    more = len(names) - _MAX_NAMES_SHOWN
+    return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
