@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from inflight.entrypoints.serve.probes import PROBES
+from inflight.entrypoints.serve.asgi import PROBES
 from tests.documented_commands import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -80,13 +80,14 @@ def test_a_pod_has_time_to_drain() -> None:
 def test_the_arguments_of_the_pod_are_options(monkeypatch: pytest.MonkeyPatch) -> None:
     (container,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
     arguments = [each for each in container["args"] if "/" not in each]  # without the model: the embedded one
-    done = run(COMMANDS / "inflight", "serve", *arguments, "--check")
+    done = run(COMMANDS / "inflight", "serve", *arguments, "--port", "0", "--check")
     assert done.returncode == 0, done.stderr
 
 
 def test_the_settings_file(tmp_path: Path) -> None:
     settings = yaml.safe_load((DEPLOY / "serve.yaml").read_text())
     del settings["model"]  # the embedded one
+    settings["port"] = 0  # another test may listen on the port
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(settings))
     done = run(COMMANDS / "inflight", "serve", "--config", tmp_path / "serve.yaml", "--check")
     assert done.returncode == 0, done.stderr

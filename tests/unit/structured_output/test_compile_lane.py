@@ -55,6 +55,7 @@ def submit(a_lane: CompileLane, gates: Gates, names: str) -> dict[str, Future[Co
 def test_so_many_run_in_order() -> None:
     gates, two = Gates(), lane(2)
     jobs = submit(two, gates, "abcd")
+    gates.wait_for("a")
     gates.wait_for("b")
     assert sorted(gates.started) == ["a", "b"]
     gates.open("b")
