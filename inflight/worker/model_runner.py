@@ -22,7 +22,6 @@ from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.interface.kv_cache import DUMMY_BLOCK
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import (
     GrammarOutput,
@@ -43,6 +42,7 @@ from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.pipeline import Pipeline
+from inflight.worker.profile_run import one_token_each, zero_activations
 from inflight.worker.runner import Runner
 
 
@@ -259,10 +259,11 @@ class ModelRunner(Runner):
 
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "initialize_from_config comes first"
-        inputs = _one_token_each(num_tokens, self._config.cache.block_size)
+        inputs = one_token_each(num_tokens, self._config.cache.block_size)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
-        hidden = self._model(zeros, zeros, metadata, intermediate=self._zero_activations(num_tokens))
+        activations = zero_activations(self._config, self._stage, self._device, num_tokens)
+        hidden = self._model(zeros, zeros, metadata, intermediate=activations)
         if self._stage.is_last:
             self._model.compute_logits(hidden)
 
@@ -276,14 +277,3 @@ class ModelRunner(Runner):
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
-
-
-def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
-    """Sequences of one token, all in the dummy block."""
-    return AttentionInputs(
-        query_start_loc=np.arange(num_tokens + 1, dtype=np.int32),
-        seq_lens=np.ones(num_tokens, dtype=np.int32),
-        num_computed_tokens=np.zeros(num_tokens, dtype=np.int32),
-        block_table=np.full((num_tokens, 1), DUMMY_BLOCK, dtype=np.int32),
-        block_size=block_size,
-    )
