@@ -14,12 +14,7 @@ import torch
 
 from inflight.attention.backend import AttentionMetadata
 from inflight.interface.request import Int32Array, LogprobsColumns
-from inflight.interface.step import (
-    ModelRunnerOutput,
-    NewRequestData,
-    PromptLogprobs,
-    SchedulerOutput,
-)
+from inflight.interface.step import ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
 from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import SamplerOutput
 from inflight.sample.verification import emitted_rows
@@ -40,6 +35,7 @@ class ForwardInput:
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
     sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
     metadata: SamplingMetadata | None  # of `sampling_rows`
+    draw_positions: Int32Array  # [num_draws]: how many tokens come before each drawn token
     num_prompt_tokens: Int32Array  # [num_draws]
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
 
@@ -103,12 +99,9 @@ class DrawnStep:
 
 
 def _emitted(output: ModelRunnerOutput, verified: VerifiedDraws) -> ModelRunnerOutput:
-    """`output` with the draws that are emitted only."""
-    emitted, logprobs, rows = (
-        emitted_rows(verified.num_emitted, verified.draw_start_loc),
-        output.logprobs,
-        output.logprobs_rows,
-    )
+    """`output` without the draws that are not emitted."""
+    emitted = emitted_rows(verified.num_emitted, verified.draw_start_loc)
+    logprobs, rows = output.logprobs, output.logprobs_rows
     if logprobs is not None:
         kept = np.isin(rows, emitted)
         logprobs = LogprobsColumns(
