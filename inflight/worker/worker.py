@@ -190,7 +190,7 @@ class Worker(WorkerBase):
         except BaseException as error:  # an interrupt, too: nothing above this thread would report it
             step.error = error
             if step.before is not None and not step.before.done():
-                # else other ranks wait in this forward, and the previous step is never sampled
+                # otherwise other ranks would wait in this forward, and the previous step would never be sampled
                 self.leave_groups_after_failure()
 
     @torch.inference_mode()
