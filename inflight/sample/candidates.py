@@ -7,7 +7,7 @@ The filters, on logits already divided by the temperature, in this order:
     top_p   of what is left, renormalised: keep the shortest prefix, by falling probability and rising id, that reaches top_p
 
 The survivors are a prefix of the tokens in this order. First a window of the most probable tokens is examined. If
-the prefix ends inside the window, only tokens of the prefix take part in the draw, which is a race of noisy scores (draw.py). If
+the prefix ends inside the window, only its tokens take part in the draw, which is a race of noisy scores (draw.py). If
 it does not (a flat distribution, a large k), all tokens race (prefix.py). Both ways use the same noise and the same sums. So a
 row's token depends neither on the way nor on the other rows.
 """

@@ -431,7 +431,7 @@ def cut_of(
 ):
     """The lowest key in [lowest, highest] with less than `limit` above it; `highest` is the largest key.
 
-    It is one of the keys, or `lowest`. The shortest prefix of the keys, in falling order, that reaches `limit` ends at this key.
+    It is one of the keys, or `lowest`. The shortest prefix of the falling keys that reaches `limit` ends at this key.
     """
     top = logit_of(highest)
     low, high = lowest.to(tl.int64) - 1, highest.to(tl.int64)  # the cut is in (low, high]
