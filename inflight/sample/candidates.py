@@ -6,57 +6,21 @@ The filters, on logits already divided by the temperature, in this order:
     top_k   keep the k most probable, and all that tie with the k-th
     top_p   of what is left, renormalised: keep the shortest prefix, by falling probability and rising id, that reaches top_p
 
-Survivors are a prefix of the tokens in this order. First a window of the most probable tokens is examined. If the prefix ends
-inside the window, the draw (a race of noisy scores, see draw.py) is among the tokens of the prefix only. Otherwise (a flat
-distribution, a large k) all tokens race, and the winner is tested: if it is not in the prefix, it is removed with all tokens
-after it, and the race is repeated. Both ways use the same noise and the same sums. So a row's token depends neither on the way
-nor on the other rows.
+The survivors are a prefix of the tokens in this order. First a window of the most probable tokens is examined. If
+the prefix ends inside the window, only its tokens take part in the draw, which is a race of noisy scores (draw.py). If
+it does not (a flat distribution, a large k), all tokens race (prefix.py). Both ways use the same noise and the same sums. So a
+row's token depends neither on the way nor on the other rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from inflight.sample.draw import draw_random
 from inflight.sample.noise import log_exponential, noise_words
-from inflight.sample.reductions import argmax_rows, row_chunks, softmax_mass, top_window
+from inflight.sample.prefix import Limits, race_all
+from inflight.sample.reductions import argmax_rows, row_chunks, top_window
 from inflight.sample.rows import RestrictedRows
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of each row, as columns. `vocab_mass` is the sum of exp(logit - max) over the vocabulary."""
-
-    vocab_size: int
-    top_k: Tensor  # int64 [n, 1]
-    top_p: Tensor  # float64 [n, 1]
-    log_min_p: Tensor  # float32 [n, 1]
-    floored: Tensor  # bool [n, 1]: top_k or min_p give a least logit
-    vocab_mass: Tensor  # float64 [n, 1], set where `floored` is false: top_p is a share of it there
-
-    @staticmethod
-    def of(logits: Tensor, restricted: RestrictedRows) -> Limits:
-        vocab_size = logits.shape[1]
-        floored = (restricted.top_k < vocab_size) | (restricted.log_min_p > -torch.inf)
-        vocab_mass = torch.zeros_like(restricted.top_p)
-        open_rows = (~floored[:, 0]).nonzero()[:, 0]
-        if len(open_rows):
-            open_logits = logits if len(open_rows) == len(logits) else logits[open_rows]
-            vocab_mass[open_rows] = softmax_mass(open_logits).to(torch.float64)
-        return Limits(vocab_size, restricted.top_k, restricted.top_p, restricted.log_min_p, floored, vocab_mass)
-
-    def rows(self, rows: Tensor | slice) -> Limits:
-        return Limits(
-            self.vocab_size,
-            self.top_k[rows],
-            self.top_p[rows],
-            self.log_min_p[rows],
-            self.floored[rows],
-            self.vocab_mass[rows],
-        )
 
 
 def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,61 +74,3 @@ def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     num_kept = kept.sum(dim=1, keepdim=True)
     cut_inside = values.gather(1, (num_kept - 1).clamp_(min=0)) > last
     return kept, (complete | (cut_inside & ~limits.floored))[:, 0]
-
-
-def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_restricted` for rows of any distribution: race all tokens and test the winner. Overwrites `logits`."""
-    prefix = Prefix.of(logits, limits)
-    while True:
-        tokens, scores = draw_random(logits, keys, hashes)
-        held = prefix.holds(tokens[:, None])
-        if bool(held.all()):
-            return tokens, scores
-        logits.masked_fill_(~held & ~prefix.before(tokens[:, None]), -torch.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """Tests whether a token survives: the weight of the tokens before it must not reach top_p's share.
-
-    Shares the memory of the logits it was made from; logits outside the prefix may be overwritten with -inf.
-    """
-
-    logits: Tensor  # float32 [n, vocab_size]; -inf below what min_p and top_k leave
-    weights: Tensor  # float32 [n, vocab_size], exp(logit - max) of those
-    share: Tensor  # float64 [n, 1]
-
-    @staticmethod
-    def of(logits: Tensor, limits: Limits) -> Prefix:
-        """Overwrites `logits`."""
-        top = logits.amax(dim=1, keepdim=True)
-        mass = limits.vocab_mass
-        if bool(limits.floored.any()):
-            has_top_k = limits.top_k < limits.vocab_size
-            floor = top + limits.log_min_p
-            k = int(torch.where(has_top_k, limits.top_k, 1).max())
-            kth = torch.topk(logits, k, dim=1).values.gather(1, limits.top_k.clamp(max=k) - 1)
-            floor = torch.where(has_top_k, torch.maximum(floor, kth), floor)
-            logits.masked_fill_(logits < floor, -torch.inf)
-        weights = (logits - top).exp_()
-        if bool(limits.floored.any()):
-            mass = torch.where(limits.floored, weights.sum(dim=1, keepdim=True, dtype=torch.float64), mass)
-        return Prefix(logits, weights, limits.top_p * mass)
-
-    def holds(self, tokens: Tensor) -> Tensor:
-        """Whether each row's token, int64 [n, 1], is in the prefix: bool [n, 1]. True for the most probable token, and for a
-        row without any possible token."""
-        logit = self.logits.gather(1, tokens)
-        upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
-        weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)
-        held = weight < self.share  # even if all that tie with it came first
-        if bool(held.all()):
-            return held
-        weight = torch.where(self.before(tokens), self.weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)
-        return (weight < self.share) | (weight == 0) | weight.isnan()
-
-    def before(self, tokens: Tensor) -> Tensor:
-        """The tokens before each row's token in the order of survival: bool [n, vocab_size]."""
-        logit = self.logits.gather(1, tokens)
-        columns = torch.arange(self.logits.shape[1], device=self.logits.device)
-        return (self.logits > logit) | ((self.logits == logit) & (columns < tokens))

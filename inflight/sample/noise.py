@@ -45,9 +45,7 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
     """
     words = torch.bitwise_xor(hashes, keys[:, :1], out=out)
     words.mul_(keys[:, 1:])
-    words.bitwise_xor_(
-        words.bitwise_right_shift(16).bitwise_and_(0xFFFF)
-    )  # the shift is arithmetic: drop the sign's copies
+    words.bitwise_xor_(words.bitwise_right_shift(16).bitwise_and_(0xFFFF))  # the mask removes copies of the sign
     return words.mul_(_MULTIPLIER).bitwise_and_(_LOW_31)
 
 
@@ -58,10 +56,11 @@ def log_exponential(words: Tensor) -> Tensor:
 
 
 def bound_from_below(words: Tensor, out: Tensor) -> Tensor:
-    """A lower bound of `log_exponential(words)`, but for rounding below 1e-4, in a quarter of the time; float32, into `out`.
+    """A lower bound of `log_exponential(words)`, float32, into `out`; it takes a quarter of the time.
 
-    E = -log(1 - u) is at least u. The bits of a float, read as an integer, give its logarithm interpolated between powers of
-    two (Mitchell 1962): this is at most the logarithm, and at most 0.087 * log(2) below it.
+    Rounding can lift it above the exact value by less than 1e-4. E = -log(1 - u) is at least u. The bits of a float, read as an
+    integer, give its logarithm interpolated between powers of two (Mitchell 1962): this is at most the logarithm, and at most
+    0.087 * log(2) below it.
     """
     out.copy_(words)
     out.copy_(out.view(torch.int32))

@@ -55,7 +55,7 @@ CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}  # of temporaries: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLists:
-    """The parameters of a request that are lists of tokens, without ids beyond the vocabulary: those are never drawn anyway.
+    """The parameters of a request that are lists of tokens. Ids beyond the vocabulary are left out: they cannot be drawn.
 
     Built once, when the request takes its slot.
     """
@@ -100,13 +100,12 @@ class LogitsProcessors:
         masks: GrammarMasks | None,
         upload: Callable[[AnyArray], Tensor],
     ) -> LogitsProcessors | None:
-        """None where no row asks for anything.
+        """None if no row asks for anything.
 
         Args:
             positions: [num_rows], of the draws: how many tokens (prompt and output) come before each.
             num_prompt_tokens: [num_rows].
-            upload: makes a device tensor of an int64 array [n]; called at most once. What it holds is not looked at before
-                `apply`.
+            upload: makes a device tensor of an int64 array [n]; called at most once. Nothing reads the tensor before `apply`.
         """
         if masks is None and not len(rows.having(~(RANDOM | RESTRICTED))):
             return None

@@ -35,7 +35,7 @@ LOGPROBS = 256
 HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
-WINDOW = 128  # of the most probable tokens; mostly all that top_p and min_p leave are in it
+WINDOW = 128  # so many most probable tokens mostly include all that top_p and min_p leave
 MAX_WINDOW = 256  # with a larger top_k all tokens race
 
 PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of them
@@ -80,7 +80,7 @@ class RestrictedRows(RandomRows):
     top_k: Tensor  # int64 [n, 1]; the vocabulary's size if unused
     top_p: Tensor  # float64 [n, 1]; above 1 if unused, so that rounding drops nothing
     log_min_p: Tensor  # float32 [n, 1]; -inf if unused
-    window: int  # how many of the most probable tokens to look at first: enough for every small top_k
+    window: int  # how many of the most probable tokens are examined first; at least every top_k below MAX_WINDOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,8 @@ class SamplingRows:
     device: torch.device  # where the metadata's tensors go
     slots: Int32Array  # [num_rows]
     features: Int32Array  # [num_rows]
-    parameters: npt.NDArray[np.void]  # [num_rows] of PARAMETERS; empty where no row has a feature
-    lists: npt.NDArray[np.object_]  # [num_rows] of `TokenLists | None`; empty where no row has lists
+    parameters: npt.NDArray[np.void]  # [num_rows] of PARAMETERS; empty if no row has a feature
+    lists: npt.NDArray[np.object_]  # [num_rows] of `TokenLists | None`; empty if no row has lists
 
     @property
     def num_rows(self) -> int:

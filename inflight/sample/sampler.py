@@ -33,8 +33,8 @@ IMPOSSIBLE_TOKEN = -1
 class SamplerOutput:
     """One token per row, still on the device.
 
-    `token_ids` holds IMPOSSIBLE_TOKEN (-1) in a row whose logits are all -inf, or NaN, when it comes to the draw: nothing could
-    be drawn (a dead grammar, a broken model), and the request must fail. `logprobs` are of the rows `logprobs_rows`.
+    If all logits of a row are -inf at the draw (a grammar admits no token), or one is NaN (a broken model), no token can be
+    drawn: `token_ids` is IMPOSSIBLE_TOKEN (-1) there, and the request must fail. `logprobs` are of the rows `logprobs_rows`.
     """
 
     token_ids: Tensor  # int32 [num_rows]
@@ -43,7 +43,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Stateless but for the hashes of the vocabulary. `metadata` may come from any step."""
+    """Keeps only the hashes of the vocabulary, so calls are independent of each other."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._hashes = token_hashes(vocab_size, torch.device(device))
@@ -83,13 +83,10 @@ class Sampler:
         if not len(logits):
             return torch.empty(0, dtype=torch.int32, device=logits.device)
         if metadata.all_greedy:
-            tokens = argmax_rows(logits)
-            return possible(tokens, logits.gather(1, tokens[:, None])[:, 0])
+            return most_probable(logits)
         token_ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         if metadata.greedy_rows is not None:
-            greedy = logits[metadata.greedy_rows]
-            tokens = argmax_rows(greedy)
-            token_ids[metadata.greedy_rows] = possible(tokens, greedy.gather(1, tokens[:, None])[:, 0])
+            token_ids[metadata.greedy_rows] = most_probable(logits[metadata.greedy_rows])
         if (random := metadata.random) is not None:
             drawn = possible(*draw_random(scaled_rows(logits, random), random.keys, self._hashes))
             token_ids[slice(None) if random.rows is None else random.rows] = drawn
@@ -99,12 +96,18 @@ class Sampler:
         return token_ids
 
 
+def most_probable(logits: Tensor) -> Tensor:
+    """The greedy draws, int32 [n]."""
+    tokens = argmax_rows(logits)
+    return possible(tokens, logits.gather(1, tokens[:, None])[:, 0])
+
+
 def scaled_rows(logits: Tensor, random: RandomRows) -> Tensor:
-    """The rows of `random`, divided by their temperatures; `logits` themselves, overwritten, where they are all rows."""
+    """The rows of `random`, divided by their temperatures. If these are all rows, `logits` itself is overwritten."""
     rows = logits if random.rows is None else logits[random.rows]
     return rows if random.temperature is None else rows.div_(random.temperature)
 
 
 def possible(tokens: Tensor, scores: Tensor) -> Tensor:
-    """`tokens` as int32, IMPOSSIBLE_TOKEN where the score says that none was possible."""
+    """`tokens` as int32; IMPOSSIBLE_TOKEN where the score is -inf or NaN."""
     return torch.where(scores > -torch.inf, tokens, IMPOSSIBLE_TOKEN).to(torch.int32)

@@ -1,6 +1,6 @@
 """`SamplingState`: the sampling parameters of each slot's request, as numpy columns, so a step copies its rows without a loop.
 
-Owns one row per slot of the InputBatch. `add` overwrites a slot. Nothing needs to be removed: an unused slot costs nothing.
+Owns one row per slot of the InputBatch. `add` overwrites a slot; a slot that is not used any more keeps its old values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inflight.sample.rows import (
 )
 from inflight.sample.seeds import MASK64
 
-MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; far below 1e-6 every draw is the argmax anyway
+MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; already at 1e-6 every draw is the argmax
 MIN_REPETITION_PENALTY = 1e-10  # logits / penalty must stay finite, too
 
 

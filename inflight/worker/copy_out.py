@@ -22,7 +22,7 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 class CopiedStep:
-    """The thread that launches steps fills it, the drain thread waits for it. It keeps the tensors alive until then."""
+    """The thread that launches steps starts the copies, the drain thread waits for them. The tensors stay alive until then."""
 
     def __init__(self) -> None:
         self.prompt_pieces: list[list[LogprobsTensors]] = []  # of each span, made by the forward
@@ -41,7 +41,7 @@ class CopiedStep:
         processors: LogitsProcessors | None,
         spans: tuple[PromptLogprobsSpan, ...],
     ) -> Event:
-        """Queue the copies of log-probabilities and `tokens`, int32 [n], which nobody may overwrite before the event."""
+        """Queue the copies of log-probabilities and `tokens`, int32 [n]. `tokens` may be overwritten only after the event."""
         self._spans = spans
         if processors is not None and processors.logprobs_rows is not None:
             self._rows = processors.logprobs_rows
@@ -52,7 +52,7 @@ class CopiedStep:
         return self._event
 
     def wait(self, step_id: int) -> ModelRunnerOutput:
-        """Wait for the copies, and make the step's answer of them. Not for the thread that launches steps."""
+        """Wait for the copies and return the step's answer. The thread that launches steps must not call it."""
         if self._event is None:
             return ModelRunnerOutput(step_id=step_id)
         self._event.synchronize()

@@ -79,7 +79,7 @@ def message_of(
 ) -> Int32Array:
     """The emitted tokens of each sampling row, filled up with -1: [num_sampling_rows, width].
 
-    If no token could be drawn, it becomes 0: the request fails at commit, but steps under way may still compute it.
+    IMPOSSIBLE_TOKEN becomes 0: the request fails at commit, but steps under way may still compute this token.
     """
     message = np.full((len(num_emitted), width), -1, dtype=np.int32)
     message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)

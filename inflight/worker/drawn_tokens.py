@@ -1,7 +1,6 @@
 """`DrawnTokens`: the tokens that were drawn for each slot; in an engine with drafts also their number and the next drafts.
 
-It keeps the last token of each slot, and the whole sequence for penalties and proposers. Owned by the thread that computes;
-only `post` is called by the thread that prepares.
+It keeps the last token of each slot, and the whole sequence for penalties and proposers. Owned by the thread that computes.
 
 A slot changes only when a step draws for it: on the last stage when the step is sampled, on earlier stages when the step's
 message is applied. Both happen in step order. So a step that waits for the latest step that draws for its slots finds the right
@@ -13,15 +12,13 @@ with -1. Without drafts k is 0, and there is one token for each row.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.distributed.token_link import TokenReceiver, TokenSender
+from inflight.distributed.token_link import TokenSender
 from inflight.interface.request import Int32Array
 from inflight.interface.step import NewRequestData, TokenDelta
 
@@ -31,7 +28,6 @@ class DrawnTokens:
     Args:
         num_speculative_tokens: k.
         senders: on the last of several stages: send every message to an earlier stage.
-        receiver: on earlier stages that need drawn tokens: receives every message.
     """
 
     def __init__(
@@ -42,35 +38,16 @@ class DrawnTokens:
         *,
         num_speculative_tokens: int = 0,
         senders: Sequence[TokenSender] = (),
-        receiver: TokenReceiver | None = None,
     ) -> None:
         k = num_speculative_tokens
         self._last = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self.num_tokens: Int32Array = np.zeros(
-            max_num_seqs, dtype=np.int32
-        )  # the last drawn token included; used if k > 0
+        # of each slot, the last drawn token included; used if k > 0
+        self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.drafts: Int32Array = np.full((max_num_seqs, k), -1, dtype=np.int32)
         # used on the rank that draws; if no penalty or proposer reads a slot, its memory is never touched
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._k, self._device = k, device
-        self._senders, self._receiver = tuple(senders), receiver
-        self._expected: deque[tuple[int, Int32Array, Int32Array, Future[Tensor]]] = deque()
-
-    def post(self, num_rows: int) -> Future[Tensor] | None:
-        """Begin to receive the next sampling step's message. None without a receiver. Called by the thread that prepares."""
-        return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
-
-    def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor] | None) -> None:
-        """This step draws for `slots`, the first tokens at `positions`, and its message will come. Called by its forward."""
-        if message is not None:
-            self._expected.append((step_id, slots, positions, message))
-
-    def receive(self, step_id: int) -> None:
-        """Apply all messages up to that of `step_id`, waiting for them, and later ones that have arrived."""
-        expected = self._expected
-        while expected and (expected[0][0] <= step_id or expected[0][3].done()):
-            _, slots, positions, message = expected.popleft()
-            self._apply(slots, positions, message.result())
+        self._senders = tuple(senders)
 
     def fill(self, input_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
         """Write the token drawn last for each of `slots` to `input_ids[indices]`."""
@@ -90,18 +67,17 @@ class DrawnTokens:
 
     def write(self, slots: Int32Array, positions: Int32Array, token_ids: Int32Array) -> None:
         """Keep drawn tokens, or the drafts that precede a draw; all arguments are [n]."""
-        fits = (
-            positions < self.token_ids.shape[1]
-        )  # a sequence of max_model_len tokens ends: nothing reads its last one
+        fits = positions < self.token_ids.shape[1]  # nothing reads the last token of a sequence of max_model_len
         self.token_ids[slots[fits], positions[fits]] = token_ids[fits]
 
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         """Send and apply a step's message, on the last stage. The first token emitted for `slots[i]` is at `positions[i]`."""
         for sender in self._senders:
             sender.send(message)
-        self._apply(slots, positions, message)
+        self.apply(slots, positions, message)
 
-    def _apply(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
+    def apply(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
+        """Apply a step's message; the arguments are those of `add`."""
         index = torch.from_numpy(slots.astype(np.int64)).to(self._device)
         if not self._k:
             self._last[index] = message[:, 0].to(self._device)

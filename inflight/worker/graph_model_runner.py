@@ -20,7 +20,6 @@ copied, and the late draws are launched kernel by kernel.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -56,6 +55,7 @@ from inflight.worker.runner import Runner
 from inflight.worker.staging import Int32Columns, StagingRing, StagingSlot
 from inflight.worker.step_entries import EntryCounts, StepEntries, StepShape
 from inflight.worker.step_programs import StepPrograms
+from inflight.worker.token_inbox import TokenInbox
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class GraphModelRunner(Runner):
         captures = not config.device.enforce_eager
         self._decode_sizes = decode_sizes(scheduler.max_num_seqs) if captures else []
         self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
-        self._expected: deque[tuple[int, Int32Array, Future[Tensor]]] = deque()
+        self._inbox = TokenInbox(self._receiver, self._apply_drawn_elsewhere)
         self._graphs = GraphRunner(device)
         self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state
         self._applied: DeviceStep | None = None  # the step whose rows are in the state
@@ -212,7 +212,7 @@ class GraphModelRunner(Runner):
                 rows=rows,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 prompt_logprobs=prompt_logprobs,
-                message=self._receiver.post(len(slots)) if self._receiver is not None and len(slots) else None,
+                message=self._inbox.post(len(slots)),
             )
 
     def _stage_entries(
@@ -248,10 +248,10 @@ class GraphModelRunner(Runner):
         step, plan = model_input, model_input.plan
         if self._receiver is not None:
             with self._timeline.span(plan.step_id, "receive"):
-                self._receive(step.inputs.drawn_in_step)
+                self._inbox.receive(step.inputs.drawn_in_step)
         with self._timeline.span(plan.step_id, "forward"):
             if step.message is not None:
-                self._expected.append((plan.step_id, step.slots, step.message))
+                self._inbox.expect(plan.step_id, step.slots, step.inputs.first_positions, step.message)
             self._set_logits_aside()
             self._apply_forward_entries(step)
             if intermediate is not None:
@@ -263,12 +263,9 @@ class GraphModelRunner(Runner):
             assert self._programs.sent is not None
             return self._programs.sent.first(plan.num_tokens)
 
-    def _receive(self, step_id: int) -> None:
-        """Apply the tokens drawn by steps up to `step_id`, waiting for them, and later ones that have arrived."""
-        expected = self._expected
-        while expected and (expected[0][0] <= step_id or expected[0][2].done()):
-            _, slots, message = expected.popleft()
-            self._write(self._told_ring, self._entries.told(slots, message.result()[:, 0].numpy()))
+    def _apply_drawn_elsewhere(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
+        """Write the tokens that the last stage has drawn to the state."""
+        self._write(self._told_ring, self._entries.told(slots, message[:, 0].numpy()))
 
     def _set_logits_aside(self) -> None:
         """Copy the logits of a step that has not drawn yet: the next forward overwrites them."""

@@ -48,11 +48,6 @@ class StepInputs:
         return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
     @property
-    def draw_positions(self) -> Int32Array:
-        """[num_draws]: where the drawn tokens will be, that is how many tokens come before each."""
-        return self.positions[self.draw_tokens] + 1
-
-    @property
     def first_positions(self) -> Int32Array:
         """[num_sampling_rows]: the position of each row's first drawn token."""
         return self.seq_lens[self.sampling_rows] + 1 - np.diff(self.draw_start_loc)
@@ -62,9 +57,8 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self.num_known_tokens: Int32Array = np.zeros(
-            max_num_seqs, dtype=np.int32
-        )  # up to the last one that a plan has sent
+        # of each slot, up to the last token that a plan has sent
+        self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
         self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the latest step that draws for the slot
@@ -85,9 +79,8 @@ class InputBatch:
         if (forced := plan.forced_tokens) is not None:
             # forced tokens begin at the first token that the row computes: drawn tokens at these positions are not used
             self.token_ids[forced.slots, forced.positions] = forced.token_ids
-            self.num_known_tokens[forced.slots] = (
-                forced.positions + 1
-            )  # a slot comes several times: its last entry wins
+            # a slot may come several times: numpy keeps its last value
+            self.num_known_tokens[forced.slots] = forced.positions + 1
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
         """The flat inputs of an applied plan; rows with drafts have their upper bounds. Called once for each plan, in order."""

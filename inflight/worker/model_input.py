@@ -1,6 +1,6 @@
 """What one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
 
-Nobody writes to the arrays of a stage that has ended: the next steps run while this one is drained.
+When a stage has ended, its arrays are not written any more: they are read while the step is drained and later steps run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ import torch
 
 from inflight.attention.backend import AttentionMetadata
 from inflight.interface.request import Int32Array, LogprobsColumns
-from inflight.interface.step import (
-    ModelRunnerOutput,
-    NewRequestData,
-    PromptLogprobs,
-    SchedulerOutput,
-)
+from inflight.interface.step import ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
 from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import SamplerOutput
 from inflight.sample.verification import emitted_rows
@@ -29,17 +24,18 @@ from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """Everything the device needs for one step. Only `execute_model` writes to it: the drawn tokens, to `input_ids`."""
+    """Everything the device needs for one step. It changes once: `execute_model` writes the drawn tokens to `input_ids`."""
 
     inputs: StepInputs  # the same on the host
     input_ids: torch.Tensor  # [num_tokens] int32; 0 at `drawn_tokens` until these are known
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
-    drawn_tokens: torch.Tensor  # [num_drawn] int64, into the step's tokens: inputs that older steps draw
+    drawn_tokens: torch.Tensor  # [num_drawn] int64, indices of the inputs that older steps draw
     drawn_slots: torch.Tensor  # [num_drawn] int64
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
     sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
     metadata: SamplingMetadata | None  # of `sampling_rows`
+    draw_positions: Int32Array  # [num_draws]: how many tokens come before each drawn token
     num_prompt_tokens: Int32Array  # [num_draws]
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
 
@@ -59,7 +55,7 @@ class ModelInput:
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
     new_histories: tuple[NewRequestData, ...]  # the new requests whose draws or drafts look at older tokens
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
-    message: Future[torch.Tensor] | None  # the tokens that the last stage draws, on an earlier stage that gets them
+    message: Future[torch.Tensor] | None  # on an earlier stage: the tokens that the last stage draws in this step
     forward: ForwardInput | None = None
 
 
@@ -84,7 +80,7 @@ class VerifiedDraws:
 
 @dataclass(frozen=True, slots=True)
 class DrawnStep:
-    """What a step leaves for the drain thread, still on the device. On ranks that do not draw there is nothing."""
+    """What a step leaves for the drain thread, still on the device. On ranks that do not draw, only the step id."""
 
     step_id: int
     drawn: SamplerOutput | None = None
@@ -103,12 +99,9 @@ class DrawnStep:
 
 
 def _emitted(output: ModelRunnerOutput, verified: VerifiedDraws) -> ModelRunnerOutput:
-    """`output` with the draws that are emitted only."""
-    emitted, logprobs, rows = (
-        emitted_rows(verified.num_emitted, verified.draw_start_loc),
-        output.logprobs,
-        output.logprobs_rows,
-    )
+    """`output` without the draws that are not emitted."""
+    emitted = emitted_rows(verified.num_emitted, verified.draw_start_loc)
+    logprobs, rows = output.logprobs, output.logprobs_rows
     if logprobs is not None:
         kept = np.isin(rows, emitted)
         logprobs = LogprobsColumns(

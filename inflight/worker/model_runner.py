@@ -22,7 +22,6 @@ from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.interface.kv_cache import DUMMY_BLOCK
 from inflight.interface.request import Int32Array, ResolvedSampling
 from inflight.interface.step import (
     GrammarOutput,
@@ -43,7 +42,9 @@ from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.pipeline import Pipeline
+from inflight.worker.profile_run import one_token_each, zero_activations
 from inflight.worker.runner import Runner
+from inflight.worker.token_inbox import TokenInbox
 
 
 class ModelRunner(Runner):
@@ -69,8 +70,8 @@ class ModelRunner(Runner):
             device.torch_device,
             num_speculative_tokens=self._num_speculative_tokens,
             senders=self._senders,
-            receiver=self._receiver,
         )
+        self._inbox = TokenInbox(self._receiver, self._drawn_tokens.apply)
 
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput:
         with self._timeline.span(plan.step_id, "prepare"):
@@ -88,7 +89,7 @@ class ModelRunner(Runner):
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 new_histories=self._new_histories(plan) if self._draws else (),
                 prompt_logprobs=self._prompt_logprobs.advance(plan, inputs.query_start_loc, batch),
-                message=self._drawn_tokens.post(len(slots)),
+                message=self._inbox.post(len(slots)),
             )
             if plan.max_draft_tokens.max(initial=-1) >= 0:
                 return model_input
@@ -109,6 +110,8 @@ class ModelRunner(Runner):
             sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
             rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
         moved = inputs.query_start_loc - model_input.inputs.query_start_loc
+        draw_tokens = inputs.draw_tokens
+        draw_positions = inputs.positions[draw_tokens] + 1
         return ForwardInput(
             inputs=inputs,
             input_ids=device.to_device(inputs.input_ids),
@@ -116,9 +119,10 @@ class ModelRunner(Runner):
             attn_metadata=self._attn_metadata(model_input, inputs),
             drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
             drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
-            logits_indices=device.to_device(inputs.draw_tokens),
+            logits_indices=device.to_device(draw_tokens),
             sampling_rows=rows,
-            metadata=None if rows is None else rows.metadata(inputs.draw_positions),
+            metadata=None if rows is None else rows.metadata(draw_positions),
+            draw_positions=draw_positions,
             num_prompt_tokens=num_prompt_tokens,
             prompt_logprobs=tuple(
                 replace(work, first_token=work.first_token + int(moved[work.row]))
@@ -149,7 +153,7 @@ class ModelRunner(Runner):
         plan, inputs = model_input.plan, model_input.inputs
         if self._receiver is not None:
             with self._timeline.span(plan.step_id, "receive"):
-                self._drawn_tokens.receive(inputs.drawn_in_step)
+                self._inbox.receive(inputs.drawn_in_step)
         with self._timeline.span(plan.step_id, "forward"):
             forward_input = model_input.forward
             if forward_input is None:
@@ -157,9 +161,9 @@ class ModelRunner(Runner):
                 inputs = resolve_drafts(plan, inputs, drawn.num_tokens[plan.slots], drawn.drafts[plan.slots])
                 forward_input = self._forward_input(model_input, inputs)
                 intermediate = intermediate and intermediate.first(len(inputs.input_ids))
-            self._drawn_tokens.expect(
-                plan.step_id, model_input.sampling_slots, inputs.first_positions, model_input.message
-            )
+            if model_input.message is not None:
+                slots, positions = model_input.sampling_slots, inputs.first_positions
+                self._inbox.expect(plan.step_id, slots, positions, model_input.message)
             if self._stage.is_first:
                 self._drawn_tokens.fill(forward_input.input_ids, forward_input.drawn_tokens, forward_input.drawn_slots)
             output = self._forward(forward_input, intermediate)
@@ -229,7 +233,7 @@ class ModelRunner(Runner):
         if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
             masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
         processors = LogitsProcessors.of(
-            rows, inputs.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
+            rows, forward_input.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
         )
         if processors is None:
             return self._sampler(forward.logits, metadata)
@@ -259,10 +263,11 @@ class ModelRunner(Runner):
 
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "initialize_from_config comes first"
-        inputs = _one_token_each(num_tokens, self._config.cache.block_size)
+        inputs = one_token_each(num_tokens, self._config.cache.block_size)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
-        hidden = self._model(zeros, zeros, metadata, intermediate=self._zero_activations(num_tokens))
+        activations = zero_activations(self._config, self._stage, self._device, num_tokens)
+        hidden = self._model(zeros, zeros, metadata, intermediate=activations)
         if self._stage.is_last:
             self._model.compute_logits(hidden)
 
@@ -276,14 +281,3 @@ class ModelRunner(Runner):
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
-
-
-def _one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
-    """Sequences of one token, all in the dummy block."""
-    return AttentionInputs(
-        query_start_loc=np.arange(num_tokens + 1, dtype=np.int32),
-        seq_lens=np.ones(num_tokens, dtype=np.int32),
-        num_computed_tokens=np.zeros(num_tokens, dtype=np.int32),
-        block_table=np.full((num_tokens, 1), DUMMY_BLOCK, dtype=np.int32),
-        block_size=block_size,
-    )

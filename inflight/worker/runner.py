@@ -15,11 +15,10 @@ from abc import ABC, abstractmethod
 from dataclasses import astuple
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from inflight.attention.backend import AttentionBackend, AttentionInputs, AttentionMetadata
+from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import EngineConfig
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
@@ -32,6 +31,7 @@ from inflight.sample.state import SamplingState
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.pipeline import Pipeline
+from inflight.worker.profile_run import run_largest_step
 from inflight.worker.prompt_logprobs import PromptLogprobsProgress
 
 
@@ -74,9 +74,6 @@ class Runner(ABC):
         self._senders, self._receiver = pipeline.senders, pipeline.receiver
         self._draws = self._stage.is_last and tp.rank == 0
         architecture = config.model.architecture
-        self._intermediate = IntermediateTensors.template(
-            architecture.hidden_size, getattr(torch, config.model.dtype), device.torch_device
-        )
         self._linears = model.tune(config.scheduler.max_num_seqs) if isinstance(device, Accelerator) else []
         self._sampling_state = SamplingState(
             config.scheduler.max_num_seqs, architecture.vocab_size, device.torch_device
@@ -108,17 +105,12 @@ class Runner(ABC):
 
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
-        cache, num_threads = self._config.cache, self._config.device.num_threads
+        specs, num_threads = self.kv_cache_specs(), self._config.device.num_threads
         return max(
-            (
-                self._backend.scratch_bytes(
-                    layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)),
-                    per_head=layer.num_heads // layer.num_kv_heads,
-                    num_threads=num_threads,
-                )
-                for layer in self._model.attention_layers().values()
-            ),
-            default=0,
+            self._backend.scratch_bytes(
+                specs[name], per_head=layer.num_heads // layer.num_kv_heads, num_threads=num_threads
+            )
+            for name, layer in self._model.attention_layers().items()
         )
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
@@ -184,52 +176,5 @@ class Runner(ABC):
         """Run head and sampler over these hidden states, with as many rows as the largest step has."""
 
     def profile_run(self) -> None:
-        """Run the largest step through the first layer, the head and the sampler, with a cache of its own.
-
-        All layers use the same working memory one after the other, so one layer shows the peak.
-        """
-        num_tokens = self._config.scheduler.max_num_batched_tokens
-        name, layer = next(iter(self._model.attention_layers().items()))
-        spec = self.kv_cache_specs()[name]
-        inputs = _prompts(num_tokens, self._config.model.max_model_len, spec.block_size)
-        arena = self._device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
-        bound = layer.kv_cache, layer.group_index  # not None in an engine that runs already
-        layer.bind(self._backend.kv_cache_view(arena, spec, 0), 0)
-        try:
-            self._largest_step(num_tokens, self._backend.build_metadata(inputs, spec))
-        finally:
-            layer.bind(*bound)
-
-    def _largest_step(self, num_tokens: int, metadata: AttentionMetadata) -> None:
-        positions = np.arange(num_tokens, dtype=np.int32) % self._config.model.max_model_len
-        hidden = self._model(
-            self._device.to_device(np.zeros(num_tokens, dtype=np.int32)),
-            self._device.to_device(positions),
-            (metadata,),
-            num_layers=1,
-            intermediate=self._zero_activations(num_tokens),
-        )
-        if self._stage.is_last:
-            self._profile_draws(hidden)
-
-    def _zero_activations(self, num_tokens: int) -> IntermediateTensors | None:
-        """In place of what the previous stage would send; None on the first stage."""
-        if self._stage.is_first:
-            return None
-        zeros = self._intermediate.empty_like(num_tokens)
-        zeros.delta.zero_()
-        zeros.residual.zero_()
-        return zeros
-
-
-def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
-    """Prompts of `num_tokens` tokens in all, as few and as long as possible, each in its own blocks."""
-    starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
-    num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
-    return AttentionInputs(
-        query_start_loc=starts,
-        seq_lens=np.diff(starts),
-        num_computed_tokens=np.zeros(num_rows, dtype=np.int32),
-        block_table=1 + np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width),
-        block_size=block_size,
-    )
+        """Run the largest step. Its memory is freed at the end."""
+        run_largest_step(self._config, self._model, self._backend, self._device, self._stage, self._profile_draws)

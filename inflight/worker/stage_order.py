@@ -1,7 +1,7 @@
 """`StageOrder`: decides when each stage of a step goes to the device. It depends on the commands alone, never on time.
 
-A step has two stages, its forward and its sample. Each goes as soon as it may. With each command the steps under way are looked
-at, the oldest first:
+A step has two stages, its forward and its sample. Each command can allow stages of the steps under way to go. These are
+submitted in the order of their steps:
 
     forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
     sample N    may go after forward N and the samples of all older steps, and when its masks have come
@@ -12,8 +12,8 @@ So a late mask delays the sample of its step, and the stages that depend on it; 
     device     forward 0        forward 1                                               sample 0, sample 1, forward 2, sample 2
 
 Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives meet. A step
-waits for older steps only, so there is no cycle. Pipeline stages that draw nothing await no masks, so no sample waits there. On
-the last stage a forward waits for drawn tokens though only the first stage embeds them: it could not begin earlier anyway.
+waits for older steps only, so there is no cycle. Only the last pipeline stage awaits masks. There a forward waits for the step
+that draws its inputs, although the first stage embeds them: the activations of the first stage could not come earlier.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ which stage runs next. The drain thread copies the drawn tokens to the host and 
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,31 +26,27 @@ from torch.profiler import record_function
 
 from inflight.attention.backend import AttentionBackend
 from inflight.attention.selector import get_backend
-from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
-from inflight.config.kv_cache_memory import check_kv_cache_fits
 from inflight.config.partition import pipeline_stage
-from inflight.config.weight_size import check_weights_fit, weight_bytes
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.device.selector import get_device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.distributed.process_world import ProcessWorld
 from inflight.distributed.thread_world import ThreadWorlds
-from inflight.distributed.world import LoneWorld, World
-from inflight.errors import ConfigError
+from inflight.distributed.world import World
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
-from inflight.kernels.cpu.library import bind_threads, load_kernels
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.timeline import Event, Timeline
+from inflight.worker.memory_budget import MemoryBudget
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler, is_profiling
 from inflight.worker.runner import PreparedStep, Runner
 from inflight.worker.stage_order import StagedStep, StageOrder
+from inflight.worker.startup import join_world, start_threads
 
 T = TypeVar("T")
 
@@ -83,9 +78,8 @@ class Worker(WorkerBase):
         self.rank = rank
         self._timeline = Timeline()
         self._device = get_device(config.device.kind, rank % config.parallel.num_local_ranks)
-        self._start_threads()
-        self._free_bytes_before_loading = self._device.available_memory_bytes()
-        self._budget_bytes = self._device.budget_bytes(config.cache.memory_utilization)
+        start_threads(config, rank, self._device)
+        self._memory = MemoryBudget(config, rank, self._device)
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: Runner | None = None
         self._available_bytes: int | None = None
@@ -104,9 +98,8 @@ class Worker(WorkerBase):
             raise
 
         self._order = StageOrder(self._device.submit)
-        self._futures: deque[Future[ModelRunnerOutput]] = (
-            deque()
-        )  # of the steps under way and some older ones, in order
+        # of the steps under way and some older ones, in order
+        self._futures: deque[Future[ModelRunnerOutput]] = deque()
 
     @property
     def runner(self) -> Runner:
@@ -114,38 +107,9 @@ class Worker(WorkerBase):
         return self._runner
 
     def load_model(self) -> None:
-        """
-        Raises:
-            OutOfMemoryError: the weights do not fit the GPU, or the requested KV cache does not fit the machine. Raised before
-                anything is loaded.
-        """
         if self._runner is None:
-            self._check_memory()
+            self._memory.check_before_loading()
             self._device.submit(self._load_model).result()
-
-    def _check_memory(self) -> None:
-        parallel, cache = self._config.parallel, self._config.cache
-        num_bytes = weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self.rank))
-        if isinstance(self._device, Accelerator):
-            check_weights_fit(
-                num_bytes,
-                budget_bytes=self._budget_bytes,
-                free_bytes=self._free_bytes_before_loading,
-                total_bytes=self._device.total_memory_bytes(),
-                memory_utilization=cache.memory_utilization,
-            )
-        if cache.memory_bytes is not None:
-            check_kv_cache_fits(
-                cache.memory_bytes,
-                weight_bytes=num_bytes,
-                num_sharing=self._num_sharing_memory,
-                free_bytes=self._free_bytes_before_loading,
-            )
-
-    @property
-    def _num_sharing_memory(self) -> int:
-        """How many ranks share this rank's memory, itself included: on a CPU all ranks of the node."""
-        return self._config.parallel.num_local_ranks if self._device.kind == "cpu" else 1
 
     @torch.inference_mode()
     def _load_model(self) -> None:
@@ -174,20 +138,9 @@ class Worker(WorkerBase):
         return self.runner.kv_cache_specs()
 
     def determine_available_memory(self) -> int:
-        """The engine's share of the memory that was free at the start, less the weights and the peak of a step.
-
-        Ranks on one CPU divide the budget, less the weights of all of them, among themselves.
-        """
         if self._available_bytes is None:
-            self._available_bytes = self._compute(self._measure_available_memory)
+            self._available_bytes = self._compute(lambda: self._memory.measure_available(self.runner))
         return self._available_bytes
-
-    @torch.inference_mode()
-    def _measure_available_memory(self) -> int:
-        weights = self._free_bytes_before_loading - self._device.available_memory_bytes()
-        peak = self._device.measure_peak_bytes(self.runner.profile_run)
-        peak += self.runner.reserved_bytes(peak)
-        return (self._budget_bytes - max(0, weights)) // self._num_sharing_memory - peak
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         if kv_cache_config != self._kv_cache_config:
@@ -237,7 +190,7 @@ class Worker(WorkerBase):
         except BaseException as error:  # an interrupt, too: nothing above this thread would report it
             step.error = error
             if step.before is not None and not step.before.done():
-                # else other ranks wait in this forward, and the previous step is never sampled
+                # otherwise other ranks would wait in this forward, and the previous step would never be sampled
                 self.leave_groups_after_failure()
 
     @torch.inference_mode()
@@ -328,34 +281,9 @@ class Worker(WorkerBase):
         self._profiler.close()
         self._runner = None
 
-    def _start_threads(self) -> None:
-        device, parallel = self._config.device, self._config.parallel
-        self._device.set_num_threads(device.num_threads)
-        if device.kind != "cpu":
-            return
-        cores = cores_of_rank(
-            device.threads_bind,
-            usable=sorted(os.sched_getaffinity(0)),
-            num_threads=device.num_threads,
-            local_rank=self.rank % parallel.num_local_ranks,
-            num_local_ranks=parallel.num_local_ranks,
-        )
-        kernels = load_kernels()
-        if cores is not None and kernels is not None:
-            self._device.submit(partial(bind_threads, kernels, cores)).result()
-        elif cores is not None and device.threads_bind != AUTO:
-            raise ConfigError(
-                f"cpu_threads_bind={device.threads_bind!r} needs the C++ kernels, which are not here; set it to 'off'"
-            )
-
     def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
-        layout = self._config.parallel.layout
-        if isinstance(rendezvous, ThreadWorlds):
-            return rendezvous.of(self.rank)
-        if rendezvous is not None and layout.world_size > 1:
-            return ProcessWorld(layout, self.rank, rendezvous, self._device.torch_device)
-        assert layout.world_size == 1, f"{layout.world_size} ranks need a rendezvous"
-        return LoneWorld()
+        """Connect to the other ranks. Benchmarks override it."""
+        return join_world(self._config, self.rank, rendezvous, self._device)
 
     def _load_stage(self, backend: AttentionBackend) -> CausalLM:
         """This rank's part of the model, weights included. Benchmarks override it."""

@@ -13,15 +13,14 @@ search over the logits' bits, read as integers of the same order: each pass comp
 five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens) or the listed groups (20 for top_k = 20) from the
 caches. A row needs these passes:
 
-    top_k    a search over the maxima, to list groups; a search over the listed tokens: about 11 passes each, 14 if logits
-    change
-             sign
-    top_p    one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
-             alone: for each time that groups are added, a search over the maxima and one pass; a flat row lists all groups
-    all      one pass to list the groups, one for the race
+    top_k          a search over the maxima, to list groups; a search over the listed tokens. A search takes about 11 passes, or
+                   14 if some of its logits are negative and some positive
+    top_p          one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
+    top_p alone    also a search over the maxima and one pass, each time that groups are added; a flat row lists all groups
+    all            one pass to list the groups, one for the race
 
-The launches do not depend on the rows' parameters, and read on the device what changes from step to step: graphs can record
-them. Sums are of blocks in a fixed order: a row's token does not depend on the other rows.
+Graphs can record the launches: they do not depend on the rows' parameters, and what changes from step to step is read on the
+device. Blocks are summed in a fixed order, so a row's token does not depend on the other rows.
 
 Logits, divided by the temperature, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
 """
@@ -36,9 +35,9 @@ from torch import Tensor
 MODE = tl.constexpr(0)
 TEMPERATURE = tl.constexpr(1)  # float32
 SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), see `seeds.seed_words`
-TOP_K = tl.constexpr(4)  # the vocabulary's size where unused
-TOP_P = tl.constexpr(5)  # float64; above 1 where unused
-LOG_MIN_P = tl.constexpr(7)  # float32; -inf where unused
+TOP_K = tl.constexpr(4)  # the vocabulary's size if unused
+TOP_P = tl.constexpr(5)  # float64; above 1 if unused
+LOG_MIN_P = tl.constexpr(7)  # float32; -inf if unused
 NUM_COLUMNS = 8
 
 SCORE_WARPS = 8
@@ -381,9 +380,10 @@ def sums_above(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum the weights exp(x - top) of the keys above each pivot; not WEIGHTED: count them. float64, `pivots`' shape.
+    """For each pivot, sum the weights exp(x - top) of the keys above it; if not WEIGHTED, count these keys. float64 [pivots].
 
-    TOKENS: of the `count` listed groups, `source` being the row's logits; else of `count` keys, `source`.
+    If TOKENS, `source` is the row's logits, and the keys are those of the tokens in the `count` listed groups. If not, `source`
+    has `count` keys.
     """
     sums = tl.zeros_like(pivots).to(tl.float64)
     length = count
@@ -431,7 +431,7 @@ def cut_of(
 ):
     """The lowest key in [lowest, highest] with less than `limit` above it; `highest` is the largest key.
 
-    It is one of the keys, or `lowest`. A prefix by falling logit that ends where `limit` is reached ends at it.
+    It is one of the keys, or `lowest`. The shortest prefix of the falling keys that reaches `limit` ends at this key.
     """
     top = logit_of(highest)
     low, high = lowest.to(tl.int64) - 1, highest.to(tl.int64)  # the cut is in (low, high]

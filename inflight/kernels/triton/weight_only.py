@@ -96,7 +96,7 @@ def pack_integers(weight: QuantizedWeight, *, dtype: torch.dtype) -> PackedInteg
 
 @triton.jit
 def load_scales(scales, offsets, group, stride, features, HAS_OFFSETS: tl.constexpr):
-    """[BLOCK_N] each, as stored; the scales twice where there are no offsets."""
+    """[BLOCK_N] each, as stored. If there are no offsets, the scales are returned twice."""
     at = group * stride + features
     scale = tl.load(scales + at)
     if HAS_OFFSETS:
@@ -156,7 +156,7 @@ def weight_only_kernel(
     inputs = x + rows.to(tl.int64)[None, :] * x_stride + inner[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     last = num_groups - 1
-    # the compiler pipelines no loads as narrow as those of scales: they are made one group ahead, and widened when used
+    # the compiler does not pipeline loads as narrow as those of scales: load them one group ahead, convert them when used
     scale, offset = load_scales(scales, offsets, tl.minimum(first, last), scale_stride, features, HAS_OFFSETS)
     for group in range(first, tl.minimum(first + per_split, num_groups)):
         held_scale, held_offset = scale, offset
@@ -188,7 +188,7 @@ def weight_only_linear(
     *,
     is_gated: bool = False,
 ) -> None:
-    """As `linear`, with such a weight."""
+    """`linear` for such a weight."""
     num_rows, in_features = x.shape
     assert x.stride(1) == 1 and out.stride(1) == 1 and in_features == weight.in_features
     assert weight.out_features == out.shape[1] * (1 + is_gated)
@@ -221,7 +221,7 @@ def weight_only_linear(
 
 
 def weight_only_configs(weight: PackedIntegers, num_multiprocessors: int) -> list[TileConfig]:
-    """As `linear_configs`."""
+    """`linear_configs` for such a weight."""
     return [
         TileConfig(block_n=n, block_k=weight.group_size, num_splits=splits, num_warps=warps, num_stages=stages)
         for n, warps, stages in TILES
@@ -260,7 +260,7 @@ def dequantize_kernel(
     value = tl.load(values + (group.to(tl.int64) * out_features + features)[:, None] * BYTES + inner[None, :])
     to = out + wanted.to(tl.int64)[:, None] * out_stride + group * GROUP + inner[None, :]
     first_part = (value & 15) if BITS == 4 else value
-    # rounded where the product's kernel rounds: the factor is a power of two
+    # the same rounding as in the product's kernel: the factor is a power of two
     w = (first_part.to(tl.float32) * scale[:, None] - offset[:, None]) * factor
     tl.store(to, w.to(out.dtype.element_ty), mask=is_there)
     if BITS == 4:

@@ -1,0 +1,57 @@
+"""`MemoryBudget`: how much memory a rank may use, and what of it is left for the KV cache."""
+
+from __future__ import annotations
+
+import torch
+
+from inflight.config.engine import EngineConfig
+from inflight.config.kv_cache_memory import check_kv_cache_fits
+from inflight.config.weight_size import check_weights_fit, weight_bytes
+from inflight.device.accelerator import Accelerator
+from inflight.device.base import Device
+from inflight.worker.runner import Runner
+
+
+class MemoryBudget:
+    """Made before anything is loaded: it notes how much memory is free then."""
+
+    def __init__(self, config: EngineConfig, rank: int, device: Device) -> None:
+        self._config, self._rank, self._device = config, rank, device
+        self._free_bytes = device.available_memory_bytes()
+        self._budget_bytes = device.budget_bytes(config.cache.memory_utilization)
+        # how many ranks share this rank's memory, itself included: on a CPU all ranks of the node
+        self._num_sharing = config.parallel.num_local_ranks if device.kind == "cpu" else 1
+
+    def check_before_loading(self) -> None:
+        """
+        Raises:
+            OutOfMemoryError: the weights do not fit the GPU, or the requested KV cache does not fit the machine.
+        """
+        parallel, cache = self._config.parallel, self._config.cache
+        num_bytes = weight_bytes(self._config.model, parallel, parallel.layout.pp_rank(self._rank))
+        if isinstance(self._device, Accelerator):
+            check_weights_fit(
+                num_bytes,
+                budget_bytes=self._budget_bytes,
+                free_bytes=self._free_bytes,
+                total_bytes=self._device.total_memory_bytes(),
+                memory_utilization=cache.memory_utilization,
+            )
+        if cache.memory_bytes is not None:
+            check_kv_cache_fits(
+                cache.memory_bytes,
+                weight_bytes=num_bytes,
+                num_sharing=self._num_sharing,
+                free_bytes=self._free_bytes,
+            )
+
+    @torch.inference_mode()
+    def measure_available(self, runner: Runner) -> int:
+        """The budget less the weights, which are loaded, and the peak of a step. In a stage of the device.
+
+        Ranks that share memory divide the budget, less the weights of all of them, among themselves.
+        """
+        weights = self._free_bytes - self._device.available_memory_bytes()
+        peak = self._device.measure_peak_bytes(runner.profile_run)
+        peak += runner.reserved_bytes(peak)
+        return (self._budget_bytes - max(0, weights)) // self._num_sharing - peak

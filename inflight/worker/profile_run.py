@@ -1,0 +1,91 @@
+"""Steps that belong to no request: the profile run, which shows the peak of memory, and the dummy run, which warms up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inflight.attention.backend import AttentionBackend, AttentionInputs
+from inflight.config.engine import EngineConfig
+from inflight.config.partition import PipelineStage
+from inflight.device.base import Device
+from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.interface.kv_cache import DUMMY_BLOCK
+from inflight.models.causal_lm import CausalLM
+
+
+def run_largest_step(
+    config: EngineConfig,
+    model: CausalLM,
+    backend: AttentionBackend,
+    device: Device,
+    stage: PipelineStage,
+    run_draws: Callable[[Tensor], None],
+) -> None:
+    """Run the largest step through the first layer, the head and the sampler, with a cache of its own.
+
+    All layers use the same working memory one after the other, so one layer shows the peak.
+
+    Args:
+        run_draws: runs head and sampler over hidden states; called on the last stage.
+    """
+    num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
+    layer = next(iter(model.attention_layers().values()))
+    spec = layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype))
+    inputs = _prompts(num_tokens, max_model_len, spec.block_size)
+    arena = device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
+    bound = layer.kv_cache, layer.group_index  # not None in an engine that runs already
+    layer.bind(backend.kv_cache_view(arena, spec, 0), 0)
+    try:
+        hidden = model(
+            device.to_device(np.zeros(num_tokens, dtype=np.int32)),
+            device.to_device(np.arange(num_tokens, dtype=np.int32) % max_model_len),
+            (backend.build_metadata(inputs, spec),),
+            num_layers=1,
+            intermediate=zero_activations(config, stage, device, num_tokens),
+        )
+        if stage.is_last:
+            run_draws(hidden)
+    finally:
+        layer.bind(*bound)
+
+
+def zero_activations(
+    config: EngineConfig, stage: PipelineStage, device: Device, num_tokens: int
+) -> IntermediateTensors | None:
+    """Zeros in place of the previous stage's activations; None on the first stage."""
+    if stage.is_first:
+        return None
+    zeros = IntermediateTensors.template(
+        config.model.architecture.hidden_size, getattr(torch, config.model.dtype), device.torch_device
+    ).empty_like(num_tokens)
+    zeros.delta.zero_()
+    zeros.residual.zero_()
+    return zeros
+
+
+def one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
+    """Sequences of one token, all in the dummy block."""
+    return AttentionInputs(
+        query_start_loc=np.arange(num_tokens + 1, dtype=np.int32),
+        seq_lens=np.ones(num_tokens, dtype=np.int32),
+        num_computed_tokens=np.zeros(num_tokens, dtype=np.int32),
+        block_table=np.full((num_tokens, 1), DUMMY_BLOCK, dtype=np.int32),
+        block_size=block_size,
+    )
+
+
+def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
+    """Prompts of `num_tokens` tokens in total, as few and as long as possible, each in its own blocks."""
+    starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
+    num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
+    return AttentionInputs(
+        query_start_loc=starts,
+        seq_lens=np.diff(starts),
+        num_computed_tokens=np.zeros(num_rows, dtype=np.int32),
+        block_table=1 + np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width),
+        block_size=block_size,
+    )

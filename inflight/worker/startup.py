@@ -1,0 +1,57 @@
+"""What a rank needs before it loads the model: compute threads on its cores, and a connection to the other ranks."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from inflight.config.cpu_binding import AUTO, cores_of_rank
+from inflight.config.engine import EngineConfig
+from inflight.device.base import Device
+from inflight.distributed.process_world import ProcessWorld
+from inflight.distributed.thread_world import ThreadWorlds
+from inflight.distributed.world import LoneWorld, World
+from inflight.errors import ConfigError
+from inflight.interface.worker import Rendezvous
+from inflight.kernels.cpu.library import bind_threads, load_kernels
+
+
+def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
+    """Set the number of compute threads, and on a CPU bind them to the rank's cores.
+
+    Raises:
+        ConfigError: the configuration names cores, but the kernels that bind threads are not installed.
+    """
+    options, num_local_ranks = config.device, config.parallel.num_local_ranks
+    device.set_num_threads(options.num_threads)
+    if options.kind != "cpu":
+        return
+    cores = cores_of_rank(
+        options.threads_bind,
+        usable=sorted(os.sched_getaffinity(0)),
+        num_threads=options.num_threads,
+        local_rank=rank % num_local_ranks,
+        num_local_ranks=num_local_ranks,
+    )
+    kernels = load_kernels()
+    if cores is not None and kernels is not None:
+        device.submit(partial(bind_threads, kernels, cores)).result()
+    elif cores is not None and options.threads_bind != AUTO:
+        raise ConfigError(
+            f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not here; set it to 'off'"
+        )
+
+
+def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None, device: Device) -> World:
+    """Connect to the other ranks.
+
+    Raises:
+        ConfigError, ConnectionError: the ranks did not meet.
+    """
+    layout = config.parallel.layout
+    if isinstance(rendezvous, ThreadWorlds):
+        return rendezvous.of(rank)
+    if rendezvous is not None and layout.world_size > 1:
+        return ProcessWorld(layout, rank, rendezvous, device.torch_device)
+    assert layout.world_size == 1, f"{layout.world_size} ranks need a rendezvous"
+    return LoneWorld()
