@@ -20,6 +20,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_MAX_JSON_BYTES = 16 * 2**20  # of a file that an option names
 _KEY = "setting"  # in the metadata of a field
 
 
@@ -151,7 +152,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text is no such number.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is not a number of bytes like 1500000, 512M or 2G")
     return int(float(match[1]) * _UNITS[match[2]])
@@ -165,12 +166,20 @@ def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON
     """
     source = text.strip()
     try:
-        found = json.loads(source if source.startswith("{") else Path(source).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = json.loads(source if source.startswith("{") else _read(Path(source)))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{source!r} is neither a JSON object nor a file that holds one: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"{source!r} holds no JSON object, but a {type(found).__name__}")
     return found
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(_MAX_JSON_BYTES + 1)
+    if len(content) > _MAX_JSON_BYTES:
+        raise ValueError(f"the file is larger than {_MAX_JSON_BYTES} bytes")
+    return content.decode()
 
 
 def _text(bound: float) -> str:

@@ -75,6 +75,8 @@ def test_a_json_object_as_text_or_in_a_file(tmp_path: Path) -> None:
         ("{", "neither a JSON object nor"),
         ("nothing", "neither"),
         (f"{tmp_path}/list.json", "a list"),
+        ('{"a":' + "[" * 100_000, "neither"),
+        ("/dev/zero", "larger than"),
     ):
         with pytest.raises(ValueError, match=message):
             parse_json_object(text)

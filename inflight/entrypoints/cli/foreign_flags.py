@@ -206,7 +206,9 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             found.append(argument)
             has_model = True
             continue
-        if argument.startswith("-O") and argument not in own:  # -O3
+        if argument.startswith("-O."):  # -O.mode 3
+            argument = f"--compilation-config{argument.removeprefix('-O')}"
+        elif argument.startswith("-O") and argument not in own:  # -O3
             argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
@@ -219,7 +221,11 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             del rest[: 0 if equals else 1]
             while own[flag] == "+" and has_model and rest and not rest[0].startswith("-"):
                 values.append(rest.pop(0))  # as in --served-model-name a b
-            values = [entry for text in values for entry in (_json_list(text) if is_list else [text])]
+            has_value = bool(values)
+            if is_list:
+                values = [entry for text in values for entry in _json_list(text)]
+                if not values and has_value:
+                    raise ConfigError(f"{argument}: the list is empty; leave the flag out")
             for text in values:
                 found += [flag, SAME_VALUES.get(f"{flag} {text}", text)]
             found += [] if values else [flag]

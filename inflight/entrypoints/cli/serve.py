@@ -50,8 +50,7 @@ def serve(
     problems = problems_of(context)
     if server["api_key_file"] is not None:
         try:
-            keys = read_key_file(Path(server["api_key_file"]).expanduser())
-            server["api_keys"] = (*server.get("api_keys", ()), *keys)
+            read_key_file(Path(server["api_key_file"]).expanduser())
         except ConfigError as error:
             problems.append(str(error))
     if given_model is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,8 +45,8 @@ class ApiKeys:
     """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
 
     Args:
-        keys: all of them, those of `file` included.
-        file: `read_file_again` replaces the keys that come from it.
+        keys: they stay.
+        file: has further keys, which `read_file_again` replaces.
 
     Raises:
         ConfigError: as `read_key_file`.
@@ -55,8 +54,8 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
         self._file = file
-        self._digests = [_digest(key.encode()) for key in keys]
-        self._given = list((Counter(self._digests) - Counter(self._read_file())).elements())
+        self._given = [_digest(key.encode()) for key in keys]
+        self._digests = self._given + self._read_file()
 
     def __bool__(self) -> bool:
         return bool(self._digests)

@@ -11,6 +11,7 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import find_conflicts
+from inflight.engine.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
@@ -41,8 +42,7 @@ def model_problems(args: EngineArgs) -> list[str]:
         own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # a tokenizer without a model
         return [str(error), *own]
     found = _tokenizer_problems(args, source)
-    if source.is_dir() and args.generation_config == "auto":
-        found += _problems_of(lambda: read_generation_config(source))
+    found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
         architecture = parse_architecture(read_model_config(source, args.hf_overrides))
@@ -62,6 +62,13 @@ def _find_model(args: EngineArgs) -> Path:
     folder = resolve_tokenizer_folder(args.model, args.revision)
     read_config(folder)
     return folder
+
+
+def _check_generation_config(args: EngineArgs, source: Path) -> None:
+    overrides = args.override_generation_config or {}
+    merged = {**((read_generation_config(source) if source.is_dir() else None) or {}), **overrides}
+    default_sampling_params(merged if args.generation_config == "auto" else overrides)
+    eos_token_ids(merged)
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import os
+import signal
 import ssl
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import uvloop
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve.listener import Listener
-from inflight.entrypoints.serve.server import Server, StartUpClock
+from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.tls import make_ssl_context
@@ -33,6 +34,8 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         ConfigError: the address, a file, the model or the machine does not fit.
         EngineError: the engine or a front end could not start, or has died.
     """
+    if reads_files_again(settings):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler; front ends inherit this
     clock = StartUpClock()
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
@@ -59,7 +62,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
 
 def warn_if_open(settings: ServerSettings) -> None:
     """Log a warning if other machines can reach a server that asks for no key."""
-    if not settings.is_local and not settings.api_keys and settings.ssl_ca_certs is None:
+    if not settings.is_local and not settings.asks_for_key and settings.ssl_ca_certs is None:
         logger.warning(
             "%s answers everybody who can reach it: give --api-key-file, or listen on 127.0.0.1 only", settings.url
         )

@@ -66,6 +66,10 @@ def _read(path: Path) -> object:
         raise ConfigError(f"config={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
     try:
         return yaml.load(content, Loader=_UniqueKeyLoader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:  # its text quotes a line of the file, which may hold an API key
+        mark = error.problem_mark
+        line = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ConfigError(f"config={str(path)!r} is not valid YAML: {line}{error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
         raise ConfigError(f"config={str(path)!r} is not valid YAML: {' '.join(str(error).split())}") from error
 

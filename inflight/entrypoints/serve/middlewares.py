@@ -45,7 +45,7 @@ def wrap(
 ) -> ASGIApp:
     """The app behind all of them. Without `lines` there is no access log, whatever the settings say. Without `keys` those of
     the settings count."""
-    keys = keys or ApiKeys(settings.api_keys)
+    keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     app = Authentication(app, keys, metrics_public=settings.metrics_public)
     if settings.allowed_origins:
         app = _cors(app, settings)

@@ -158,7 +158,6 @@ class ServerSettings:
     strict_fields: bool = _answer(
         False, "Refuse requests with unknown fields. Default: ignore the fields, and name them in the answer's header."
     )
-
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
     def __post_init__(self) -> None:
@@ -190,6 +189,11 @@ class ServerSettings:
         return is_loopback(self.host)
 
     @property
+    def asks_for_key(self) -> bool:
+        """Whether requests need an API key. A file of keys is never empty."""
+        return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
     def accepted_hosts(self) -> tuple[str, ...]:
         """`allowed_hosts`, or its default if it is empty.
 
@@ -198,7 +202,7 @@ class ServerSettings:
         """
         if self.allowed_hosts:
             return self.allowed_hosts
-        is_unguarded = self.is_local and self.uds is None and not self.api_keys and self.ssl_ca_certs is None
+        is_unguarded = self.is_local and self.uds is None and not self.asks_for_key and self.ssl_ca_certs is None
         return LOCAL_HOSTS if is_unguarded else ("*",)
 
     def _conflicts(self) -> Iterator[str]:

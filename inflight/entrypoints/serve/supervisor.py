@@ -140,12 +140,14 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
         tempfile.TemporaryDirectory(prefix="inflight-metrics-", ignore_cleanup_errors=True) as folder,
     ):
         try:
-            if reads_files_again(settings):
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
             for index in range(settings.api_server_count):
                 front_end_start = FrontEndStart(settings=settings, args=args, records_engine=index == 0)
                 variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
                 front_ends.append(FrontEndProcess(index, listener.socket, front_end_start, variables))
+            if reads_files_again(
+                settings
+            ):  # the front ends have inherited that SIGHUP is ignored, until they handle it
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
             listener.socket.close()  # only the front ends accept: when they are gone, the kernel refuses clients
             await _serve(asyncio.ensure_future(start()), front_ends, shutdown)
         finally:

@@ -59,6 +59,7 @@ def test_a_flag_is_in_one_table_and_ours_are_in_none() -> None:
         ("--served-model-name a ./m", "./m --served-model-name a"),
         ("--dtype half --generation-config=vllm", "--dtype float16 --generation-config none"),
         ("--sse-keep-alive-interval 3", "--stream-keep-alive-interval 3"),
+        ("-O.mode 3 -O.level=3 m", "m"),
         ("m -O3 --compilation-config.mode 3 --no-enable-lora -cc {}", "m"),
         ("-O 3 --mm-processor-cache-gb 2 --mm-encoder-only m", "m"),
         ("--cudagraph-capture-sizes 1 2 4 --port 3", "--port 3"),
@@ -66,6 +67,11 @@ def test_a_flag_is_in_one_table_and_ours_are_in_none() -> None:
 )
 def test_what_a_command_line_of_vllm_means(theirs: str, ours: str) -> None:
     assert parsed(theirs) == parsed(ours)
+
+
+def test_an_empty_list_does_not_take_the_next_flag_as_its_value() -> None:
+    with pytest.raises(ConfigError, match="--allowed-methods: the list is empty"):
+        sort_out(["--allowed-methods", "[]", "--check"], {"--allowed-method": "+"})
 
 
 def test_a_foreign_flag_of_a_command_without_its_counterpart() -> None:

@@ -75,6 +75,8 @@ def test_the_usual_name_of_the_keys_variable_serves_too(monkeypatch: pytest.Monk
         ("- port", "holds a list"),
         ("port: !!python/object:os.system x", "not valid YAML"),
         ("host: 2024-01-01", "put it in quotes"),
+        ("api_key: the-secret: x", "line 1, column 20"),
+        ('api_key: "the-secret', "not valid YAML"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -87,6 +89,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     assert values == {}
     assert len(problems) == 1
     assert message in problems[0]
+    assert "secret" not in problems[0], "an error quotes no key"
 
 
 def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
@@ -94,7 +97,8 @@ def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
     file.write_text(json.dumps({"max_body_bytes": 3, "dtype": "float7"}))
     wrong = "--port x --uds /nodir/x --ssl-certfile /nope --chat-template /nope/x.jinja --max-model-len 999999 -tp 7"
     wrong += " --tool-call-parser tulip --reasoning-parser rose"
-    done = invoke(["serve", "--check", "--config", str(file), *wrong.split()])
+    overrides = ["--override-generation-config", '{"temperature": -1}']
+    done = invoke(["serve", "--check", "--config", str(file), *wrong.split(), *overrides])
     assert done.exit_code == 2
     for part in (
         "port",
@@ -107,6 +111,7 @@ def test_check_names_every_conflict_at_once(tmp_path: Path) -> None:
         "size=7",
         "tulip",
         "rose",
+        "temperature=-1",
     ):
         assert part in done.output, part
     assert invoke(["serve", "--check", "--port", "0"]).exit_code == 0

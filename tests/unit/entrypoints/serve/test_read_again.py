@@ -19,13 +19,24 @@ from tests.certificates import make_certificate, needs_openssl
 def test_keys_of_the_file_are_replaced_and_other_keys_stay(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first-key-1\n")
-    keys = ApiKeys(("given-key", "first-key-1"), str(file))
-    given_twice = ApiKeys(("first-key-1", "first-key-1"), str(file))
+    keys = ApiKeys(("given-key",), str(file))
+    given_twice = ApiKeys(("first-key-1",), str(file))
     assert keys.accepts(b"given-key") and keys.accepts(b"first-key-1")
     file.write_text("second-key-2\nthird-key-3\n")
     assert keys.read_file_again() == given_twice.read_file_again() == 3
     assert given_twice.accepts(b"first-key-1"), "not only the file has it"
     assert keys.accepts(b"given-key") and keys.accepts(b"second-key-2") and not keys.accepts(b"first-key-1")
+
+
+def test_keys_of_a_file_are_no_keys_of_the_settings(tmp_path: Path) -> None:
+    """A key that is removed from the file while the server starts must not stay valid."""
+    file = tmp_path / "keys"
+    file.write_text("first-key-1\n")
+    settings = ServerSettings(api_key_file=str(file))
+    assert settings.api_keys == () and settings.asks_for_key and settings.accepted_hosts == ("*",)
+    file.write_text("second-key-2\n")
+    keys = ApiKeys(settings.api_keys, settings.api_key_file)
+    assert keys.accepts(b"second-key-2") and not keys.accepts(b"first-key-1")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +51,7 @@ def test_keys_of_the_file_are_replaced_and_other_keys_stay(tmp_path: Path) -> No
 def test_a_wrong_key_file_keeps_the_keys(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "keys"
     file.write_text("first-key-1\n")
-    keys = ApiKeys(("first-key-1",), str(file))
+    keys = ApiKeys((), str(file))
     file.unlink()
     if content is not None:
         file.write_text(content)
