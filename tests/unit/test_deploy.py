@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from inflight.entrypoints.serve.probes import PROBES
+from inflight.entrypoints.serve.asgi import PROBES
 from tests.documented_commands import ROOT
 
 DEPLOY = ROOT / "deploy"

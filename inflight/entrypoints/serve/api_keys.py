@@ -46,7 +46,7 @@ class ApiKeys:
     """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
 
     Args:
-        keys: all of them, those of `file` included.
+        keys: all keys, those from `file` included.
         file: `read_file_again` replaces the keys that come from it.
 
     Raises:
