@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# An idle compute thread watches for so long (20000 is half a millisecond) for the next parallel region before it sleeps. The
-# default of libgomp, 300,000, is 8 ms, during which the thread takes a core from other work. libgomp reads the variable when it
-# is loaded, which torch does.
+# How long an idle compute thread spins before it sleeps: 20000 rounds take half a millisecond. libgomp's default of 300,000
+# rounds takes 8 ms, during which the thread keeps a core from other work. libgomp reads the variable when torch loads it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

@@ -1,4 +1,4 @@
-"""Reads environment variables. Each has a function, so that a change of the environment takes effect at run time."""
+"""Reads environment variables. Each variable has a function, which reads it at every call: a later change takes effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.errors import ConfigError
 # The keys of clients. The front end reads them, and does not pass them to the processes that it starts.
 API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
 
-# All variables but those of the options of `inflight serve`, which begin with INFLIGHT_SERVE_.
+# All variables except the options of `inflight serve`, whose names begin with INFLIGHT_SERVE_.
 NAMES = frozenset(
     {
         "INFLIGHT_API_KEY",
@@ -94,7 +94,7 @@ class LaunchedRank(NamedTuple):
     master_port: int
     attempt: str  # how many times torchrun has started all ranks anew
     agent_serves_store: bool  # torchrun itself listens at the address of the master; otherwise rank 0 does
-    local_ranks: range  # the ranks on this machine; if that is unknown, the rank itself only
+    local_ranks: range  # the ranks on this machine; only this rank itself if the others are not known
 
 
 def launched_rank() -> LaunchedRank:
@@ -154,5 +154,5 @@ def cpu_threads_bind() -> str:
 
 
 def require_kernels() -> bool:
-    """`INFLIGHT_REQUIRE_KERNELS=1`: it is an error if the C++ kernels cannot be used (or, in an install, not be built)."""
+    """`INFLIGHT_REQUIRE_KERNELS=1`: it is an error if the C++ kernels cannot be built (in an install) or used (at run time)."""
     return os.environ.get("INFLIGHT_REQUIRE_KERNELS") == "1"

@@ -1,4 +1,4 @@
-"""Every error a user of Inflight can meet, as one tree.
+"""Every error that Inflight raises to a user, as one tree.
 
     InflightError
     +-- ConfigError (ValueError)             an argument of the engine, or a model folder, is wrong
@@ -120,7 +120,7 @@ class RankError(EngineError):
 
     @property
     def summary(self) -> str:
-        """The error for clients: without the exception's text, which may have paths, and without the requests of others."""
+        """The error as clients see it: without the exception's text, which may have paths, and without request ids."""
         return f"rank {self.rank} failed"
 
 
@@ -169,7 +169,8 @@ class EngineDeadError(EngineError):
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:
-    """The exception that another process has raised; None if its class is not here, or needs more than a message."""
+    """The exception that another process has raised. None if this module has no such class, or if the class needs more than a
+    message."""
     kind = globals().get(name)
     if (
         isinstance(kind, type)

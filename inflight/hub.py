@@ -23,8 +23,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
     """The model's folder, or its GGUF file.
 
     `model` is None for the embedded model, an existing folder, a GGUF file, a hub id ("org/name"), or one GGUF file of a hub
-    repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only one with Q4_K_M in its name. A folder that holds one
-    GGUF file and no safetensors means this file. The hub's own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) apply.
+    repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only file with Q4_K_M in its name. If a folder holds one
+    GGUF file and no safetensors, the result is this file. The hub's own variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) apply.
 
     Raises:
         ModelNotFoundError: there is no such folder, file or hub id, or it holds no config.json.
@@ -59,7 +59,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
 
 
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
-    """The folder of a tokenizer: an existing one, or the snapshot of a hub id, without weights. It needs no config.json."""
+    """The folder of a tokenizer: an existing folder, or the files of a hub id without weights. It needs no config.json."""
     return _resolve(tokenizer, revision, _TOKENIZER_PATTERNS)
 
 
@@ -78,7 +78,7 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def _is_hub_id(model: str) -> bool:
-    """`org/name`, and nothing that can only be a path."""
+    """Whether the text has the form `org/name` and may be a hub id; a text that can only be a path is none."""
     parts = model.split("/")
     return len(parts) == 2 and all(part.strip(".~") for part in parts) and "\\" not in model and model[0] not in "./~"
 
@@ -106,12 +106,15 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
 
 
 def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str], str]:
-    """The names of its GGUF files, and where they were found: on the hub, or in its cache if the hub cannot be asked."""
+    """The names of the repository's GGUF files, and where they were found: on the hub, or in the cache if the hub cannot be
+    reached."""
     from huggingface_hub import list_repo_files  # optional at run time
 
     try:
         names, where = list_repo_files(repository, revision=revision), repository
-    except Exception:  # offline, unreachable or refused: the cache has it, or `_download` says what is wrong
+    except (
+        Exception
+    ):  # offline, unreachable or refused: use the cache; if the file is not in it, `_download` says what is wrong
         folder = _download(repository, revision, [])
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         where = f"the hub's cache of {repository} (the hub itself could not be asked)"

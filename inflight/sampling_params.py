@@ -31,7 +31,7 @@ _JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints who
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text must look like: exactly one of `CONSTRAINTS`, in vLLM's words.
+    """What the text must look like. Exactly one of the fields in `CONSTRAINTS` is given; the names are vLLM's.
 
     `json` and `structural_tag` are kept as text: the order of the properties in it is the order in which they are emitted.
 
@@ -43,13 +43,14 @@ class StructuredOutputsParams:
         grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
         structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
-            Further keys: "stop_after_first": true ends the text after the first tag. With "separator": str the text is either
-            tags with this text between them, or free text that begins with no trigger. With "at_least_one": true it cannot
-            be free text. With "otherwise": {"begin", "schema", "end"} the alternative to tags is one text of this form.
+            Further keys: with "stop_after_first": true, the text ends after the first tag. With "separator": str, the text is
+            either tags with this separator between them, or free text that does not begin with a trigger. With a separator
+            and "at_least_one": true, the text is tags, never free text. With a separator and "otherwise": {"begin", "schema",
+            "end"}, the text is tags, or one text of this form.
         disable_any_whitespace: JSON is written without any white space between its tokens. By default some is allowed.
-        whitespace_pattern: a regex of the white space that is allowed there. It must match white space only.
-        separators: the texts between items and after a key, as in `json.dumps`. JSON is written with exactly these, and no
-            other white space. Most models were trained on (", ", ": ").
+        whitespace_pattern: a regex of the white space that is allowed between JSON tokens. It must match white space only.
+        separators: the text between two items, and the text between a key and its value, as in `json.dumps`. JSON is written
+            with exactly these texts, and no other white space. Most models were trained on (", ", ": ").
         lenient: leave out the parts of the schema in `json` that the grammar library cannot enforce. By default a schema with
             such a part is refused, except for `uniqueItems` and unknown formats.
     """
@@ -99,7 +100,7 @@ class StructuredOutputsParams:
 
     @property
     def constraint(self) -> str:
-        """The one of `CONSTRAINTS` that is given."""
+        """The name of the constraint that is given."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
     def _check_choice(self) -> None:
@@ -143,7 +144,7 @@ class SamplingParams:
 
     max_tokens: int | None = _sampling(
         16,
-        "Most tokens to emit; the end of the context ends a request, too. Default: 256, in a chat the rest of the context.",
+        "Most tokens to emit; the end of the context ends a request, too. Default: 256; in a chat: the rest of the context.",
         bounds=(1, 2**31 - 1),
     )
     min_tokens: int = _sampling(0, "Before this many tokens, ignore end tokens and stop texts.", **_COUNT)
@@ -154,7 +155,9 @@ class SamplingParams:
     top_k: int = _sampling(0, "Draw from the k most probable tokens; 0 or -1 is all.", bounds=(-1, 2**31 - 1))
     min_p: float = _sampling(0.0, "Drop tokens below this share of the best one's probability.", bounds=(0.0, 1.0))
     presence_penalty: float = _sampling(0.0, "Subtracted once from tokens emitted before.", bounds=(-2.0, 2.0))
-    frequency_penalty: float = _sampling(0.0, "The same, once for each time.", bounds=(-2.0, 2.0))
+    frequency_penalty: float = _sampling(
+        0.0, "Subtracted from a token for each time that it was emitted before.", bounds=(-2.0, 2.0)
+    )
     repetition_penalty: float = _sampling(
         1.0,
         "Divides positive and multiplies negative logits of tokens in the prompt or emitted before.",
@@ -163,7 +166,7 @@ class SamplingParams:
     )
     seed: int | None = _sampling(
         None,
-        "Makes the draws repeatable: they depend on seed and position alone. Default: each row draws its own from its number.",
+        "Makes the draws repeatable: they depend on seed and position alone. Default: each row's seed follows from its number.",
         bounds=(-MAX_SEED - 1, MAX_SEED),
     )
     n: int = _sampling(
@@ -176,21 +179,23 @@ class SamplingParams:
     ignore_eos: bool = _sampling(False, "Go on past the model's own end tokens.")
     bad_words: Sequence[str] | None = _sampling((), "Never emit this text. May be repeated.", flags=("--bad-word",))
     logprobs: int | None = _sampling(
-        None, "With each token, the k best ones' log-probabilities (JSON only).", **_LOGPROBS
+        None, "Return each token's log-probability, and those of the k most probable tokens (JSON only).", **_LOGPROBS
     )
-    prompt_logprobs: int | None = _sampling(None, "The same for the prompt's tokens (JSON only).", **_LOGPROBS)
+    prompt_logprobs: int | None = _sampling(
+        None, "Return log-probabilities of the prompt's tokens, as --logprobs (JSON only).", **_LOGPROBS
+    )
     skip_special_tokens: bool = _sampling(
         True, "Leave special tokens out of the text.", flags=("--skip-special-tokens/--show-special-tokens",)
     )
     structured_outputs: StructuredOutputsParams | None = _sampling(  # noqa: RUF009  a field, as the others
         None,
-        'What the text must look like: \'{"json": {...}}\', \'{"regex": "..."}\', ... or a file that says it.',
+        'What the text must look like: \'{"json": {...}}\', \'{"regex": "..."}\', ... or a file that holds this.',
         metavar="JSON",
         parse=_parse_structured_outputs,
     )
     include_stop_str_in_output: bool = _sampling(False, "Leave the stop text in.", flags=("--include-stop/--cut-stop",))
     logit_bias: Mapping[int, float] | None = setting(None, "Added to the logit of each token id; in [-100, 100].")
-    allowed_token_ids: Sequence[int] | None = setting(None, "Nothing else can be drawn.")
+    allowed_token_ids: Sequence[int] | None = setting(None, "The only tokens that can be drawn.")
     detokenize: bool = setting(True, "False leaves the text empty, and forbids stop texts, which need it.")
 
     def __post_init__(self) -> None:
@@ -244,12 +249,12 @@ class SamplingParams:
             raise InvalidRequestError(f"n={self.n} with temperature=0 would give {self.n} equal completions; use n=1")
         if self.structured_outputs is not None and self.ignore_eos:
             raise InvalidRequestError(
-                "ignore_eos has no meaning with structured_outputs: after its end nothing may follow"
+                "ignore_eos has no meaning with structured_outputs: no token may follow when the constraint is complete"
             )
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """The values as a tuple, empty for None. A string is an error, not the list of its letters."""
+    """The values as a tuple; () for None. A string is an error: it must not be taken as the list of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):

@@ -1,4 +1,4 @@
-"""`setting`: declares a field of a settings class once: default, help and bounds. Checks and options are made from it.
+"""`setting`: declares a field of a settings class: default, help and bounds. Checks and options are made from this declaration.
 
     port: int = setting(8000, "Port to listen on.", bounds=(0, 65535), metavar="PORT")
 
@@ -29,17 +29,17 @@ class Setting:
     """
     Attributes:
         help: what the value means, for `--help` and for readers of the class.
-        group: title of the setting's section in `--help`. A field without one is no option.
+        group: title of the setting's section in `--help`. A field without a group is no option.
         bounds: the smallest and the largest number that are allowed.
         excludes_low: the value must be greater than the smallest number.
         choices: all values that are allowed.
         metavar: what `--help` shows in place of the value.
         flags: how the option is written, if not as --name.
-        option: name of the option, if it differs from the field's. So a list may have an option in the singular.
+        option: name of the option, if it differs from the field's name: `served_model_names` has --served-model-name.
         parse: makes the value from the text of a command line. Raises ValueError.
-        variables: further variables of the environment.
+        variables: further environment variables that set the option.
         is_secret: neither `repr` nor an error shows the value.
-        name, type, is_optional, default: of the field. `type` is None if there are several beside None.
+        name, type, is_optional, default: those of the field. `type` is None if the field admits several types beside None.
         element: type of a list's elements, None if the value is no list.
     """
 
@@ -61,7 +61,7 @@ class Setting:
     element: Any = None  # Any: as `type`
 
     def problem(self, value: object) -> str | None:
-        """Why the value is wrong: "port=-1 is not an integer in [0, 65535]". None: it is right."""
+        """Why the value is wrong, such as "port=-1 is not an integer in [0, 65535]"; None if it is right."""
         if value is None and self.is_optional:
             return None
         if self.choices:
@@ -127,7 +127,7 @@ def settings_of(kind: type) -> dict[str, Setting]:
 
 
 def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
-    """What is wrong with each value of `kind`, by the name of its field; empty if nothing is."""
+    """The problems of wrong values of `kind`, by the names of their fields; empty if all values are right."""
     problems = {}
     for name, declared in settings_of(kind).items():
         value = values.get(name, declared.default)
@@ -162,7 +162,7 @@ def parse_json_object(text: str) -> dict[str, Any]:  # Any: JSON
     """A JSON object, or the name of a file that holds one.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither of them.
     """
     source = text.strip()
     try:

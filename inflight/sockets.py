@@ -11,7 +11,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Listen at this address only, never at all addresses of the machine. Port 0 takes a free port.
 
     Raises:
-        OSError: it is not an address of this machine, or the port is taken.
+        OSError: `host` is not an address of this machine, or the port is taken.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)

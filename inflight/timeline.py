@@ -2,7 +2,7 @@
 
 Recording is always on and costs two list stores. The engine core has a `Timeline`, and each rank has one. Their phases:
 
-    engine   plan, mask, wait (for the oldest step), commit, idle (there is no request, until this step's plan)
+    engine   plan, mask, wait (for the oldest step), commit, idle (no request, from the last one's end to this step's plan)
     rank     prepare, receive (from other ranks), forward, sample, drain (copy the drawn tokens out), send
 
 Times are `time.perf_counter_ns()`: on Linux one clock for all processes of a machine.

@@ -1,1 +1,1 @@
-"""The load generator behind `inflight bench serve`: what to send, when to send it, how long the answers took."""
+"""The load generator behind `inflight bench serve`: what it sends, when it sends it, and how long the answers take."""

@@ -31,7 +31,7 @@ class BenchClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0)  # the server's queue is what is measured, not one in here
+        connector = aiohttp.TCPConnector(limit=0)  # requests must wait in the server's queue, not in the client
         timeout = aiohttp.ClientTimeout(total=self._server.timeout)
         self._session = aiohttp.ClientSession(connector=connector, headers=self._server.headers, timeout=timeout)
         return self
@@ -43,7 +43,7 @@ class BenchClient:
         await self._session.close()
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # Any: JSON
-        """The JSON that a route answers to a POST of `body`, or to a GET if there is none.
+        """The JSON that a route answers to a POST of `body`, or, without `body`, to a GET.
 
         Raises:
             ConnectionError: there is no server, or it answers with an error.
@@ -95,7 +95,7 @@ class BenchClient:
 
 
 def _reason(error: Exception) -> str:
-    """The reason in words. aiohttp's own messages show its internal connection key."""
+    """The reason in words. aiohttp's own messages are not used: they show its internal connection key."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         why = error.os_error.strerror if number is None else os.strerror(number) if number > 0 else str(error.os_error)
@@ -106,9 +106,9 @@ def _reason(error: Exception) -> str:
 
 
 class EventBuffer:
-    """Server-sent events out of the pieces that the network delivers, in linear time.
+    """Puts server-sent events together from the pieces that the network delivers, in linear time.
 
-    Lines may end in LF or CRLF; comments and fields other than `data` are passed over (HTML standard, section 9.2)."""
+    Lines may end in LF or CRLF; comments and fields other than `data` are ignored (HTML standard, section 9.2)."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # of a line that has not ended
@@ -159,7 +159,7 @@ async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> 
     if not is_done:
         record.error = record.error or "the stream ended before [DONE]"
     elif usage is None:
-        record.error = record.error or "the server sent no usage, so that its tokens are not known"
+        record.error = record.error or "the server sent no usage, so the number of tokens is not known"
 
 
 def _text(choice: Mapping[str, Any]) -> str:  # Any: JSON

@@ -15,12 +15,12 @@ from inflight.errors import ConfigError
 
 Messages = list[dict[str, Any]]  # Any: JSON
 
-LOGNORMAL_LIMIT = 8  # means: no longer length is drawn, so that a single prompt is not the whole run
+LOGNORMAL_LIMIT = 8  # times the mean is the longest length, so that a single prompt does not take most of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """`prompt`: token ids, a text, or a chat's messages; `num_prompt_tokens` is None where only the server can tell."""
+    """`prompt`: token ids, a text, or a chat's messages; `num_prompt_tokens` is None if only the server can count them."""
 
     prompt: list[int] | str | Messages
     max_tokens: int
@@ -28,7 +28,7 @@ class BenchRequest:
 
 
 def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.Generator) -> list[int]:
-    """Numbers of tokens, each at least 1, of mean about `mean`."""
+    """`count` numbers of tokens, each at least 1. Their average is about `mean`."""
     if sigma := options.lognormal_sigma:
         drawn = mean * rng.lognormal(-sigma * sigma / 2, sigma, count)
         lengths = np.clip(np.rint(drawn), 1, LOGNORMAL_LIMIT * mean)
@@ -42,7 +42,7 @@ def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.
 def random_requests(
     count: int, token_ids: Sequence[int], options: DatasetOptions, rng: np.random.Generator
 ) -> list[BenchRequest]:
-    """Prompts of ids out of `token_ids`: one of the prefixes, then as many more as `input_len` says."""
+    """Prompts of ids from `token_ids`: first one of the prefixes, then further ids, on average `input_len` of them."""
     alphabet = np.asarray(token_ids)
     prefixes = rng.choice(alphabet, (options.num_prefixes, options.prefix_len)).tolist()
     inputs, outputs = (draw_lengths(mean, options, count, rng) for mean in (options.input_len, options.output_len))

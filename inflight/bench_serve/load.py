@@ -26,7 +26,7 @@ class Load:
     Attributes:
         records: in the order of the requests.
         seconds: from the start to the last end.
-        cpu_seconds: processor time that the client itself took: it shares the machine with a local server.
+        cpu_seconds: processor time that the client itself took. A local server had to share the machine with it.
     """
 
     records: list[RequestRecord]
@@ -35,15 +35,15 @@ class Load:
 
 
 def arrival_times(options: TrafficOptions, num_requests: int, rng: np.random.Generator) -> list[float]:
-    """When each request is sent: seconds after the start, ascending. Drawn before it, so that no answer can change them.
+    """When each request is sent: seconds after the start, ascending. They do not depend on the answers.
 
     The gaps have a gamma distribution of shape `burstiness` (1 is a Poisson process). Without a ramp the last request is sent
-    at exactly num_requests / request_rate; seconds in which a burst is off are added to that.
+    at exactly num_requests / request_rate; the pauses between bursts are added to that.
     """
     ramp, start, end = options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps
     if ramp is None and math.isinf(options.request_rate):
         return [0.0] * num_requests
-    gaps = rng.gamma(options.burstiness, 1 / options.burstiness, num_requests)  # of mean 1
+    gaps = rng.gamma(options.burstiness, 1 / options.burstiness, num_requests)  # their mean is 1
     if ramp is None:
         times = np.cumsum(gaps)
         times *= num_requests / options.request_rate / times[-1]
@@ -65,9 +65,9 @@ async def generate_load(
     max_concurrency: int | None = None,
     on_end: Callable[[], object] = lambda: None,
 ) -> Load:
-    """`times`: of each request, seconds after the start, ascending. `on_end` is called after each.
+    """`times`: when each request is sent, in seconds after the start, ascending. `on_end` is called when a request has ended.
 
-    Bodies are made before the start. With `max_concurrency` a request waits until fewer are under way. This time is its
+    Bodies are made before the start. With `max_concurrency` a request waits until fewer requests are running. This time is its
     `queue_time`, and no part of its latency.
     """
     bodies = [json.dumps(client.request_body(model, request)).encode() for request in requests]

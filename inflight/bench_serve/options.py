@@ -18,7 +18,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DATASETS = ("random", "custom", "sharegpt")
 RAMPS = ("linear", "exponential")
 FIRST_TOKEN_ID = 3  # the ids below are special tokens in most vocabularies
-# Names of latencies in options -> as the report calls them.
+# Names of latencies in options -> their short and long names in the report.
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -73,23 +73,25 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """What is sent. `output_len` is also what a file's prompt asks for if its line names no length."""
+    """What is sent. A prompt of a file asks for `output_len` tokens if its line names no length."""
 
     dataset_name: Annotated[
         str,
         _requests("NAME", "random token ids; or a file: custom (JSON lines), sharegpt.", "--dataset-name", "--dataset"),
     ] = "random"
-    dataset_path: Annotated[Path | None, _requests("FILE", "The file of custom and sharegpt.")] = None
+    dataset_path: Annotated[Path | None, _requests("FILE", "The file, if the dataset is custom or sharegpt.")] = None
     num_prompts: Annotated[int, _requests("N", "How many requests are measured.", min=1)] = 100
-    num_warmups: Annotated[int, _requests("N", "Requests before these, all sent at once.", min=0)] = 0
+    num_warmups: Annotated[
+        int, _requests("N", "Requests to send first, all at once, without measuring them.", min=0)
+    ] = 0
     input_len: Annotated[int, _requests("N", "Mean prompt tokens, without the prefix.", min=1)] = 512
     output_len: Annotated[int, _requests("N", "Mean output tokens.", min=1)] = 128
     range_ratio: Annotated[float, _requests("R", "Lengths are uniform within the mean x (1 +- R).")] = 0.0
     lognormal_sigma: Annotated[float, _requests("S", "Lengths are lognormal, with this sigma.")] = 0.0
-    prefix_len: Annotated[int, _requests("N", "Tokens that prompts share at their start.", min=0)] = 0
+    prefix_len: Annotated[int, _requests("N", "Tokens of a prefix that several prompts share.", min=0)] = 0
     num_prefixes: Annotated[int, _requests("N", "How many different prefixes there are.", min=1)] = 1
     max_token_id: Annotated[
-        int | None, _requests("N", "Draw ids below this; by default those that /tokenize gives for a text.")
+        int | None, _requests("N", "Draw ids below this. Default: the ids that /tokenize returns for a text.")
     ] = None
     seed: Annotated[int, _requests("N", "Seed of prompts, lengths and arrivals.", min=0)] = 0
 
@@ -111,13 +113,11 @@ class DatasetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions:
-    """When it is sent. With bursts, the rate is that of the seconds in which requests are sent."""
+    """When requests are sent. With bursts, the rate counts only the seconds in which requests are sent."""
 
     request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
     burstiness: Annotated[float, _traffic("B", "1 is Poisson; less comes in clumps, more is regular.")] = 1.0
-    max_concurrency: Annotated[int | None, _traffic("N", "Hold requests back while so many are under way.", min=1)] = (
-        None
-    )
+    max_concurrency: Annotated[int | None, _traffic("N", "Hold requests back while so many are running.", min=1)] = None
     ramp_up_strategy: Annotated[str | None, _traffic("HOW", "linear or exponential.")] = None
     ramp_up_start_rps: Annotated[float | None, _traffic("R", "The rate at the first request.")] = None
     ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last.")] = None
@@ -153,17 +153,19 @@ class SamplingBodyOptions:
     """Further fields of every request. The server's own defaults hold for those that are left out."""
 
     temperature: Annotated[float | None, _sampling("T", "0 is greedy.")] = None
-    top_p: Annotated[float | None, _sampling("P", "Keep the most probable up to this sum.")] = None
-    top_k: Annotated[int | None, _sampling("K", "Keep this many of the most probable.")] = None
-    min_p: Annotated[float | None, _sampling("P", "Keep those this near the most probable.")] = None
-    frequency_penalty: Annotated[float | None, _sampling("F", "For every time a token was emitted.")] = None
-    presence_penalty: Annotated[float | None, _sampling("F", "Once for a token that was emitted.")] = None
-    repetition_penalty: Annotated[float | None, _sampling("F", "For tokens of prompt or output.")] = None
+    top_p: Annotated[float | None, _sampling("P", "Keep the most probable tokens up to this sum.")] = None
+    top_k: Annotated[int | None, _sampling("K", "Keep this many of the most probable tokens.")] = None
+    min_p: Annotated[float | None, _sampling("P", "Keep tokens with this share of the best one's probability.")] = None
+    frequency_penalty: Annotated[float | None, _sampling("F", "Subtracted for every time a token was emitted.")] = None
+    presence_penalty: Annotated[float | None, _sampling("F", "Subtracted once for a token that was emitted.")] = None
+    repetition_penalty: Annotated[float | None, _sampling("F", "Lowers the logits of tokens in prompt or output.")] = (
+        None
+    )
     ignore_eos: Annotated[
         bool | None,
         _sampling(
             None,
-            "Go on past end tokens; the default of random prompts.",
+            "Go on past end tokens; the default for random prompts.",
             "--ignore-eos/--no-ignore-eos",
             show_default=False,
         ),
@@ -191,18 +193,18 @@ class SamplingBodyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """What is made of the answers."""
+    """What is computed from the answers, and where it is written."""
 
     percentile_metrics: Annotated[str, _result("NAMES", "Latencies to report: ttft, tpot, itl, e2el.")] = (
         "ttft,tpot,itl,e2el"
     )
-    metric_percentiles: Annotated[str, _result("NUMBERS", "Their percentiles.")] = "50,90,99"
+    metric_percentiles: Annotated[str, _result("NUMBERS", "Percentiles of these latencies.")] = "50,90,99"
     goodput: Annotated[
         list[str] | None,
         _result("GOALS", 'Count requests within these milliseconds: "ttft:200 tpot:50"; also e2el.'),
     ] = None
     save_result: Annotated[bool, _result(None, "Write a JSON file.", "--save-result")] = False
-    save_detailed: Annotated[bool, _result(None, "With the figures of every request.", "--save-detailed")] = False
+    save_detailed: Annotated[bool, _result(None, "Also with each request's figures.", "--save-detailed")] = False
     result_dir: Annotated[Path, _result("FOLDER", "The folder of the file.")] = Path()
     result_filename: Annotated[str | None, _result("NAME", "The name of the file.")] = None
     label: Annotated[str | None, _result("TEXT", "Kept in the file, and in its name.")] = None
@@ -230,7 +232,7 @@ class ResultOptions:
 
     @property
     def goals(self) -> dict[str, float]:
-        """The most milliseconds of each latency that a good request may take."""
+        """For each latency, the milliseconds that a good request may take at most."""
         goals = (goal.partition(":") for text in self.goodput or () for goal in text.split())
         return {name: _number("--goodput", text) for name, _, text in goals}
 

@@ -21,7 +21,7 @@ MARKS = ((50.0, "tab:green"), (99.0, "tab:red"))
 
 
 def plot_latencies(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
-    """A histogram each of TTFT, ITL and E2E latency of the requests that succeeded, with their p50 and p99."""
+    """Draw three histograms with p50 and p99: TTFT, ITL and E2E latency of the requests that succeeded."""
     good = [record for record in records if record.success]
     panels = {
         "Time to first token": [record.ttft for record in good],
@@ -42,7 +42,7 @@ def _draw(axes: Axes, name: str, milliseconds: np.ndarray[tuple[int], np.dtype[n
         axes.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=axes.transAxes)
         return
     low, high = float(milliseconds.min()), float(milliseconds.max())
-    is_wide = low > 0 and high / low > 50  # on a linear axis there would be one bar
+    is_wide = low > 0 and high / low > 50  # a linear axis would show a single bar
     bins = np.geomspace(low, high, NUM_BINS) if is_wide else np.linspace(low, max(high, low + 1e-3), NUM_BINS)
     axes.hist(milliseconds, bins=bins.tolist(), color="tab:blue", alpha=0.75)
     if is_wide:

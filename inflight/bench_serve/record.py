@@ -34,7 +34,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first piece of text. If there was none, the latency."""
+        """Seconds to the first piece of text; if no text came, the latency."""
         return (self.token_times[0] if self.token_times else self.ended) - self.sent
 
     @property
@@ -47,5 +47,5 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per output token after the first; None if there is only one."""
+        """Mean seconds per output token after the first; None if there is only one token."""
         return (self.latency - self.ttft) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else None

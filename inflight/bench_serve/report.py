@@ -15,7 +15,7 @@ from inflight.bench_serve.load import Load
 from inflight.bench_serve.options import LATENCIES, ResultOptions
 from inflight.bench_serve.record import RequestRecord
 
-# Lists with an entry for each request: saved on demand only.
+# Lists with an entry for each request. They are saved only with --save-detailed.
 DETAILS = (
     *("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times", "lags"),
     *("generated_texts", "errors"),
@@ -90,7 +90,7 @@ def table(result: Mapping[str, Any], options: ResultOptions) -> Iterator[str]:  
 
 
 def save(figures: Mapping[str, Any], options: ResultOptions) -> Path:  # Any: JSON
-    """Write the figures as JSON, those of each request only with `save_detailed`. Returns the file."""
+    """Write the figures as JSON. The figures of each request are written only with `save_detailed`. Returns the file."""
     concurrency = "" if figures["max_concurrency"] is None else f"-concurrency{figures['max_concurrency']}"
     model, label = figures["model_id"].split("/")[-1], options.label or figures["backend"]
     name = f"{label}-{figures['request_rate']}qps{concurrency}-{model}-{figures['date']}.json"
@@ -138,13 +138,13 @@ def _spread_rows(
 
 
 def _is_good(record: RequestRecord, goals: Mapping[str, float]) -> bool:
-    """Whether it met all goals. A request of one token has no time per token, and so cannot miss that goal."""
+    """Whether it met all goals. A request of one token has no TPOT, so it cannot miss a TPOT goal."""
     measured = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
     return all(measured[name] * 1e3 <= goal for name, goal in goals.items())
 
 
 def _peak_tokens(records: Sequence[RequestRecord]) -> float:
-    """Output tokens in the best second. Seconds count from the first request; a request's tokens are spread over its pieces."""
+    """Output tokens in the best second. Seconds count from the first request. Tokens count evenly over pieces."""
     tokens: defaultdict[int, float] = defaultdict(float)
     start = min((record.sent for record in records), default=0.0)
     for record in records:
@@ -154,7 +154,7 @@ def _peak_tokens(records: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(records: Sequence[RequestRecord]) -> int:
-    """How many requests were under way at once, at most. A request that ends when another starts does not overlap it."""
+    """The most requests that ran at the same time. A request that ends when another one starts does not overlap it."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 

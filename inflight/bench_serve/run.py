@@ -1,4 +1,4 @@
-"""`run`: one benchmark, from the first question to the server to the figures."""
+"""`run`: one benchmark, from asking the server for its model to the figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from inflight.bench_serve.options import (
 )
 from inflight.bench_serve.report import figures
 
-MAX_CALLS = 16  # to /detokenize at once
+MAX_CALLS = 16  # calls of /detokenize at the same time
 
 # Its tokens are the alphabet of random prompts: ids that are valid and ordinary under any tokenizer.
 ALPHABET_TEXT = """The quick brown fox jumps over the lazy dog while seven wizards brew green potions; 0 1 2 3 4 5 6 7 8 9 tons.
@@ -42,11 +42,11 @@ def run(
     sampling: SamplingBodyOptions,
     result: ResultOptions,
 ) -> tuple[Load, dict[str, Any]]:  # Any: JSON
-    """The load as it was, and its figures under vLLM's names.
+    """The measured load, and its figures under vLLM's names.
 
     Raises:
         ConfigError: a file of prompts cannot be used.
-        ConnectionError: no server answers, or it refuses a question or a warm-up request.
+        ConnectionError: no server answers, or it refuses a request that comes before the measurement.
     """
 
     async def main() -> tuple[Load, dict[str, Any]]:
@@ -105,7 +105,7 @@ def _head(
 async def _requests(
     client: BenchClient, model: str, dataset: DatasetOptions, rng: np.random.Generator, *, as_text: bool
 ) -> list[BenchRequest]:
-    """The warm-up requests, then those that are measured. `as_text`: random token ids become the text that they stand for."""
+    """The warm-up requests, then those that are measured. `as_text`: /detokenize turns random token ids into text."""
     count = dataset.num_warmups + dataset.num_prompts
     if dataset.dataset_path is not None:
         read = custom_requests if dataset.dataset_name == "custom" else sharegpt_requests

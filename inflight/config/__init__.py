@@ -1,1 +1,1 @@
-"""The engine's settings: frozen keyword-only dataclasses, one per concern, composed into `EngineConfig`."""
+"""The engine's settings: frozen keyword-only dataclasses, one for each topic, composed into `EngineConfig`."""

@@ -1,6 +1,6 @@
 """Control groups (Linux): the memory and processor time that a container, a service manager or a batch system allows.
 
-The limit of a group holds for all groups inside it. So every group counts, from the process's own up to the root.
+The limit of a group holds for all groups inside it. So a process has the limits of its own group and of every group above it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
             top, version = mount / controller, 1
         else:
             continue
-        # In a container the path may be that of the host; then only the top of the mount exists: the container's own group.
+        # In a container the path may be the host's. Then only the top of the mount exists, and it is the container's own group.
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             yield ControlGroup(folder, version)

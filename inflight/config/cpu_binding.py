@@ -28,7 +28,7 @@ def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
         )
     cores = [core for found in lists for core in found]
     if len(set(cores)) < len(cores):
-        raise ConfigError(f"cpu_threads_bind={setting!r} names a core twice: each compute thread has one of its own")
+        raise ConfigError(f"cpu_threads_bind={setting!r} names a core twice: each compute thread needs its own core")
     return lists
 
 
@@ -37,8 +37,8 @@ def cores_of_rank(
 ) -> tuple[int, ...] | None:
     """The core of each of the rank's `num_threads` threads; None if the operating system places them.
 
-    "auto" binds threads if those of the node's ranks fill all usable cores. If there are fewer threads, other programs are
-    expected to run on the same cores, and the operating system knows better which cores are free.
+    "auto" binds the threads if the node's ranks together have as many threads as there are usable cores. If there are fewer
+    threads, other programs are expected to run on the same cores, and the operating system knows better which cores are free.
 
     Args:
         setting: "auto", "off" or what `parse_core_lists` takes.

@@ -41,10 +41,10 @@ class CudaFacts:
     """Facts only: `machine` checks whether the parts fit each other.
 
     Attributes:
-        driver: the newest CUDA that the driver serves.
-        gpus: in the order of their numbers, at least one.
-        torch_cuda: the CUDA that torch was built for; None of a build for CPUs, or no torch at all.
-        packages: "triton", if it can be imported.
+        driver: the newest CUDA version that the driver serves.
+        gpus: at least one, in the order of their numbers.
+        torch_cuda: the CUDA version that torch was built for; None if torch is a build for CPUs, or is not installed.
+        packages: has "triton" if it can be imported.
     """
 
     driver: Version
@@ -56,7 +56,8 @@ class CudaFacts:
 def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFacts:  # Any: C functions, or a test's
     """
     Raises:
-        ConfigError: there is no driver, it does not work, or it shows no GPU. The text continues after "device='cuda', but".
+        ConfigError: there is no driver, it does not work, or it shows no GPU. The caller puts "device='cuda', but" before
+            the message.
     """
     try:
         library = open_library("libcuda.so.1")
@@ -80,7 +81,7 @@ def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFac
 
 
 def to_version(version: Version) -> str:
-    """As people write it: "13.0"."""
+    """(13, 0) as "13.0"."""
     return f"{version[0]}.{version[1]}"
 
 
@@ -119,7 +120,7 @@ def _attribute(call: Callable[..., None], attribute: int, device: int, out: obje
 
 
 def _integer_of(call: Callable[[object], None]) -> int:
-    """What a function writes to the address it is given."""
+    """The integer that `call` writes to the address that it gets."""
     out = ctypes.c_int()
     call(ctypes.byref(out))
     return out.value

@@ -10,7 +10,7 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
-MAX_DEVICE_STATE = 2**31 - 1  # numbers in the slots' state on a GPU, which has indices of 32 bits
+MAX_DEVICE_STATE = 2**31 - 1  # numbers in the slots' state on a GPU: kernels index it with 32 bits
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # a larger step takes longer than its kernel launches, so a graph saves nothing
 
 FLOAT8 = "float8_e4m3fn"
@@ -39,7 +39,7 @@ def resolve_device(
     if threads_bind not in (AUTO, OFF):
         lists = parse_core_lists(threads_bind, num_local_ranks)
         num_threads = args.num_threads or len(lists[0])
-        for rank in range(num_local_ranks):  # of this node; ranks of other nodes check their own
+        for rank in range(num_local_ranks):  # this node's ranks; each other node checks its own
             cores_of_rank(
                 threads_bind,
                 usable=machine.usable_cores,
@@ -51,7 +51,7 @@ def resolve_device(
 
 
 def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
-    """`num_numbers`: how many numbers the slots' state on the GPU has, or only its tokens, which are the largest part.
+    """`num_numbers`: the size of the slots' state on the GPU. It may be that of the tokens alone, which are the largest part.
 
     Raises:
         ConfigError: there are more than MAX_DEVICE_STATE.
@@ -131,7 +131,7 @@ def _resolve_cuda(
             )
     if args.batch_invariant:
         raise ConfigError(
-            "batch_invariant=True cannot be kept on a GPU yet: cuBLAS adds up in another order for other numbers of rows; "
+            "batch_invariant=True cannot be kept on a GPU yet: cuBLAS adds up in an order that depends on the number of rows; "
             "leave it out, or give device='cpu'"
         )
     backend = args.distributed_executor_backend
@@ -140,7 +140,7 @@ def _resolve_cuda(
             f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each "
             "needs a process of its own; give 'mp', or leave it out"
         )
-    # otherwise another program places the ranks, and each rank checks its own GPU
+    # with another backend, another program places the ranks, and each rank checks its own GPU
     if backend in (None, "uni", "mp") and num_local_ranks > len(machine.gpus):
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size} needs "

@@ -13,9 +13,9 @@ from inflight.setting import setting
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """How float weights are quantized: None (not at all), "int8" or "fp8" (a scale a row), or "int4" (a scale a group).
+    """How float weights are quantized: None (not at all), "int8" or "fp8" (a scale per row), or "int4" (a scale per group).
 
-    `layers` is for all linear layers but the head. `group_size` is the number of input features that share a scale and an
+    `layers` is for all linear layers except the head. `group_size` is the number of input features that share a scale and an
     offset in int4.
     """
 
@@ -40,8 +40,8 @@ class ModelConfig:
     seed: int
     fingerprint: str
     quantization: QuantizationConfig = QuantizationConfig()
-    batch_invariant: bool = False  # refuse to start if it cannot be guaranteed
-    generation_overrides: dict[str, Any] = field(default_factory=dict)  # over generation_config.json; Any: JSON
+    batch_invariant: bool = False  # refuse to start if results may depend on the batch
+    generation_overrides: dict[str, Any] = field(default_factory=dict)  # replace generation_config.json's; Any: JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class CacheConfig:
     """The KV cache. If `memory_bytes` is None, the cache takes what `determine_available_memory` finds within
     `memory_utilization`. If `usual_sequence_len` is set, it takes at most what `max_num_seqs` sequences of that length need.
 
-    `dtype` is the model's, "int8" or "float8_e4m3fn".
+    `dtype` is that of keys and values: the model's dtype, "int8" or "float8_e4m3fn".
     """
 
     block_size: int
@@ -65,7 +65,7 @@ class SchedulerConfig:
     """Limits of one step, and how many steps overlap. `policy` is "fcfs" or "priority" (a lower number is served first).
 
     `depth` is the number of steps in flight. After a step that draws a token of a request, the next `stagger - 1` steps leave
-    this request out. With several stages depth must exceed stagger, or stages wait for work.
+    this request out. With several stages depth must be larger than stagger: otherwise stages wait for work.
 
     If `max_stagger` is set, stagger and depth are minimum values: at the start `engine.pipeline_tuning` measures the pipeline
     and chooses a stagger of at most `max_stagger`, and a depth of at least stagger + 1. If it is None, both stay as they are.
@@ -132,7 +132,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsConfig:
-    """`backend` is "llguidance" or "xgrammar". A grammar starts after the text `reasoning_end`; "": at the first token."""
+    """`backend` is "llguidance" or "xgrammar". A grammar starts after the text `reasoning_end`, or, if that is "", at once."""
 
     backend: str
     reasoning_end: str
@@ -143,7 +143,7 @@ class DeviceConfig:
     """What ranks run on: `kind` is "cpu" or "cuda".
 
     Attributes:
-        num_threads: the size of a rank's thread pool. It computes on a CPU; with a GPU it only converts weights.
+        num_threads: the size of a rank's thread pool. On a CPU it computes the model; with a GPU it only converts weights.
         threads_bind: the cores that its threads are bound to, as in `cpu_binding`.
         enforce_eager: no CUDA graphs at all.
         cuda_graph_max_tokens: batches with prompts are captured up to this size; 0: only batches of decodes are captured.

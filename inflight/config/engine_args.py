@@ -1,4 +1,4 @@
-"""`EngineArgs`: the engine's arguments as the user gave them, and their bounds; `resolve.py` goes on from here."""
+"""`EngineArgs`: the engine's arguments as the user gave them, and their bounds. `resolve.py` makes `EngineConfig` of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineArgs:
     """Arguments of `LLM`, and options of every command that runs a model. None and "auto" leave the choice to `resolve.py`.
 
     Raises:
-        ConfigError: names everything that is wrong, not just the first.
+        ConfigError: its message names all wrong arguments, not only the first one.
     """
 
     model: str | None = _model(
@@ -108,10 +108,10 @@ class EngineArgs:
     num_threads: int | None = _engine(
         None, "Compute threads of a rank on a CPU. Default: the cores, split among the ranks.", bounds=(1, 4096)
     )
-    # With int8 and int4 on a CPU, and with fp8, activations are quantized too: in each step, with one scale a row.
+    # With int8 and int4 on a CPU, and with fp8, each step also quantizes the activations, with one scale for each row.
     quantization: str | None = _engine(
         None,
-        "Quantize float weights as they are read: int8 and fp8 with a scale a row, int4 with a scale and an offset a group. "
+        "Quantize float weights as they are read: int8, fp8 with a scale per row, int4 with a scale and an offset per group. "
         "fp8 is for GPUs. A checkpoint that is quantized already needs no option; the name of its format is accepted.",
         choices=(None, "int8", "int4", "fp8", *STORED_QUANTIZATIONS),
         metavar="int8|int4|fp8",
@@ -127,17 +127,17 @@ class EngineArgs:
     )
     cpu_threads_bind: str | None = _engine(
         None,
-        "Cores of the compute threads: 0-3,8, with | between the lists of several ranks. off: the kernel places them. auto: "
-        "they are bound if they fill the cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
+        "Cores of the compute threads: 0-3,8, with | between the lists of several ranks. off: the system chooses. auto: "
+        "the threads are bound if there are as many as cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
         metavar="auto|off|CORES",
     )
     speculative_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
-        None, 'Verify proposed tokens, several in a step: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
+        None, 'Propose tokens, and verify several in a step: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
     )
     structured_outputs_backend: str = _engine(
         "llguidance", "Library that enforces structured outputs.", choices=("llguidance", "xgrammar")
     )
-    reasoning_end: str = _engine("", "Text that ends a model's thinking, as </think>: grammars start after it.")
+    reasoning_end: str = _engine("", "Text that ends a model's thinking, such as </think>: grammars start after it.")
     tensor_parallel_size: int = _parallel(
         1, "Ranks that share each layer.", flags=("--tensor-parallel-size", "-tp"), **_COUNT
     )
@@ -181,7 +181,7 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         wrong = check_values(EngineArgs, vars(self)).values()
-        # A combination is judged only where its parts are what they should be.
+        # Combinations are checked only if each value by itself is right.
         if problems := [f"{problem}; give one, or leave it out" for problem in wrong] or list(self._conflicts()):
             raise ConfigError("; ".join(problems))
 

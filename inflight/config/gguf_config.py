@@ -29,7 +29,7 @@ _FIELDS = {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
 }
-# Keys that are read below, or that repeat what the tensors say.
+# Keys that code below reads, or whose values the tensors show as well.
 _OTHER_FIELDS = (
     "vocab_size",
     "attention.value_length",
@@ -46,17 +46,17 @@ _OTHER_FIELDS = (
     "tensor_data_layout",
 )
 ROPE_FACTORS = "rope_freqs.weight"
-# Llama 3.1 and later. The file does not hold these numbers, only the divisor of each pair that follows from them.
+# Llama 3.1 and later. The file does not hold these numbers. It holds the divisors that follow from them, one for each pair.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FACTOR_TOLERANCE = 1e-4
 
 
 def read_model_config(path: Path, overrides: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The config.json of a model folder, or the equivalent for a GGUF file. Fields of `overrides` replace those of the file; in
-    an object, such as rope_scaling, field by field.
+    """The config.json of a model folder, or the equivalent for a GGUF file. Fields of `overrides` replace those of the file.
+    Objects, such as rope_scaling, are merged field by field.
 
     Raises:
-        ConfigError: there is none, it cannot be read, or the file holds another kind of model.
+        ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not served.
     """
     config = gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
     return _merged(config, overrides or {})
@@ -71,7 +71,7 @@ def _merged(config: Mapping[str, object], overrides: Mapping[str, object]) -> di
 
 
 def gguf_config(file: GgufFile) -> dict[str, object]:
-    """What `parse_architecture` takes.
+    """The config.json that the file's metadata and tensors are equivalent to.
 
     Raises:
         UnsupportedModelError: an architecture or a field that is not served.
@@ -100,7 +100,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
 
 
 def _plain(file: GgufFile, key: str) -> object:
-    """A value as JSON has it; an array of equal numbers (one a layer) is that number."""
+    """The value of a key as JSON. An array of equal numbers, one for each layer, becomes one number."""
     value = file.metadata[key]
     if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
         return value[0].item()
@@ -126,7 +126,7 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, obj
 
 
 def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
-    """Sets head_dim, which the file has only if it is not hidden_size / heads. Values and rotation must have the same size."""
+    """Set head_dim. The file has it only if it differs from hidden_size / heads. Refuse values or rotation of another size."""
     if "head_dim" not in config:
         size, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):

@@ -7,8 +7,8 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
     tensor         : name, dimensions (innermost first), type, offset into the data (as many)
     padding to the alignment | data
 
-Every count, length and offset is compared with the size of the file before it is used, so a corrupt header costs no more time
-and memory than the bytes that it has.
+Every count, length and offset is compared with the size of the file before it is used, so a corrupt header needs no more time
+and memory than a correct one of its size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 2**16
-_MAX_SIZE = 2**48  # of a dimension; the sizes themselves are compared with the file's
+_MAX_SIZE = 2**48  # of a dimension; the bytes of each tensor are compared with the size of the file
 
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -106,9 +106,9 @@ class GgufFile:
         return _Cursor(self.path, _map(self.path), array.start, array.stop).strings(array.count)
 
     def map_tensor(self, name: str, row: int = 0, num_rows: int | None = None) -> Bytes:
-        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], mapped; the pages are released with the last view.
+        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], mapped. The mapping ends with the last view of it.
 
-        A vector is one row. Writing to it does not change the file.
+        A tensor of one dimension is one row. Writing to the bytes does not change the file.
         """
         tensor = self.tensors[name]
         row_bytes = tensor.shape[-1] // tensor.type.block_size * tensor.type.block_bytes
@@ -133,7 +133,7 @@ def read_gguf(path: Path) -> GgufFile:
     version = cursor.integer("<I")
     if version not in _VERSIONS:
         raise CheckpointError(
-            f"{path}: GGUF version {version} (or a big-endian file) is not read, versions 2 and 3 are: convert the model again"
+            f"{path}: GGUF version {version} (or a big-endian file) is not read, only versions 2 and 3: convert the model again"
         )
     num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # one dimension
     num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)
@@ -188,7 +188,7 @@ class _Cursor:
         return int(struct.unpack(kind, self.take(struct.calcsize(kind)))[0])
 
     def count(self, kind: str, what: str, least_bytes: int) -> int:
-        """A number of things that need at least `least_bytes` each; not more than the rest of the file can hold."""
+        """Read a count of things that take at least `least_bytes` each. The rest of the file must be able to hold them."""
         count = self.integer(kind)
         if count > (self._stop - self.position) // least_bytes:
             raise self.corrupt(f"{count} {what} cannot be in the {self._stop - self.position} bytes that are left")
@@ -241,7 +241,7 @@ class _Cursor:
             self._skip_strings(count)
             return GgufStrings(start, self.position, count)
         number = np.dtype("?" if kind == _BOOL else _NUMBERS.get(kind, "V0"))
-        if not number.itemsize:  # an array of arrays, too: no model has one
+        if not number.itemsize:  # this refuses arrays of arrays, too: no model has one
             raise self.corrupt(f"an array of the unknown type {kind} before {self.position}")
         count = self.count("<Q", "numbers", least_bytes=number.itemsize)
         return np.frombuffer(self.take(count * number.itemsize), number).copy()

@@ -8,10 +8,10 @@ from inflight.config.machine import Machine
 from inflight.errors import OutOfMemoryError
 
 DEFAULT_BLOCK_SIZE = 16
-# Other programs use a CPU's memory, too; a GPU's memory is the engine's own.
+# On a CPU, other programs use the same memory. A GPU's memory is for the engine alone.
 DEFAULT_MEMORY_UTILIZATION = {"cpu": 0.5, "cuda": 0.9}
-# Tokens of a request, prompt and output together: more than most chats have. No block is set aside for a request in advance,
-# so a longer request uses blocks that shorter ones do not need.
+# The default cache has room for max_num_seqs requests of this many tokens, prompt and output together. Most chats are shorter.
+# No block is set aside for a request in advance, so a longer request uses blocks that shorter requests do not need.
 USUAL_SEQUENCE_LEN = 1024
 
 

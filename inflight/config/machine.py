@@ -25,10 +25,10 @@ class Machine:
 
     device: str  # "cpu" | "cuda"
     num_cores: int  # cores that the compute threads of all ranks together may use
-    dtypes: tuple[str, ...]  # those its arithmetic supports
-    usable_cores: tuple[int, ...] = ()  # that this process may run on, ascending
+    dtypes: tuple[str, ...]  # that the device's arithmetic supports
+    usable_cores: tuple[int, ...] = ()  # the cores that this process may run on, ascending
     threads_bind: str = AUTO  # the setting in the environment, see `cpu_binding`
-    gpus: tuple[Gpu, ...] = ()  # that ranks may run on, rank 0 of this node on the first
+    gpus: tuple[Gpu, ...] = ()  # the GPUs that ranks may run on; rank 0 of this node gets the first
 
     @property
     def compute_capability(self) -> Version:
@@ -37,10 +37,10 @@ class Machine:
 
 
 def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cuda_facts) -> Machine:
-    """`device`: "auto" for the GPUs where they can be used, "cuda" or "cpu"; `EngineArgs` has refused anything else.
+    """`device`: "cuda", "cpu", or "auto": GPUs if they can be used, else the CPU. `EngineArgs` has refused any other value.
 
     Raises:
-        ConfigError: "cuda", and there is no GPU, or something that it needs is missing or too old.
+        ConfigError: `device` is "cuda", and there is no GPU, or something that the engine needs for it is missing or too old.
     """
     assert device in ("auto", "cpu", "cuda"), device
     cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -72,7 +72,7 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
     """The GPUs before the first one that is too old.
 
     Raises:
-        ConfigError: there are none. The text continues after "device='cuda', but".
+        ConfigError: no GPU can be used. The caller puts "device='cuda', but" before the message.
     """
     usable = tuple(takewhile(lambda gpu: gpu.compute_capability >= MIN_COMPUTE_CAPABILITY, facts.gpus))
     if not usable:
@@ -87,7 +87,7 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
             "the torch that is installed is a build without CUDA; install one with it, for CUDA "
             f"{facts.driver[0]} at most (https://pytorch.org/get-started), or give device='cpu'"
         )
-    # a driver serves every minor version of its own major version, and all older versions
+    # a driver serves all minor versions of its own major version, and all older major versions
     if facts.driver[0] < facts.torch_cuda[0]:
         raise ConfigError(
             f"the driver serves CUDA {to_version(facts.driver)} at most, and torch was built for "

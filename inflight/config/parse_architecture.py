@@ -1,6 +1,7 @@
 """`parse_architecture`: config.json -> `ModelArchitecture`. It refuses fields that would change the result and are not served.
 
-The truth is transformers: a field that its model class ignores is ignored here, and defaults are those of its config class.
+The result is that of transformers: a field that its model class ignores is ignored here, and defaults are those of its config
+class.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
 
-# By `model_type`, which is all that a config saved without weights has.
+# model_type -> architecture, for configs that were saved without weights: they have no "architectures".
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -22,7 +23,7 @@ _MODEL_TYPES = {
 }
 SUPPORTED_ARCHITECTURES = tuple(_MODEL_TYPES.values())
 
-# Fields that other families (or forks of these) compute with, and the values at which they change nothing.
+# Fields that change the result in other families or in forks of these, and the values with which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, 1.0),
     "attention_multiplier": (),
@@ -56,7 +57,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     """The network that a parsed config.json describes.
 
     Raises:
-        UnsupportedModelError: another family, a variant of a family that is not served, or a field that makes no sense.
+        UnsupportedModelError: the family, or its variant, is not served; or a field makes no sense.
     """
     fields = JsonFields(config)
     name = _architecture_name(fields)
@@ -117,7 +118,7 @@ def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
 
 
 def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
-    # The first Llama models have no such field. Other families must have it: their class default fits one model only.
+    # Configs of the first Llama models lack this field. Other families need it: the class default fits one model only.
     absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
     if num_heads % num_kv_heads:
@@ -165,7 +166,7 @@ def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length:
 
 
 def _window(fields: JsonFields) -> int | None:
-    """Here null is a value of its own (no window), and an absent field is the class default."""
+    """The field sliding_window. null means no window; without the field, the class default holds."""
     null = "sliding_window" in fields.values and not fields.has("sliding_window")
     return None if null else fields.integer("sliding_window", 4096)
 

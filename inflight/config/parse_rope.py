@@ -26,12 +26,12 @@ _FIELDS = {
     ),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-# It may be left over from another kind; the kinds that do not read it do not depend on it.
+# This field may be left over from another kind. Kinds that do not read it do not depend on it.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)
 
 
 def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
-    """Transformers 4 writes `rope_theta` and `rope_scaling`, transformers 5 both in one `rope_parameters`.
+    """Transformers 4 writes `rope_theta` and `rope_scaling`. Transformers 5 writes both into one object, `rope_parameters`.
 
     Raises:
         UnsupportedModelError: a kind, or a field of a kind, that is not served.
@@ -58,7 +58,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
-    # The field beside the object wins over the field in it. Without both, the model was trained at its full length.
+    # A field of config.json goes before the same field of the rope object. Without both, the model was trained at full length.
     original = config.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )

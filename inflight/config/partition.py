@@ -10,7 +10,7 @@ from inflight.errors import ConfigError
 MAX_SIZES_SHOWN = 8
 
 # Only drawn tokens need the head. If a step has three prompt tokens for each drawn one, the head costs a quarter of what its
-# weights suggest. Counted in full, the last stage would be idle during half of every prompt.
+# weights suggest. If it counted in full, the last stage would get too few layers and be idle during half of every prompt.
 TOKENS_PER_DRAWN_TOKEN = 4
 
 
@@ -38,7 +38,7 @@ def pipeline_stage(layer_partition: tuple[int, ...], pp_rank: int) -> PipelineSt
 
 
 def resolve_partition(text: str | None, architecture: ModelArchitecture, num_stages: int) -> tuple[int, ...]:
-    """The number of layers of each stage: as `text` ("8,8,6,6") says, or by cost.
+    """The number of layers of each stage: those of `text` ("8,8,6,6"), or, if it is None, a partition by cost.
 
     Raises:
         ConfigError: fewer layers than stages, or a text that does not fit the model.
@@ -63,9 +63,10 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
 
 
 def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
-    """The partition whose most expensive stage is the cheapest. The last stage has the head beside its layers.
+    """The partition whose most expensive stage costs least. The last stage has the head beside its layers.
 
-    Among equal partitions, the one whose last stage has the most layers. The first stages get the layers that are left over.
+    If several partitions are equal in this, the last stage gets as many layers as it can. The other stages share the rest; the
+    first ones get one layer more if the rest cannot be split evenly.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -80,13 +81,13 @@ def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_co
 
 
 def layer_cost(architecture: ModelArchitecture) -> int:
-    """Weights of one layer's multiplications."""
+    """The number of weights that one layer multiplies with."""
     heads = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim
     return architecture.hidden_size * (heads + 3 * architecture.intermediate_size)
 
 
 def head_cost(architecture: ModelArchitecture) -> int:
-    """Weights of the head."""
+    """The number of weights of the head."""
     return architecture.hidden_size * architecture.vocab_size
 
 
@@ -107,7 +108,7 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
 
 
 def _divides(size: int, architecture: ModelArchitecture) -> bool:
-    """Key/value heads are divided; if there are fewer than ranks, equally many ranks hold each of them."""
+    """Whether heads and MLP can be divided. If there are fewer key/value heads than ranks, equally many ranks hold each."""
     num_kv_heads = architecture.num_kv_heads
     return (
         architecture.num_heads % size == 0

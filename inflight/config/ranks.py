@@ -1,4 +1,4 @@
-"""Which rank does what and runs where: `RankLayout` for stages and tensor-parallel parts, `ranks_of_node` for machines."""
+"""`RankLayout`: which stage and which tensor-parallel part each rank computes. `ranks_of_node`: which ranks a machine runs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ from inflight.setting import check_values, unknown_name
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_DEPTH = 2  # steps in flight on one stage: the next step is ready before the current one ends
-MAX_STAGGER_PER_STAGE = 3  # bound of a measured stagger: enough if a link takes twice as long as a stage
+MAX_STAGGER_PER_STAGE = (
+    3  # largest stagger that may be chosen, per stage: enough if a link takes twice as long as a stage
+)
 
 
 def resolve(
@@ -88,7 +90,7 @@ def resolve(
 
 
 def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine) -> list[str]:
-    """Everything that `resolve` refuses, while `resolve` itself names the first problem only."""
+    """All problems for which `resolve` would refuse the arguments; `resolve` itself raises the first one only."""
     world_size = args.tensor_parallel_size * args.pipeline_parallel_size
     max_model_len = args.max_model_len or architecture.max_position_embeddings
     parts: list[Callable[[], object]] = [
@@ -222,7 +224,8 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
             "every step; raise the first or leave it out"
         )
     if args.pipeline_stagger is not None or args.distributed_executor_backend == "external_launcher":
-        return depth, stagger, None  # with external_launcher all engines make the same plan, so no clock may decide
+        # with external_launcher all engines must make the same plan, so nothing may depend on a measured time
+        return depth, stagger, None
     highest = MAX_STAGGER_PER_STAGE * num_stages
     return depth, stagger, highest if args.pipeline_depth is None else min(highest, depth - 1)
 
@@ -252,7 +255,7 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
         return wanted
     if checkpoint in machine.dtypes:
         return checkpoint
-    # float16 weights on a device without float16 arithmetic: bfloat16 has the range, float32 would double the bytes
+    # float16 weights on a device without float16 arithmetic: bfloat16 can hold their range; float32 would double the bytes
     return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
 
 

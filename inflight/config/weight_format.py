@@ -17,7 +17,7 @@ PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq
 
 GGUF = "gguf"
 
-# `quantization` as users of other engines set it for a quantized checkpoint -> how the checkpoint must store its weights.
+# Values of `quantization` that other engines take for quantized checkpoints -> the format that the checkpoint must have.
 # A name of kernels ("marlin") has no effect: the device decides which kernels are used.
 STORED_QUANTIZATIONS = {
     "awq": AWQ,
@@ -83,7 +83,7 @@ def _check_compressed_tensors(fields: JsonFields) -> None:
         group = groups.mapping(name)
         _check(group, "format", _COMPRESSED_FORMATS[:-1], default=_COMPRESSED_FORMATS[0])
         _check_scheme(group.mapping("weights"), strategies=("group", "channel", "tensor"), bits=_BITS, dynamic=False)
-        # W8A8 and W4A8: activations are in the engine's dtype or rounded per token as they come, never by stored scales
+        # W8A8 and W4A8: the engine keeps activations in its dtype, or quantizes them for each token; it uses no stored scales
         if group.has("input_activations"):
             _check_scheme(group.mapping("input_activations"), strategies=("token",), bits=(8,), dynamic=True)
         if group.has("output_activations"):
@@ -98,7 +98,7 @@ def _check_scheme(fields: JsonFields, *, strategies: tuple[str, ...], bits: tupl
 
 
 def _check(fields: JsonFields, name: str, allowed: tuple[Value, ...], *, default: Value | None = None) -> Value:
-    """The field's value, if it is allowed. Upper and lower case are the same."""
+    """The field's value, if it is allowed. The comparison ignores upper and lower case."""
     value = fields.values.get(name)
     value = default if value is None else value.lower() if isinstance(value, str) else value
     for known in allowed:

@@ -9,13 +9,13 @@ from inflight.config.weight_format import PLAIN
 from inflight.errors import OutOfMemoryError
 
 _SCALE_BYTES, _GROUP_BYTES = 4, 4  # a row's float32 scale; a group's scale and offset in half precision
-_LARGEST_GROUP = 128  # assumed of quantized checkpoints
+_LARGEST_GROUP = 128  # the group size that is assumed for quantized checkpoints
 
 
 def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> int:
     """The bytes of one rank's weights, from the config alone.
 
-    Linear weights of a quantized checkpoint count as 4 bits, the fewest that are read: no model that would fit is refused.
+    Linear weights of a quantized checkpoint count as 4 bits, the smallest size that is read. So no model that fits is refused.
     """
     architecture, tp_size = model.architecture, parallel.tensor_parallel_size
     stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)
@@ -41,8 +41,8 @@ def check_weights_fit(
     """
     Args:
         num_bytes: what `weight_bytes` says.
-        budget_bytes: what the rank may use of its GPU.
-        free_bytes, total_bytes: of the GPU, before anything is loaded.
+        budget_bytes: the part of its GPU's memory that the rank may use.
+        free_bytes, total_bytes: the GPU's free and total memory before anything is loaded.
 
     Raises:
         OutOfMemoryError: the weights alone are more than the budget.
@@ -53,7 +53,7 @@ def check_weights_fit(
     if num_bytes < min(free_bytes, total_bytes):
         ways.insert(0, f"raise gpu_memory_utilization={memory_utilization:g}")
     if num_bytes < total_bytes and free_bytes < memory_utilization * total_bytes:
-        ways.insert(0, "end what else uses the GPU")
+        ways.insert(0, "end other programs that use the GPU")
     raise OutOfMemoryError(
         f"the weights of a rank are {_gib(num_bytes)}, and the engine may use {_gib(budget_bytes)} of its GPU, which has "
         f"{_gib(total_bytes)}, {_gib(free_bytes)} of them free (gpu_memory_utilization={memory_utilization:g}); "

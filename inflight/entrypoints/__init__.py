@@ -1,1 +1,1 @@
-"""Where users come in."""
+"""What users call: `LLM`, the command line and the server."""

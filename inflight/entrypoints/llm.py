@@ -108,7 +108,7 @@ class LLM:
         return self._run(prompts, params, [options] * len(prompts), use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer | None:
-        """None with skip_tokenizer_init."""
+        """The tokenizer; None with skip_tokenizer_init."""
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -139,7 +139,7 @@ class LLM:
         Path(path).write_text(json.dumps(chrome_trace(self.timeline_events())) + "\n", encoding="utf-8")
 
     def step_figures(self) -> StepFigures:
-        """How long devices were idle in the last steps, and what share of the host's work was done while they computed."""
+        """How long devices were idle in the last steps, and the share of the host's work that ran while devices computed."""
         return step_figures(self.timeline_events())
 
     def close(self) -> None:

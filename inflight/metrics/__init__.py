@@ -1,1 +1,1 @@
-"""Metrics: what a serving engine reports of itself."""
+"""What a serving engine reports about itself: Prometheus metrics, traces and log lines."""

@@ -1,8 +1,8 @@
 """`Exposition`: the instruments as prometheus_client's metrics, exposed under their own names and their aliases.
 
 With several front ends PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each process keeps its values in
-files there, and exposes the sums over all processes; of a gauge, the value that was set last. prometheus_client reads the
-variable when it is imported, so the process that starts the front ends sets it.
+files there. Every process exposes the sums over all processes; for a gauge, it exposes the value that was set last.
+prometheus_client reads the variable when it is imported, so the process that starts the front ends sets it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MODEL_LABEL = "model_name"
 
 
 class CountingHistogram(Histogram):
-    """A histogram with a second way to observe: `observe_many` counts in plain Python until `flush`, so that it may be called
-    for every token."""
+    """A histogram with a second way to observe: `observe_many` counts in plain Python until `flush`. It is cheap enough to be
+    called for every token."""
 
     def _metric_init(self) -> None:  # called for the metric of each set of label values
         super()._metric_init()
@@ -52,7 +52,7 @@ class Exposition(Collector):
         self._instruments = {instrument.full_name: instrument for instrument in instruments}
         self._metrics = {instrument.name: _create(instrument) for instrument in self._instruments.values()}
         for instrument in self._instruments.values():
-            if not instrument.labels:  # exposed from the start, as zero: a rate can be taken of the first increase
+            if not instrument.labels:  # expose it from the start, as zero: then a rate counts the first increase
                 self._metrics[instrument.name].labels(model_name)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
@@ -83,7 +83,7 @@ class Exposition(Collector):
             return (family for metric in self._metrics.values() for family in metric.collect())
         merged: Iterable[Metric] = self._multiprocess.collect()  # type: ignore[no-untyped-call]
         by_name = {family.name: family for family in merged}
-        return [by_name[name] for name in self._instruments if name in by_name]  # in the order of the table
+        return [by_name[name] for name in self._instruments if name in by_name]  # in the order of `instruments`
 
 
 def _create(instrument: Instrument) -> Counter | Gauge | CountingHistogram:

@@ -22,7 +22,7 @@ STEP_GAP_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 
 TOKEN_BUCKETS = tuple(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5))
 
 
-# Metrics that have several names in vLLM: our name, which vLLM has too -> the others.
+# Metrics that have several names in vLLM: the name that we have too -> the other names.
 _MORE_VLLM_NAMES = {"inter_token_latency_seconds": ("time_per_output_token_seconds",)}
 
 
@@ -46,7 +46,7 @@ class Instrument:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Whole names under which the same samples are exposed again."""
+        """The full names, `vllm:...`, under which the same samples are exposed again."""
         names = (self.name, *_MORE_VLLM_NAMES.get(self.name, ())) if self.in_vllm else ()
         return tuple(f"vllm:{name}" for name in names)
 
@@ -72,8 +72,11 @@ INSTRUMENTS = (
     ),
     _gauge("num_waiting_tokens", "Prompt tokens of the waiting requests, still to be computed."),
     _counter("engine_steps", "Steps committed by the engine."),
-    _histogram("step_gap_seconds", "Time for which the devices stood still between two steps.", STEP_GAP_BUCKETS),
-    _gauge("hidden_share", "Share of the host's last work that was done while a step ran; NaN before the first step."),
+    _histogram("step_gap_seconds", "Time for which the devices were idle between two steps.", STEP_GAP_BUCKETS),
+    _gauge(
+        "hidden_share",
+        "Share of the host's last work that was done while a step ran; NaN before the first step.",
+    ),
     _counter(
         "num_preemptions",
         "How often a running request had to give its KV blocks to others, and to wait again.",
@@ -104,7 +107,7 @@ INSTRUMENTS = (
     _histogram(
         "request_params_n", "How many completions a request asked for.", (1.0, 2.0, 5.0, 10.0, 20.0), in_vllm=True
     ),
-    # latency; of requests that had a first token
+    # latency: only requests that had a first token count
     _histogram("time_to_first_token_seconds", "From arrival to the first token.", LATENCY_BUCKETS, in_vllm=True),
     _histogram(
         "inter_token_latency_seconds",

@@ -14,7 +14,7 @@ from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-CANARY_TOKENS = 1  # of the prompt of a request that only tests whether an idle engine makes steps
+CANARY_TOKENS = 1  # prompt length of a request that only tests whether an idle engine makes steps
 
 
 class StatsLog(EngineObserver):
@@ -52,7 +52,7 @@ class StatsLog(EngineObserver):
 
 
 def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds: float) -> str:
-    """The engine's state now, and the rates of what `reports` have counted in this time."""
+    """The engine's state now, and the rates of what `reports` have counted within `seconds`."""
 
     def total(name: str) -> int:
         return sum(getattr(report, name) for report in reports)
@@ -79,7 +79,7 @@ def _num_computed(stats: SchedulerStats) -> int:
 
 
 class RequestLog(EngineObserver):
-    """Logs a line when a request has been validated and tokenised, and one when it has ended. Never a text of the request."""
+    """Logs a line when a request has been validated and tokenised, and one when it has ended. Texts are never logged."""
 
     def request_started(self, route: str, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
         logger.info("%s began: %s, %d prompt tokens, %s", request_id, route, num_prompt_tokens, _describe(params))

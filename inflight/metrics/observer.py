@@ -18,7 +18,7 @@ class FinishedRequest:
     """One request that has ended.
 
     `finish_reasons` has one entry per completion: "stop", "length", "abort" or "error". `metrics` is None if the request ended
-    before its first token. `trace_headers` are its W3C headers (traceparent, tracestate), in lower case.
+    before its first token. `trace_headers` has the request's W3C headers (traceparent, tracestate), with names in lower case.
     """
 
     request_id: str
@@ -34,18 +34,18 @@ class FinishedRequest:
 
 
 class EngineObserver:
-    """Called on the front end's event loop, in order. Each method must return at once and must not raise; here it does
-    nothing."""
+    """Called on the front end's event loop, in order. Each method must return at once and must not raise. The methods
+    of this base class do nothing."""
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         """Called after a step, mostly every 50 ms. `stats` has the counts since the last call."""
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token has come, this time after its arrival."""
+        """A request's first token has come, `seconds` after the request's arrival."""
 
     def tokens_generated(self, count: int, seconds: float | None) -> None:
-        """`count` further tokens of one completion came, `seconds` after the tokens before them. None: they are the first
-        tokens of a further completion of a request."""
+        """`count` further tokens of one completion came, `seconds` after the tokens before them. None: these are the first
+        tokens of another completion of the same request."""
 
     def request_finished(self, request: FinishedRequest) -> None:
         """The last completion of a request has ended."""

@@ -14,7 +14,7 @@ class ServingMetrics(EngineObserver):
     """One per front end, on its event loop. `instruments.py` says what each metric means.
 
     Every front end gets the statistics of every step, but only the one with `records_engine` counts them. Tokens are counted in
-    plain numbers, which prometheus_client gets at the next step, end of a request, or scrape.
+    plain numbers. prometheus_client gets these at the next step, when a request ends, and before a scrape.
     """
 
     def __init__(self, model_name: str, *, records_engine: bool = True) -> None:

@@ -1,7 +1,7 @@
 """`RequestTracing`: the observer that sends one OpenTelemetry span per request over OTLP/HTTP.
 
 It needs the extra "tracing". The attributes are those of the GenAI semantic conventions
-(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), and the latencies of vLLM's spans, in seconds. Prompts,
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/) and the latencies of vLLM's spans, in seconds. Prompts,
 texts and stop strings are never sent.
 """
 
@@ -70,7 +70,7 @@ class RequestTracing(EngineObserver):
         span.end(int((request.finished_time + to_wall_clock) * 1e9))
 
     def close(self) -> None:
-        """Send the spans that are left. Blocks for the exporter's timeout at most: not to be called on the event loop."""
+        """Send the spans that are left. Blocks, at most for the exporter's timeout: must not be called on the event loop."""
         self._provider.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""Runs any number of rows through one engine. Rows are read when they are needed, and written in the order in which they end.
+"""Runs any number of rows through one engine. A row is read when there is room for it. Results are written as rows end.
 
 rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD waiting ──▶ on_output
                ╰─ a bad row ─────────────────────────────────────────────▶ on_error, and the rest goes on
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
     from inflight.engine.prompt import Prompt
 
-LOOKAHEAD = 256  # requests that wait in the engine, so that no slot stays empty
+LOOKAHEAD = 256  # requests that wait in the engine, so that a free slot is filled at once
 DEFAULT_MAX_TOKENS = 256
 
 GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
@@ -36,7 +36,7 @@ class RequestMaker:
     """Makes requests of rows. A parameter comes from the row, from the command's options or from the model's defaults."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether a "prompt" is a user's message. None: it is, if the model has a chat template."""
+        """`as_chat`: whether a "prompt" is sent as a user's message. None: only if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
@@ -55,7 +55,7 @@ class RequestMaker:
         params = params_from_json(self._params, own)
         if (
             params.seed is None and not params.greedy
-        ):  # from the row's number, so that a resumed run draws the same tokens
+        ):  # the seed follows from the row's number, so that a resumed run draws the same tokens
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
@@ -124,7 +124,7 @@ def has_chat_template(engine: LLMEngine) -> bool:
         engine.render_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
         return False
-    except InvalidRequestError:  # there is a template, but it wants other messages
+    except InvalidRequestError:  # there is a template, but it does not accept these messages
         return True
     return True
 
@@ -174,7 +174,7 @@ def error_to_json(row: Row, message: str) -> dict[str, Any]:
 
 
 def row_key(row: Row) -> dict[str, Any]:
-    """What a result is found by: the line number of the input, and the id if the row has one."""
+    """The fields by which a result is found: the line number of the input, and the id if the row has one."""
     return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
 
 
@@ -186,7 +186,7 @@ def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:
 
 
 def check_sampling(given: GivenSampling) -> None:
-    """Check what can be checked without the model, so before it is loaded.
+    """Check what can be checked before the model is loaded.
 
     Raises:
         InvalidRequestError: an option is out of bounds, or contradicts another.
@@ -198,7 +198,7 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
     """`base` with the fields that a row's "params" names.
 
     Raises:
-        InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+        InvalidRequestError: `values` is no JSON object, or one of its fields is unknown or wrong.
     """
     if not isinstance(values, Mapping):
         raise InvalidRequestError(f"params is a {type(values).__name__}; give an object of sampling parameters")

@@ -45,7 +45,7 @@ class WorkloadOptions:
             "--workload",
             "-w",
             metavar="NAMES",
-            help=f"Names, with commas: all (the first five), long, {', '.join(BY_NAME)}.",
+            help=f"Names, separated by commas: all (the first five), long, {', '.join(BY_NAME)}.",
         ),
     ] = None
     batch_size: Annotated[int | None, _size("Requests at once.")] = None
@@ -71,7 +71,7 @@ class WorkloadOptions:
 def start_for(
     context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
 ) -> tuple[LLMEngine, int]:
-    """An engine that can run these workloads and the warm-up, and the bound of the token ids for `workloads.run`."""
+    """An engine that can run these workloads and the warm-up, and the `max_token_id` for `workloads.run`."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
     args = replace(
         engine,
@@ -99,7 +99,7 @@ def _max_token_id(engine: EngineArgs) -> int:
 def offline(
     context: typer.Context,
     repeat: Annotated[
-        int, typer.Option(help="How often each workload is timed; the median counts.", min=1, metavar="N")
+        int, typer.Option(help="How often each workload is timed; the median is reported.", min=1, metavar="N")
     ] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.", metavar="FILE")
@@ -111,7 +111,7 @@ def offline(
 ) -> None:
     """Time batches of random token ids: greedy, without prefix caching. End tokens are ignored.
 
-    Reports output tokens per second, for prefill* prompt tokens per second. The first run is a warm-up and is not timed. By
+    Reports output tokens per second; for prefill*, prompt tokens per second. The first run is a warm-up and is not timed. By
     default a step takes at most 64 sequences, and a sequence is as long as the longest workload needs.
     """
     chosen = workloads.chosen(default="all")

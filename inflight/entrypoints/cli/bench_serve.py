@@ -1,4 +1,4 @@
-"""`inflight bench serve`: how a server fares under load, with the options and result names of vLLM's `bench serve`."""
+"""`inflight bench serve`: how fast a server answers under load, with the options and result names of vLLM's `bench serve`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def serve(
     sampling: SamplingBodyOptions,
     result: ResultOptions,
 ) -> None:
-    """Send requests to an OpenAI-compatible server at their times, however long answers take, and time the answers."""
+    """Send requests to an OpenAI-compatible server at times that do not depend on its answers, and time the answers."""
     from inflight.bench_serve.report import save, table  # the extra "bench": not for `--help`
     from inflight.bench_serve.run import run
 

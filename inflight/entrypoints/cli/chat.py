@@ -33,7 +33,7 @@ Examples:
 def chat(
     context: typer.Context,
     system: Annotated[
-        str | None, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")
+        str | None, typer.Option("--system", "-s", metavar="TEXT", help="The system message, before the conversation.")
     ] = None,
     verbose: Verbose = False,
     *,
@@ -82,7 +82,7 @@ class Conversation:
         self._messages = list(self._opening)
 
     def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to a user's message. False if it was interrupted; the part so far stays in the conversation.
+        """Stream the answer to a user's message. False if it was interrupted: then its first part stays in the conversation.
 
         Raises:
             InvalidRequestError: the message cannot be answered. The conversation forgets it.

@@ -1,4 +1,4 @@
-"""`command`: what all commands share: options made from classes of settings, help, and errors of one line.
+"""`command` and `GroupedHelp`, for all commands: options made from classes of settings, help, and errors of one line.
 
 A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
@@ -77,18 +77,18 @@ def command(function: Command) -> Command:
 
 
 def _group(hint: Any) -> Options | None:  # Any: a type
-    """The options that replace a parameter of this type. None: it is an option itself."""
+    """The options that replace a parameter of this type; None if the parameter is an option itself."""
     if is_dataclass(hint):
         return Options(hint)  # type: ignore[arg-type]  # never an instance
     return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Options)), None)
 
 
 class GroupedHelp(TyperCommand):
-    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help takes longer than
-    all the rest. Errors say what was given, and what to do.
+    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help is slower than
+    the rest of the command. Errors say what was given, and what to do.
 
     Attributes:
-        argument_hint: for a command that takes options only: what to write instead of an argument.
+        argument_hint: what an error proposes instead of an argument, if the command takes options only.
         ends_at_problems: whether a wrong value ends the command before its body runs.
     """
 
@@ -113,7 +113,7 @@ class GroupedHelp(TyperCommand):
             parameter.handle_parse_result(ctx, given, rest)
         except typer.BadParameter as error:
             value, _ = parameter.consume_value(ctx, given)
-            if value is None:  # a required one is missing
+            if value is None:  # a required option is missing
                 raise
             problems_of(ctx).append(wrong_value(self.where(ctx, parameter), value, error))
             ctx.params[parameter.name] = parameter.process_value(ctx, parameter.default)
@@ -175,7 +175,7 @@ class ModelCommand(GroupedHelp):
 
 
 def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
-    """The list of what is wrong with the options. Callers append to it."""
+    """The list of the problems with options. Callers append to it."""
     found: list[str] = context.meta.setdefault("inflight.problems", [])
     return found
 
@@ -206,7 +206,7 @@ def set_log_level(level: str) -> None:
 
 
 def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
-    """Start an engine, which the caller closes. If the context has an object, it is called instead of `LLMEngine.from_args`."""
+    """Start an engine, which the caller closes. If `context.obj` is set, it is called instead of `LLMEngine.from_args`."""
     if verbose:
         set_log_level("DEBUG")
     if context.obj is not None:
@@ -215,5 +215,5 @@ def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLM
 
     engine = LLMEngine.from_args(args)
     gc.collect()
-    gc.freeze()  # without this a collection looks through everything that was loaded: 100 ms, every 200 steps
+    gc.freeze()  # otherwise each garbage collection visits all that was loaded: 100 ms, every 200 steps
     return engine

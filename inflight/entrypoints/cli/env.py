@@ -1,6 +1,6 @@
 """`inflight env`: versions, processor, memory, GPUs, the torch build and the models that can be served, for bug reports.
 
-Facts are read from /proc and /sys. A fact that is not there is None; none is guessed.
+Facts are read from /proc and /sys. If the machine does not report a fact, it is None; no fact is guessed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PACKAGES = (
     "typer",
     "tqdm",
 )
-# What the choice of kernels depends on: vector width, dot products in bfloat16 and int8, matrix tiles.
+# Processor flags that the choice of kernels depends on: vector width, dot products in bfloat16 and int8, matrix tiles.
 CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
@@ -128,7 +128,7 @@ def _memory(meminfo: str) -> dict[str, Any]:
 
 
 def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
-    """What the driver reports, and why device="cuda" cannot be used, if it cannot."""
+    """What the driver reports, and, if device="cuda" cannot be used, the reason."""
     try:
         facts = read_facts()
     except ConfigError as error:

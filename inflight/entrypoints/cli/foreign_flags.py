@@ -1,4 +1,4 @@
-"""Flags of other engines, vLLM's above all: another name of one of our options, a flag without effect, or a refused one.
+"""Flags of other engines, mostly vLLM's. Each is another name of one of our options, has no effect here, or is refused.
 
 The tables are the source of docs/from-vllm.md. A flag with `=` takes a value, one with `+` one or more, and `*` stands for any
 text. Each boolean flag --name has a form --no-name, too.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# Their flag, and ours with the same meaning. Those with [] take a JSON list; our option is repeated for each entry.
+# Flag of another engine -> our flag with the same meaning. A flag with [] takes a JSON list; ours is repeated for each entry.
 SAME = {
     "-q": "--quantization",
     "-n": "--nnodes",
@@ -32,7 +32,7 @@ SAME = {
     "--allowed-headers[]": "--allowed-header",
 }
 
-# Their value of one of our options, and our value with the same meaning.
+# Value that another engine has for one of our options -> our value with the same meaning.
 SAME_VALUES = {
     "--dtype half": "float16",
     "--dtype float": "float32",
@@ -40,7 +40,7 @@ SAME_VALUES = {
     "--kv-cache-dtype fp8_e4m3": "fp8",
 }
 
-# The reason why flags have no effect here, and the flags.
+# Reason -> the flags that have no effect here for this reason.
 NO_EFFECT = {
     "tool calls are always read; --tool-call-parser says how": "--enable-auto-tool-choice",
     "thinking is always read; --reasoning-parser says how": "--enable-reasoning",
@@ -116,7 +116,7 @@ NO_EFFECT = {
         --cohere-format= --cohere-is-reasoning-model --anthropic-disabled-thinking-effort=""",
 }
 
-# The reason why flags are refused, and the flags.
+# Reason -> the flags that are refused for this reason.
 REFUSED = {
     "LoRA adapters are not served": """
         --enable-lora --lora-* --max-lora* --max-cpu-loras --fully-sharded-loras --default-mm-loras --specialize-active-lora
@@ -212,7 +212,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
-        if "=" in flag:  # a flag without a value that is a value of ours
+        if "=" in flag:  # our option with this value is equivalent to a flag without a value
             flag, equals, value = flag.partition("=")
         is_list = flag.endswith("[]")
         flag = flag.removesuffix("[]")
@@ -242,7 +242,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
 
 
 def _translate(flag: str, own: Collection[str]) -> str:
-    """Our flag with the same meaning, with "[]" if the value is a list; or the flag as it is."""
+    """Our flag with the same meaning, with "[]" if the value is a JSON list; the flag itself if it has no other name here."""
     if flag in own:
         return flag
     for theirs, ours in SAME.items():
@@ -255,7 +255,7 @@ def _translate(flag: str, own: Collection[str]) -> str:
 
 
 def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
-    """The flag of another engine that has no effect here; None: it is none that is known.
+    """The flag of another engine that has no effect here; None if the flag is not known.
 
     Raises:
         ConfigError: the flag is refused.
@@ -265,7 +265,7 @@ def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
         raise ConfigError(f"{flag} is not supported: give {name} one JSON object with all fields")
     foreign = _find(name)
     if foreign is None and (switch := _find(name.replace("--no-", "--", 1))) is not None and not switch.arity:
-        return switch  # to switch off what there is not
+        return switch  # it switches off a feature that does not exist here
     if foreign is not None and foreign.is_refused:
         raise ConfigError(f"{flag} is not supported: {foreign.reason}")
     return foreign
@@ -276,7 +276,7 @@ def _find(name: str) -> _Flag | None:
 
 
 def _json_list(text: str) -> list[str]:
-    """The entries of a JSON list of texts. Another text is the only entry."""
+    """The entries of a JSON list of texts. A text that is no such list becomes the only entry."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`inflight generate`: prompts from the command line, or any number of them from a JSON-lines file that can be resumed."""
+"""`inflight generate`: runs prompts of the command line, or of a JSON-lines file of any length; such a run can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
 INTERRUPTED = 130  # the exit code that a shell reports for a process that SIGINT ended
-NOTHING_RUN = 2  # no row of the input could be run
+NOTHING_RUN = 2  # the exit code if no row of the input could be run
 
 EPILOG = """\b
 Examples:
@@ -54,7 +54,9 @@ def generate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where results of --input go; - (the default) prints.", metavar="FILE"),
+        typer.Option(
+            "--output", "-o", help="File for the results of --input; - (the default) prints them.", metavar="FILE"
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start --output anew instead of going on with it.")
@@ -77,12 +79,12 @@ def generate(
     """Generate text, for a few prompts or for a file of them.
 
     A row of --input is a JSON object with one of "prompt" (text), "prompt_token_ids" or "messages" (a chat), and
-    optionally "id", "tools" and "params" (sampling parameters over those of the command line).
+    optionally "id", "tools" and "params" (sampling parameters that replace those of the command line).
 
     A row of --output has the line number and the id of its input row, and "outputs", or "error" if the row could not be run.
     Results are written when they are ready, not in order. If the command is started again, it skips the rows that have a
-    result (found by id, else by line number), so an interrupted run goes on where it stopped. The exit code is 2 if no row
-    could be run.
+    result (found by id, or without an id by line number), so an interrupted run goes on where it stopped. The exit code is 2
+    if no row could be run.
     """
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
     check_sampling(sampling)

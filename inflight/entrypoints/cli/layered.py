@@ -1,4 +1,4 @@
-"""`LayeredCommand`: reads options from flags, the environment and a file, and reports all that is wrong at once.
+"""`LayeredCommand`: reads options from flags, the environment and a file, and reports all problems at once.
 
 A value is taken from the first of these that has one: the command line, the environment (PREFIX_ and the option's name in
 capitals), the file of `--config`, the default. A value has the same format in all of them.
@@ -24,12 +24,13 @@ from inflight.setting import check_values
 _T = TypeVar("_T")
 
 _ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")  # how a ConfigError begins: port=70000 is not ...
-NOT_IN_ENVIRONMENT = frozenset({"check"})  # options that say what to do, not how
+NOT_IN_ENVIRONMENT = frozenset({"check"})  # this option says what the command does, not how the server runs
 NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 
 class LayeredCommand(GroupedHelp):
-    """The command has an option `config`. Its body looks at `problems_of`: an option with a wrong value has its default."""
+    """The command must have an option `config`. If a value is wrong, the option has its default, and the command's body must
+    look at `problems_of`."""
 
     ends_at_problems = False
 
@@ -37,7 +38,7 @@ class LayeredCommand(GroupedHelp):
         super().__init__(*args, **kwargs)
         for parameter in self.params:
             if parameter.param_type_name == "option":
-                parameter.show_envvar = False  # type: ignore[attr-defined]  # one rule names them all
+                parameter.show_envvar = False  # type: ignore[attr-defined]  # the help states one rule for all variables
                 parameter.allow_from_autoenv = parameter.name not in NOT_IN_ENVIRONMENT  # type: ignore[attr-defined]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
@@ -64,7 +65,7 @@ class LayeredCommand(GroupedHelp):
         return _where(ctx, parameter.name)
 
     def _read_variables(self, ctx: Any) -> None:  # Any: as above
-        """Warn of variables that name no option. Remove those of Kubernetes, as INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
+        """Warn of variables that name no option. Remove Kubernetes' variables, such as INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
         prefix = f"{ctx.auto_envvar_prefix}_"
         for name in envs.kubernetes_variables(os.environ, prefix):
             note = f"{name}={os.environ.pop(name)!r} was set by Kubernetes for a Service of this name; it is ignored"
@@ -92,10 +93,10 @@ def source_of(context: typer.Context, name: str) -> str:
 def checked(
     context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]
 ) -> _T | None:  # Any: checked here
-    """`kind` with these values. Problems are added to `problems_of`, each with the source of the value.
+    """Make `kind` of these values. Problems are added to `problems_of`, each with the source of the value.
 
-    If there are problems, it is `kind` with the right values only, so that these can be judged further. None if these
-    contradict each other.
+    If values are wrong, the result has only the right ones, so that later checks can use them. If the right values contradict
+    each other, the result is None.
     """
 
     def add_source(match: re.Match[str]) -> str:

@@ -40,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback is a defect of Inflight; as plain text it can be pasted
+    pretty_exceptions_enable=False,  # a traceback means a bug in Inflight; plain text can be pasted into an issue
     context_settings=HELP_SETTINGS,
 )
 bench_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -83,6 +83,6 @@ def inflight_options(
 
 
 def main() -> None:
-    """What `pyproject.toml` installs as `inflight`."""
+    """The function that the script `inflight` calls (see `pyproject.toml`)."""
     open_standard_streams()
     app()

@@ -16,15 +16,15 @@ NO_BOUND = "none"
 
 @dataclass(frozen=True)
 class Options:
-    """Marks a parameter of a command that is replaced by options. Its value is a dictionary with the values of the options by
-    the names of their fields, not checked.
+    """Marks a parameter of a command that is replaced by options. Its value is a dictionary: name of a field -> value of the
+    option, not checked.
 
     Attributes:
         kind: a class of settings. Each setting that has a group is an option. If the class has no settings, each field is an
             option, annotated as typer reads it.
         only: the names of the fields to take. Empty: all.
         required: the names of the fields whose options the user must give.
-        only_given: leave out of the dictionary what was not given.
+        only_given: the dictionary has only the options that were given.
     """
 
     kind: type
@@ -37,7 +37,7 @@ class Options:
         return [each for each in found if each.group and (not self.only or each.name in self.only)]
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """What typer makes options from, by the names of the fields."""
+        """Name of a field -> the parameter from which typer makes its option."""
         if settings := self.settings():
             return {each.name: self._parameter(each) for each in settings}
         hints = get_type_hints(self.kind, include_extras=True)
@@ -49,7 +49,7 @@ class Options:
         }
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:  # Any: the settings' values
-        """By the names of the fields. `given`: by the names of the options."""
+        """Name of a field -> value. `given`: name of an option -> value."""
         found = {name: given[option.name] for name, option in self.parameters().items() if option.name in given}
         lists = {each.name for each in self.settings() if each.element is not None}
         return {

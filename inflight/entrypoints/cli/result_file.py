@@ -68,7 +68,7 @@ class ResultFile:
         for number, line in enumerate(self._file, 1):
             result = _parse_result(line)
             if result is None and not line.endswith(b"\n"):
-                break  # the half line of a run that was killed: its row is run again
+                break  # a killed run has left this half line: its row is run again
             if result is None:
                 raise ConfigError(
                     f"--output {path}, line {number}, is not a result of inflight generate; choose another file, "

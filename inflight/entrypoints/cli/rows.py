@@ -59,8 +59,8 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         row = parse_row(number, line)
         if row.id is not None:
             first = rows_by_id.setdefault(row.id, number)
-            if first != number:  # without its id, which belongs to the result of the other row
-                row = Row(number, None, {}, f"id {row.id!r} is the one of row {first} already; give each its own")
+            if first != number:  # leave out the id: it belongs to the result of the other row
+                row = Row(number, None, {}, f"row {first} has the id {row.id!r} already; give each row its own id")
         yield row
 
 

@@ -24,8 +24,8 @@ Examples:
   inflight serve ./my-model --port 9000 --served-model-name my-model
   inflight serve --config serve.yaml --check
 
-Every option may also stand in the environment, as INFLIGHT_SERVE_MAX_MODEL_LEN, or in the file of --config, as
-max_model_len: 4096. The command line goes before the environment, and that before the file. docs/serving.md has more.
+Every option may also be set in the environment, as INFLIGHT_SERVE_MAX_MODEL_LEN, or in the file of --config, as
+max_model_len: 4096. The command line overrides the environment, and both override the file. docs/serving.md has more.
 """
 
 
@@ -34,11 +34,11 @@ def serve(
     context: typer.Context,
     given_model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="PATH", is_eager=True, help="YAML file with options by their names.")
+        str | None, typer.Option(metavar="PATH", is_eager=True, help="YAML file: option names and values.")
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only report everything that is wrong, reading no weights: exit code 0 or 2."),
+        typer.Option("--check", help="Report all wrong options, and end. Reads no weights. Exit code 0 or 2."),
     ] = False,
     verbose: Verbose = False,
     *,
@@ -55,7 +55,7 @@ def serve(
             problems.append(str(error))
     if given_model is not None:
         if engine["model"] != given_model and source_of(context, "model") == "COMMANDLINE":
-            problems.append(f"the model is {given_model!r}, and with --model {engine['model']!r}: give one")
+            problems.append(f"the model is {given_model!r}, and --model is {engine['model']!r}: give one")
         engine["model"] = given_model
     settings = checked(context, ServerSettings, server)
     args = checked(context, EngineArgs, engine)

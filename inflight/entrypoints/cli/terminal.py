@@ -1,4 +1,4 @@
-"""What commands do with a terminal: show completions while they grow, stop at Ctrl-C, open missing standard streams."""
+"""The terminal: `CompletionPrinter` shows growing completions, `InterruptFlag` handles Ctrl-C; opening standard streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TextStream:
 
 
 class CompletionPrinter:
-    """Prints the completions of several prompts in the order of the prompts, in whatever order they end.
+    """Prints the completions of several prompts in the order of the prompts, even if later ones end first.
 
     The current prompt is streamed if it has one completion. If there are several prompts, each has a header.
     """
@@ -99,9 +99,9 @@ class InterruptFlag:
 
 
 def open_standard_streams() -> None:
-    """Open empty standard streams if the command was started with closed ones, as some daemons are.
+    """Open /dev/null for standard streams that are closed, as in commands that some daemons start.
 
-    Otherwise the next files and sockets take their numbers, and a child's output goes into a client's connection.
+    Otherwise the next file or socket would get the number of a standard stream, and a child's output would go into it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

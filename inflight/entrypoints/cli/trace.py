@@ -40,7 +40,7 @@ def trace(
     workloads: WorkloadOptions,
     engine: EngineArgs,
 ) -> None:
-    """Run workloads (default: decode8) and show, step by step, who did what: the last 1,000 steps or so.
+    """Run workloads (default: decode8) and show what the engine and the ranks did in each of the last 1,000 steps or so.
 
     Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while they
     were busy. The requests are those of `inflight bench offline`. A warm-up comes first and is not counted.

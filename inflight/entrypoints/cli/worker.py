@@ -15,14 +15,14 @@ Example, with INFLIGHT_CLUSTER_TOKEN set to the same secret on both machines:
   node 0:  inflight generate -m /models/m -p Hello -tp 2 --nnodes 2 --master-address 10.0.0.1
   node 1:  inflight worker -tp 2 --nnodes 2 --node-rank 1 --master-address 10.0.0.1
 
-The model must be in the same folder on all nodes. Node 0 sends everything else. The command ends with the engine.
+The model must be in the same folder on all nodes. Node 0 sends all other settings. The command ends when the engine ends.
 """
 
 
 @command
 def worker(*, sizes: Annotated[dict[str, Any], Options(EngineArgs, only=_SIZES, required=_SIZES[:3])]) -> None:
     """Run this node's ranks of an engine that is split over several machines."""
-    EngineArgs(**{**sizes, "node_rank": 0})  # checks the bounds; `NodeArgs` checks the rank
+    EngineArgs(**{**sizes, "node_rank": 0})  # checks the bounds of all sizes but node_rank, which `NodeArgs` checks
     from inflight.executor.node import NodeArgs, run_node  # loads numpy, which `--help` does not need
 
     run_node(NodeArgs(**sizes))

@@ -1,8 +1,8 @@
 """The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
 Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The figure is output tokens per second; for
-`prefill*` it is prompt tokens per second. The figures of `decode*` in `LONG` include the time of the prompts, so compare them
-between engines only.
+`prefill*` it is prompt tokens per second. The figures of `decode*` in `LONG` include the time of the prompts. So compare them
+between engines, not with other workloads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inflight.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-MAX_TOKEN_ID = 3900  # excluded; smaller vocabularies lower it
+MAX_TOKEN_ID = 3900  # ids are below it; a smaller vocabulary lowers it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ BY_NAME = {workload.name: workload for workload in (*STANDARD, *LONG)}
 
 
 def select(names: str) -> list[Workload]:
-    """ "decode1,prefill", "all" (the standard ones) or "long", each once and in the order given.
+    """The workloads of "decode1,prefill", "all" (the standard ones) or "long": each one once, in the given order.
 
     Raises:
         ValueError: there is no such workload.

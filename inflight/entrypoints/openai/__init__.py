@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface: request models, one validated request, answers streamed or whole."""
+"""OpenAI's HTTP interface: request models, what they become when they are checked, and answers, streamed or whole."""

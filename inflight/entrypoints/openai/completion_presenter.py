@@ -25,7 +25,7 @@ class CompletionPresenter(Presenter):
         super().__init__(answer_id, request, fingerprint, tokenizer)
         self._prompts, self._n = request.prompts, request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice, from its first output on
-        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt: a stream brings them once
+        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt: a stream delivers them only once
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         choices = self._choices(prompt_index, output)
@@ -38,7 +38,7 @@ class CompletionPresenter(Presenter):
         return self._body(choices, outputs)
 
     def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
-        if self._presentation.prompt_only:  # hide the token that was drawn only because the engine draws one
+        if self._presentation.prompt_only:  # hide the one token: the engine always draws at least one
             for choice in output.outputs:
                 choice.text, choice.token_ids, choice.stop_reason = "", [], None
                 choice.logprobs = None if choice.logprobs is None else []

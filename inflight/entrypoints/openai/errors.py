@@ -34,11 +34,11 @@ from inflight.sampling_params import CONSTRAINTS
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
-_KEPT_END = 200  # characters that a message which is cut keeps at its end, which mostly says what is wrong
+_KEPT_END = 200  # characters kept at the end of a message that is cut: the end mostly says what is wrong
 MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
-_WORDS = {  # for those of pydantic's errors whose text is about Python, or does not say what to do
+_WORDS = {  # replace pydantic's texts that are about Python, or that do not say what to do
     "model_attributes_type": "input should be a JSON object",
     "model_type": "input should be a JSON object",
     "dict_type": "input should be a JSON object",
@@ -49,7 +49,7 @@ _WORDS = {  # for those of pydantic's errors whose text is about Python, or does
 _PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
 _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
-# the fields by which a request constrains the text; tools do so, too
+# the fields with which a request constrains the text
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
 _MAX_COMPARED = 100  # errors of one request, because each is compared with each
 

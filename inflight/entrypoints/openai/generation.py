@@ -99,10 +99,10 @@ def _shows_logprobs(request: ProcessedRequest) -> bool:
 
 
 def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:
-    """Refuse an answer that would hold too many at once: each takes some 200 bytes. A stream holds only a few at a time.
+    """Refuse an answer that would hold too many log-probabilities at once: each takes about 200 bytes. A stream holds few.
 
     Raises:
-        InvalidRequestError: there may be too many.
+        InvalidRequestError: the answer may hold too many.
     """
     total = 0
     for request in requests:

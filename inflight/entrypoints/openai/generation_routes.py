@@ -61,7 +61,7 @@ def _respond(
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
-    """Everything is done inside the response, rendering and tokenising too: there it is seen when the client leaves."""
+    """The response does all the work, also rendering and tokenising, because it can cancel the work when the client leaves."""
     ignored = server.ignored_fields.take_out(body)
 
     async def start() -> tuple[list[OutputStream], Presenter, bool]:
@@ -100,7 +100,7 @@ def _respond(
 
 
 def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
-    """FastAPI adds the schema of `whole` to application/json. The description is all that is said of events."""
+    """FastAPI adds the schema of `whole` to application/json. The description mentions the events of a stream."""
     return {
         "model": whole,
         "description": f"A {whole.__name__}; with stream, events of {chunk.__name__}, then [DONE].",

@@ -34,7 +34,7 @@ def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> TopLog
 
 
 def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
-    """The token in UTF-8. If the token is part of a character, its text does not have these bytes."""
+    """The token's bytes in UTF-8. If the token is only a part of a character, its decoded text does not show these bytes."""
     if _REPLACEMENT not in text or tokenizer is None:
         return text.encode("utf-8")
     byte = tokenizer.byte_fallback(token_id)

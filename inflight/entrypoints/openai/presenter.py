@@ -100,7 +100,7 @@ class Presenter(ABC):
         }
         if self._top_logprobs is None and not self._presentation.prompt_logprobs:
             return to_json(answer)
-        # it may be large, and an encoder that is written in Python lets other threads run
+        # a body may be large; this encoder is written in Python and lets other threads run
         return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")
 
 

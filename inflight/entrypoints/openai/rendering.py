@@ -23,7 +23,7 @@ async def render_messages(
     """The prompt's token ids. `body` has messages; `tools` is what `plain_tools` returns.
 
     Raises:
-        InvalidRequestError: the template refuses them, or a template of the request's own is not allowed.
+        InvalidRequestError: the template refuses the messages, or requests may not have a template.
         TokenizerError: the request's own template is no valid Jinja, or needs too much time or memory.
     """
     engine, chat_template = server.engine, body.chat_template
@@ -59,7 +59,7 @@ async def _render_calls(
     render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
 ) -> str:
     """Render `messages`. If arguments are no JSON object, the template gets them as text if it writes this text unchanged;
-    otherwise it gets an object. Most templates convert to JSON what they get, so text would become a quoted string."""
+    otherwise it gets an object. Most templates convert arguments to JSON, so text would become a quoted string."""
 
     def read_malformed() -> None:
         for function in malformed:
@@ -77,5 +77,5 @@ async def _render_calls(
 
 
 def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    """As they were given: a template writes what is there. An empty list is none."""
+    """The tools with the fields that the request gave, because a template writes all fields. None for an empty list."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None

@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 @with_config(ConfigDict(extra="forbid"))
 class Body(TypedDict):
-    """It has the members that are declared, and no others."""
+    """An object has the members that its class declares, and no others."""
 
 
 class PromptTokensDetails(Body):
@@ -156,7 +156,7 @@ class CompletionChoice(Body):
 
 
 class Completion(Answer):
-    """Of a stream: one choice, and the usage only if the client asks for it."""
+    """In a stream, an event has one choice, and the usage only if the client asks for it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]

@@ -1,4 +1,4 @@
-"""`ApiServer`: what all endpoints share: the engine, the settings, the model's names. And a request's id and deadline."""
+"""`ApiServer`: the engine, settings and model names that all endpoints share. Functions for a request's id and deadline."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ApiServer:
     """Immutable, except for the names that `ignored_fields` has logged.
 
     Attributes:
-        metrics: None: nothing is counted.
+        metrics: counts requests; None: nothing is counted.
         model_names: the names of the one model; answers to requests without a name have the first.
-        request_log: None: no requests are logged.
+        request_log: writes a line when a request begins or ends; None: requests are not logged.
         templates: renders chat templates of requests; None: requests may not have any.
         parsers: of tool calls and reasoning, as the settings or the chat template say.
         ignored_fields: removes and reports unknown fields.

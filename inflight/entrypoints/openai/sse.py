@@ -47,7 +47,7 @@ class EventStream:
     """The status line is sent with the first event: until then the answer can still be an error with its own status.
 
     Args:
-        headers: more of them, for the response.
+        headers: further headers of the response.
         keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes a stream that waits
             in the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
             comments.

@@ -16,17 +16,17 @@ from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
-# Parsing a body and checking it with pydantic hold the GIL; these limits cap for how long.
+# Parsing a body and checking it with pydantic hold the GIL. These limits bound the time.
 MAX_VALUES = 2**18  # of one body
 MAX_KEYS = 4096  # of one object
 _SLICE = 2**18  # bytes that are searched in one call
 _STRING = re.compile(
     rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL
-)  # without an end it goes on to the end of the body, so the search is linear
+)  # a string without an end is matched to the end of the body, so that the search takes linear time
 
 
 class JsonRoute(APIRoute):
-    """The app's state has the `request_timeout`, see `within_deadline`."""
+    """The state of the app must have `request_timeout`: see `within_deadline`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -36,7 +36,7 @@ class JsonRoute(APIRoute):
             if not has_body:
                 return await handle(request)
             _check_content_type(request)
-            # while the body arrives, is parsed and checked; the response observes the deadline by itself
+            # the deadline while the body arrives, is parsed and checked; later the response itself watches the deadline
             async with within_deadline(request):
                 return await handle(_StrictRequest(request.scope, request.receive))
 

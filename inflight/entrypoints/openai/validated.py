@@ -48,7 +48,7 @@ class ValidatedRequest:
     """A request that is rendered, tokenised, and checked except against the engine's limits.
 
     Attributes:
-        params: of every prompt.
+        params: the parameters of all prompts.
         thinks_first: the model may think before it answers, so a grammar starts only after the thinking.
     """
 

@@ -21,7 +21,7 @@ from inflight.entrypoints.serve.spellings import SENT_METHOD
 logger = logging.getLogger(__name__)
 
 _MAX_PATH = 256
-MAX_LINES = 10_000  # that may wait to be written: some seconds of a busy server
+MAX_LINES = 10_000  # lines that may wait to be written: a few seconds of a busy server
 STDOUT = 1
 _NOT_LOGGED = PROBES | {"/metrics"}
 CLIENT_CLOSED = 499  # nginx's number for a client that left before the response began
@@ -88,7 +88,7 @@ class AccessLog:
 
 class LineWriter:
     """Writes lines on a thread of its own, so that no stream waits while nobody reads them. If MAX_LINES wait already, or if
-    nobody reads any more, a line is dropped and counted. The log has the first drop, and at the end their number.
+    nobody reads any more, a line is dropped and counted. The first drop is logged, and at the end the number of dropped lines.
 
     It writes to the descriptor, not to sys.stdout: while a pipe is full, the lock of sys.stdout would be held.
     """

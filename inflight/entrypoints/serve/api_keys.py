@@ -45,8 +45,8 @@ class ApiKeys:
     """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
 
     Args:
-        keys: they stay.
-        file: has further keys, which `read_file_again` replaces.
+        keys: they stay until the process ends.
+        file: has further keys; `read_file_again` replaces these.
 
     Raises:
         ConfigError: as `read_key_file`.

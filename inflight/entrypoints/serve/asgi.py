@@ -12,7 +12,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Operators ask these how the server is: without a key, by any name of the host, and without a line in the log.
+# Operators and load balancers probe these paths. They need no key, accept any host name, and leave no line in the access log.
 PROBES = frozenset({"/health", "/live", "/ping", "/ready"})
 RETRY_AFTER_SECONDS = 5
 

@@ -56,7 +56,7 @@ def model_problems(args: EngineArgs) -> list[str]:
 
 
 def _find_model(args: EngineArgs) -> Path:
-    """The folder or GGUF file. Of a hub's model only the small files are fetched, but a GGUF file is fetched whole."""
+    """The folder or GGUF file. From the hub, only the small files of a model are fetched, but a GGUF file is fetched whole."""
     if args.model is None or Path(args.model).expanduser().exists() or ":" in args.model:
         return resolve_model_folder(args.model, args.revision)
     folder = resolve_tokenizer_folder(args.model, args.revision)

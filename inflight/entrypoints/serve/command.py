@@ -49,7 +49,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
             else:
                 supervisor = importlib.import_module(
                     "inflight.entrypoints.serve.supervisor"
-                )  # needed for several front ends only
+                )  # imported only for several front ends
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
             # Exit without waiting for threads that still run. No process that this one started outlives it.
             listener.close()

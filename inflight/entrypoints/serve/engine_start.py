@@ -1,6 +1,6 @@
 """`start`: starts the engine, its observers and the app.
 
-Its imports take long, so it is imported when the server answers already.
+Its imports take long, so it is imported when the server can already answer probes.
 """
 
 from __future__ import annotations

@@ -71,10 +71,10 @@ class FrontEndStart:
 
 
 class Control:
-    """The front end's end of the socket, on its event loop. Orders to stop reach `shutdown`.
+    """The front end's side of the socket, on its event loop. It passes orders to stop to `shutdown`.
 
     Attributes:
-        engine_socket: once it has come.
+        engine_socket: the socket to the engine, once the command has sent it.
         opened: set by the order to take requests.
     """
 
@@ -153,7 +153,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
 
 
 def _exit(code: int) -> NoReturn:
-    if code == EXIT_COMMAND_GONE:  # it cannot remove the folder of the metrics any more
+    if code == EXIT_COMMAND_GONE:  # the command is gone and cannot remove the folder of the metrics
         shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()

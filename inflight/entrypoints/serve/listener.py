@@ -63,7 +63,8 @@ class Listener:
 
 
 def _allow_files(count: int) -> None:
-    """The default of many systems is 1024. Connections beyond it are not refused: they wait until a file is closed."""
+    """Raise the limit of open files, which is 1024 on many systems. Connections beyond it are not refused: they wait until a
+    file is closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return

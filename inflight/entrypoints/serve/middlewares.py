@@ -6,10 +6,10 @@ ProxyHeaders     uvicorn's: the address of the client, as trusted proxies tell i
 Spellings        gives all that follow one spelling of each path and method
 RequestIds       every response, also a refusal, has an id ...
 AccessLog        ... and a line in the log, and counts in the metrics
-SizeLimits       before anything reads what was sent
+SizeLimits       bounds headers and bodies, before any other part reads the body
 AllowedHosts     before CORS: a page under a foreign name learns nothing from preflights
 CORS             browsers read a refusal only with its headers; preflights end here
-Authentication   nothing behind it is reached without a key, not even the fact that a route exists
+Authentication   a client without a key learns nothing of the rest, not even which routes exist
 Gate             starting, draining, dead: 503
 the app
 """
@@ -31,7 +31,7 @@ from inflight.entrypoints.serve.size_limits import SizeLimits
 from inflight.entrypoints.serve.spellings import Spellings
 
 REQUEST_ID_HEADER = b"x-request-id"
-# The id is written to logs, traces and the response's header: it is short, and none of them takes a part of it for markup.
+# The id is written to logs, traces and the response's header: it is short, and has no characters with a meaning in them.
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_SHOWN = 100  # characters of a refused name
 
@@ -43,8 +43,8 @@ def wrap(
     lines: LineWriter | None = None,
     keys: ApiKeys | None = None,
 ) -> ASGIApp:
-    """The app behind all of them. Without `lines` there is no access log, whatever the settings say. Without `keys` those of
-    the settings count."""
+    """The app behind all of them. Without `lines` there is no access log, whatever the settings say. Without `keys` the keys
+    of the settings are used."""
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     app = Authentication(app, keys, metrics_public=settings.metrics_public)
     if settings.allowed_origins:

@@ -120,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await(self.settings.header_timeout)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # else it is a trailer
+        if self._is_in_head:  # otherwise the header is a trailer
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -4,7 +4,7 @@ listen           the gate answers: /live 200, everything else 503
 start            the engine starts meanwhile; then requests pass through the gate to the app
 shutdown         new requests are refused; running ones have `shutdown_timeout` seconds; after that each of them is ended
                  with its last event; connections are closed, the engine ends, the exit code is 0
-cut              connections are cut, the engine ends, the exit code is that of the cut
+cut              connections are cut, the engine ends, the exit code is the one given to `Shutdown.cut_now`
 the engine dies  every stream gets an error as its last event, and `run` raises the reason
 """
 
@@ -173,7 +173,7 @@ class Server:
         await http
 
     async def _unless(self, event: asyncio.Event, work: Awaitable[_T]) -> _T | None:
-        """The result of `work`; None if `event` is set first: then `work` is cancelled, and except in a cut its end awaited."""
+        """The result of `work`. If `event` is set first: None, and `work` is cancelled and, except in a cut, awaited."""
         task = asyncio.ensure_future(work)
         waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._shutdown.cut.wait())]
         try:

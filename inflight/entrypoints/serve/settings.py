@@ -1,4 +1,4 @@
-"""`ServerSettings`: how the server listens, whom it lets in, and what it bounds. The engine's own are `EngineArgs`."""
+"""`ServerSettings`: how the server listens, whom it lets in, and what it bounds. The engine's settings are `EngineArgs`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServerSettings:
     """What the operator decides. Each field is also an option of `inflight serve`.
 
     Raises:
-        ConfigError: names everything that is wrong, not just the first.
+        ConfigError: its message names all wrong settings, not only the first one.
     """
 
     host: str = _server("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", metavar="HOST")
@@ -161,7 +161,7 @@ class ServerSettings:
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
     def __post_init__(self) -> None:
-        # A combination is judged only where its parts are what they should be.
+        # Combinations are checked only if each value by itself is right.
         if problems := list(check_values(ServerSettings, vars(self)).values()) or list(self._conflicts()):
             raise ConfigError("; ".join(problems))
 

@@ -1,4 +1,4 @@
-"""`Shutdown`: the first signal lets running requests end, the second one cuts the connections.
+"""`Shutdown`: after the first signal running requests may end; the second signal cuts the connections.
 
 If the shutdown hangs, faulthandler's thread, which needs neither the event loop nor the GIL, prints the stack of every thread
 and ends the process with exit code 1.

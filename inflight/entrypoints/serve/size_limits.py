@@ -12,9 +12,9 @@ LINGER_SECONDS = 2.0  # in which a client can send the rest of a body that is re
 
 
 class SizeLimits:
-    """Too large headers are a 431. A too large body is a 413: at once if its length is announced, else when it gets too large.
-    A body is a 503 if there is no room for it beside the bodies of other requests. After a refusal `receive` reports a
-    disconnect, and what the app sends is dropped.
+    """If headers are too large, the answer is a 431. If a body is too large, it is a 413: at once if its length is announced,
+    else when it passes the limit. If the bodies of other requests leave no room for a body, it is a 503. After a refusal
+    `receive` reports a disconnect, and what the app sends is dropped.
 
     A body counts from its first byte until its request is answered, because the app may keep it until then.
     """

@@ -8,7 +8,7 @@ SENT_METHOD = "sent_method"  # key in scope["state"] of the method that the clie
 
 
 class Spellings:
-    """The outermost middleware, so that all others see the same path and method as the app.
+    """Only uvicorn's ProxyHeaders is further out, so all our other middlewares see the same path and method as the app.
 
     uvicorn keeps the original scope, with HEAD as the method, and therefore sends no body.
     """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CUT_GRACE_SECONDS = 2.0  # a front end leaves the engine CUT_SECONDS, and has so much more for its own end
+CUT_GRACE_SECONDS = 2.0  # a front end leaves the engine CUT_SECONDS, and then has this time for its own end
 LAST_SECONDS = 2.0  # in which a front end must exit after its last message
 
 
@@ -111,7 +111,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     Raises:
         ConfigError, EngineError: the engine or a front end could not start, or has died.
     """
-    # the front ends have END_SECONDS, and then the engine has as much
+    # the front ends have END_SECONDS to end; after that the engine has the same time
     shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)
     front_ends: list[FrontEndProcess] = []
     engine: EngineProcess | None = None

@@ -1,7 +1,7 @@
 """`TemplateProcesses`: renders chat templates of requests in processes, which the kernel ends when their time is over.
 
 Jinja's sandbox limits what a template can access, but not how long it runs: one line of text can hold eight nested loops of a
-thousand rounds each, and a thread that runs them cannot be stopped. A process can: such a template ends its own request only.
+thousand rounds each, and a thread that runs them cannot be stopped. A process can: then only its own request ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that may wait for a process
 START_SECONDS = 30.0  # in which a process must start
 WALL_FACTOR = 5  # a job may last this many times its processor time, in case the machine is busy
-MAX_ANSWER_BYTES = 2**31  # more than the process has memory
+MAX_ANSWER_BYTES = 2**31  # no answer is longer: the process has less memory
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
 

@@ -10,7 +10,7 @@ from inflight.errors import ConfigError
 
 
 def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """None without a certificate.
+    """The TLS context for the settings; None if they name no certificate.
 
     Raises:
         ConfigError: a file is missing or not PEM, or the key does not belong to the certificate.
@@ -51,7 +51,7 @@ def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> Non
     Raises:
         ConfigError: a file is wrong; `context` is unchanged.
     """
-    # if `load_cert_chain` failed for `context`, that would have the new certificate with the old key: so test the files first
+    # if `load_cert_chain` failed, `context` would have the new certificate and the old key: so test the files first
     make_ssl_context(settings)
     assert settings.ssl_certfile is not None
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)

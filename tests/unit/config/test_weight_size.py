@@ -128,7 +128,7 @@ def test_weights_that_do_not_fit_are_refused_with_what_to_do() -> None:
         "pipeline_parallel_size, or use a larger GPU"
     )
     assert "; raise gpu_memory_utilization=0.5, set" in refusal(15 * GIB, 12 * GIB, 23 * GIB, 0.5)
-    assert "; end what else uses the GPU, set" in refusal(15 * GIB, 10 * GIB, 10 * GIB)
+    assert "; end other programs that use the GPU, set" in refusal(15 * GIB, 10 * GIB, 10 * GIB)
 
 
 def test_weights_that_fit() -> None:

@@ -154,7 +154,7 @@ def test_an_id_may_stand_once(tmp_path: Path) -> None:
     run(FakeEngine(), source, target)
     results = read_results(target)
     assert results[1]["outputs"][0]["text"] == "x!"
-    assert results[2] == {"row": 2, "error": "id 'a' is the one of row 1 already; give each its own"}
+    assert results[2] == {"row": 2, "error": "row 1 has the id 'a' already; give each row its own id"}
     # killed between the two, whichever came first, the other one is still to do
     lines = target.read_text().splitlines()
     for line in lines:
