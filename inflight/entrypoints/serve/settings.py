@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ _SIZE = {"metavar": "BYTES", "parse": parse_bytes}
 _PATH = {"metavar": "PATH"}
 
 LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
 
@@ -206,8 +208,11 @@ class ServerSettings:
         return LOCAL_HOSTS if is_unguarded else ("*",)
 
     def _conflicts(self) -> Iterator[str]:
-        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            yield f"root_path={self.root_path!r} does not begin with a slash, or ends with one: give one like '/llm'"
+        if self.root_path and not _PREFIX.fullmatch(self.root_path):
+            yield (
+                f"root_path={self.root_path!r} is not a path like '/llm' or '/models/llm': each part begins with a slash and has "
+                "only letters, digits and ._~-"
+            )
         yield from key_problems(self.api_keys)
         if not all(map(_is_network, self.trusted_proxies)):
             yield (
