@@ -210,7 +210,7 @@ class ServerSettings:
     def _conflicts(self) -> Iterator[str]:
         if self.root_path and not _PREFIX.fullmatch(self.root_path):
             yield (
-                f"root_path={self.root_path!r} is not a path like '/llm' or '/models/llm': each part begins with a slash and has "
+                f"root_path={self.root_path!r} is not a path like '/llm' or '/a/llm': each part begins with a slash, and has "
                 "only letters, digits and ._~-"
             )
         yield from key_problems(self.api_keys)
