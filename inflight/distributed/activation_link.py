@@ -27,7 +27,7 @@ class LinkSpec:
     split_bytes: int = SPLIT_BYTES
 
     def part(self, num_tokens: int, tp_rank: int) -> slice | None:
-        """The tokens that rank `tp_rank` sends, or None if a step of `num_tokens` tokens is not split."""
+        """Returns the tokens that rank `tp_rank` sends, or None if a step of `num_tokens` tokens is not split."""
         num_bytes = num_tokens * self.hidden_size * self.dtype.itemsize
         if self.tensor_parallel_size == 1 or num_bytes < self.split_bytes:
             return None
@@ -35,7 +35,7 @@ class LinkSpec:
         return slice(min(tp_rank * size, num_tokens), min((tp_rank + 1) * size, num_tokens))
 
     def part_size(self, num_tokens: int) -> int:
-        """Tokens of the largest part; the last ones may have fewer, or none."""
+        """Returns the tokens of the largest part; the last parts may have fewer tokens, or none."""
         return -(-num_tokens // self.tensor_parallel_size)
 
     def columns(self) -> Tensor:
@@ -55,7 +55,7 @@ class ActivationLink(ABC):
 
     Args:
         group: the ranks of this stage, for the gather; only this link uses it.
-        before, after: to the same tp_rank of the stage before and after; None at the ends of the pipeline.
+        before, after: channels to the same tp_rank of the stage before and after; None at the ends of the pipeline.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ActivationLink(ABC):
 
 
 def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
-    """Compare `spec` with that of the neighbours, over channels of the host.
+    """Compare `spec` with the neighbours' specs, over channels of the host.
 
     Raises:
         ConnectionError: the stage before has another model, or another configuration.

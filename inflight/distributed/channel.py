@@ -16,7 +16,7 @@ class Channel(ABC):
       tensor may be changed, `receive` until it is filled. They raise ConnectionError when the channel is closed or the peer is
       gone, and TimeoutError when it is silent for too long.
     - A channel between devices (`World.device_channel`) goes one way: one end only sends, the other only receives. Both launch
-      the transfer on the current stream, and return. What comes behind it on the stream may change the tensor, or read it. They
+      the transfer on the current stream, and return. Later work on this stream may change the tensor, or read it. They
       raise ConnectionError, or RuntimeError from torch, when the channel is closed.
     """
 
@@ -30,5 +30,5 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End every wait at this end, now and later, and tell the peer. A transfer that a device is in ends, its contents
+        """End every wait at this end, now and later, and notify the peer. A transfer that a device is in ends, its contents
         undefined. Idempotent, from any thread."""

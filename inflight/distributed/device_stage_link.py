@@ -63,13 +63,13 @@ def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slo
 
 
 class DeviceStageLink(ActivationLink):
-    """Its channels are those between devices; the neighbours have agreed on `spec`. `receive` and `send` launch, and return.
+    """Its channels are channels between devices; the neighbours have agreed on `spec`. `receive` and `send` launch, and return.
 
     The next `receive` overwrites, on the stream `compute`, what `receive` has returned. `send` reads its tensors on `compute`,
     so later kernels of that stream may change them.
 
     Args:
-        num_slots: of each direction.
+        num_slots: the number of slots in each direction.
 
     Attributes:
         arrived: [max_num_tokens, hidden_size], where there is a stage before. `receive` returns the first tokens of it, and

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class IntermediateTensors:
-    """Both [num_tokens, hidden_size], contiguous, in the engine's dtype.
+    """Two tensors, both [num_tokens, hidden_size], contiguous, in the engine's dtype.
 
     `delta` is the output of the last layer's MLP. The norm of the next layer adds it to `residual`, as it does within a stage.
     """
@@ -24,7 +24,7 @@ class IntermediateTensors:
         return IntermediateTensors(self.delta.new_empty(shape), self.residual.new_empty(shape))
 
     def padded(self, num_tokens: int) -> IntermediateTensors:
-        """These tokens, and behind them undefined ones, `num_tokens` together."""
+        """Returns these tokens followed by undefined ones, `num_tokens` in total."""
         if num_tokens == len(self.delta):
             return self
         padded = self.empty_like(num_tokens)

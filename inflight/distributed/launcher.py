@@ -1,7 +1,7 @@
 """How ranks that a launcher (torchrun) has started find each other: through a store that the launcher or rank 0 serves.
 
 Everybody who can connect to the store can read and write it, and torchrun's store listens on all interfaces. So the store does
-not hold the token that ranks need to connect to each other. It says how to find the token:
+not hold the token that ranks need to connect to each other. Instead, an entry describes how to find the token:
 
     on one machine         "file FOLDER": the token is in a folder that only this user can open, until all ranks have met
     on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
@@ -58,7 +58,8 @@ class LauncherMeeting:
             raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Where the workers meet, on rank 0's machine. To be called once: on rank 0 the result owns the listening socket."""
+        """Returns the address where the workers meet, on rank 0's machine. To be called once: on rank 0 the result owns the
+        listening socket."""
         host, port = ask(self._store, "workers meet at").split()
         listener, self._listener = self._listener, None
         return Rendezvous(

@@ -31,7 +31,7 @@ class Communicator(GroupHandle):
     """The only reference to a backend of NCCL. All of its ranks make it at once."""
 
     def run(self, collective: str, *arguments: Any) -> None:
-        """Launch it on the current stream, and return. The result is there for what comes behind on the stream.
+        """Launch it on the current stream, and return. Later work on the stream can use the result.
 
         Raises:
             ConnectionError: this rank has left the group.
@@ -83,7 +83,7 @@ class NcclChannel(Channel):
     """Sends by a broadcast in a group of two, because torch's own send uses a stream and a communicator of its choice.
 
     Args:
-        rank: of this end in `communicator`, 0 or 1.
+        rank: the rank of this end in `communicator`, 0 or 1.
     """
 
     def __init__(self, communicator: Communicator, rank: int) -> None:

@@ -8,7 +8,7 @@ Every group is built over an explicit store. Torch's global default group is not
 
 After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, that wait
 ends only when the peers leave, too, or when its time is over; therefore an executor kills a rank that does not come back. On a
-GPU the kernels of this rank end at once, and those of the peers end when the peers close their worlds (`nccl.py`).
+GPU the kernels of this rank end at once, and the peers' kernels end when the peers close their worlds (`nccl.py`).
 """
 
 from __future__ import annotations

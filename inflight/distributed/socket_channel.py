@@ -18,8 +18,8 @@ from inflight.sockets import listen
 
 _CHANNEL = struct.Struct(">II16s")  # rank that connects, rank that accepts, name of the channel
 _HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token; the token itself is not sent
-_HELLO_SECONDS = 5.0  # after which a silent connection is closed
-_LISTENER_SECONDS = 0.01  # between two attempts to reach a listener
+_HELLO_SECONDS = 5.0  # a connection that is silent for so long is closed
+_LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
 
 class SocketChannel(Channel):
@@ -95,14 +95,14 @@ class SocketMesh:
         return host, port
 
     def channel(self, peer: int, name: str) -> SocketChannel:
-        """As `connection`, for tensors."""
+        """Returns a channel for tensors over a new `connection`."""
         return SocketChannel(self.connection(peer, name), peer, self._timeout)
 
     def connection(self, peer: int, name: str) -> socket.socket:
         """
         Raises:
             TimeoutError: the peer did not come in time.
-            OSError: it cannot be reached.
+            OSError: the peer cannot be reached.
         """
         assert peer != self._rank
         return self._connect(peer, name) if self._rank < peer else self._accept(peer, name)

@@ -32,7 +32,7 @@ from inflight.timeline import Timeline
 
 
 class StageLink(ActivationLink):
-    """Its channels are those of the host. The caller owns what `receive` returns.
+    """Its channels are channels of the host. The caller owns what `receive` returns.
 
     Args:
         template: a tensor pair of the link's width, dtype and device.
@@ -65,7 +65,7 @@ class StageLink(ActivationLink):
         self._posted.append((step_id, self._receiver.submit(self._receive, step_id, num_tokens)))
 
     def receive(self, step_id: int) -> IntermediateTensors:
-        """Waits until they have arrived."""
+        """Wait until the tensors have arrived, and return them."""
         posted, future = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         with self._timeline.span(step_id, "receive"):
@@ -79,7 +79,7 @@ class StageLink(ActivationLink):
         self._sender.submit(self._send, step_id, tensors)
 
     def close(self) -> None:
-        """As in the base; ends the threads, too."""
+        """As in the base class; also ends the threads."""
         with self._closing:
             super().close()
             for pool in (self._receiver, self._sender):

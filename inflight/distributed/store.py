@@ -36,7 +36,7 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
     group of torch.distributed does), returns that store. `where`: the address in the user's words, for the error.
 
     Raises:
-        ConfigError: it cannot listen there.
+        ConfigError: the store cannot listen at the address.
     """
     timeout = timedelta(seconds=timeout_seconds)
     try:
@@ -84,7 +84,7 @@ def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds:
 
 
 def ask(store: Store, key: str) -> str:
-    """The value of `key`. Waits until a rank has written it.
+    """Returns the value of `key`. Waits until a rank has written it.
 
     Raises:
         ConnectionError: no rank wrote the key in time.

@@ -20,12 +20,12 @@ class TensorParallelGroup:
     rank: int = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks. May reuse `x`."""
+        """Returns the sum over the ranks. May reuse `x`."""
         assert self.size == 1, "several ranks need a group that can communicate"
         return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """The ranks' tensors, concatenated along `dim` in rank order."""
+        """Returns the ranks' tensors, concatenated along `dim` in rank order."""
         assert self.size == 1, "several ranks need a group that can communicate"
         return x
 

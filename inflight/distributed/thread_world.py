@@ -127,7 +127,7 @@ class ThreadChannel(Channel):
 
 
 class ThreadWorlds:
-    """What the ranks of one process share. Any thread may call any method.
+    """The state that the ranks of one process share. Any thread may call any method.
 
     Args:
         timeout_seconds: the longest wait of a rank for another.

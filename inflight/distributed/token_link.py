@@ -46,7 +46,7 @@ class TokenReceiver:
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
 
     def post(self, num_rows: int) -> Future[Tensor]:
-        """The message of the next step that samples, int32 [num_rows, width]."""
+        """Returns a future of the message of the next step that samples, int32 [num_rows, width]."""
         return self._pool.submit(self._receive, num_rows)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class GroupHandle:
         """Call a method of the backend, and wait for its end. The last argument is its options.
 
         Raises:
-            ConnectionError: this rank has left the group, another one has, or did not answer in time.
+            ConnectionError: this rank or another rank has left the group, or a rank did not answer in time.
         """
         work = getattr(self.backend, collective)(*arguments)
         self.is_waiting = True

@@ -22,11 +22,11 @@ class World(ABC):
 
     @abstractmethod
     def tensor_parallel_group(self, name: str) -> TensorParallelGroup:
-        """The ranks of this rank's stage. Waits for them."""
+        """Returns the group of this rank's stage. Waits for the other ranks of the stage."""
 
     @abstractmethod
     def channel(self, peer: int, name: str) -> Channel:
-        """A channel to the global rank `peer`, which must ask for the channel to this rank. Waits for it."""
+        """A channel to the global rank `peer`, which must make the same call with this rank as `peer`. Waits for the peer."""
 
     def device_channel(self, peer: int, name: str) -> Channel:
         """As `channel`, between the two ranks' GPUs.
@@ -63,4 +63,4 @@ class LoneWorld(World):
         raise AssertionError(f"there is no rank {peer}")
 
     def close(self, reason: str) -> None:
-        """Nobody waits."""
+        """Do nothing: no other rank waits."""

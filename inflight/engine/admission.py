@@ -1,8 +1,8 @@
 """Which requests the engine accepts: `Admission` bounds the queue in front of it, `Drain` closes it before the engine ends.
 
-`Admission` needs no answer from the engine. It counts the sequences that waited at the engine's newest report, and those that
-were sent after it. A report says how many sequences the engine had received by then, so none is counted twice or forgotten. If
-nothing waited at the report, its free slots take the next sequences, and these do not wait.
+`Admission` needs no answer from the engine. It counts the sequences that waited at the engine's newest report, and the
+sequences that were sent after this report. A report gives the number of sequences that the engine had received by then, so no
+sequence is counted twice or forgotten. If no sequence waited at the report, the next sequences get the free slots at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
-MAX_SEQUENCES = 1024  # of all requests that are submitted together
+MAX_SEQUENCES = 1024  # the most sequences, over all requests that are submitted together
 MAX_RETRY_SECONDS = 60
-RATE_WINDOW = 64  # the newest ends of requests, from which the rate is computed
+RATE_WINDOW = 64  # the rate is computed from the ends of so many requests, the newest ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """How much may wait for its first step. None: no bound. Each of several front ends counts what the engine reports to it.
+    """The bounds of the queue before the first step; None means no bound. Each front end counts what the engine reports to it.
 
     Attributes:
-        max_queued_requests: sequences; a request with n=4 has four. A sequence that gets a free slot does not wait.
-        max_queued_tokens: prompt tokens. While nothing waits, a request is accepted whatever the length of its prompts.
+        max_queued_requests: how many sequences may wait; a request with n=4 has four. A sequence that gets a free slot does
+            not wait.
+        max_queued_tokens: how many prompt tokens may wait. While no sequence waits, a request is accepted whatever the length
+            of its prompts.
     """
 
     max_queued_requests: int | None = None
@@ -50,11 +52,11 @@ class Admission:
         self._sent: deque[tuple[int, int]] = deque()  # since the newest report: (`_num_sent` after it, prompt tokens)
         self._num_sent = self._num_received = 0
         self._stats: SchedulerStats | None = None  # the newest report
-        self._num_queued_tokens = 0  # of all sequences that wait or were sent since, except those that free slots take
+        self._num_queued_tokens = 0  # of the sequences that wait or were sent since, except those with a free slot
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
-        """Check that so many sequences and prompt tokens may join the queue.
+        """Check that `num_sequences` sequences with `num_tokens` prompt tokens may join the queue.
 
         Raises:
             InvalidRequestError: even an idle engine would not accept this number of sequences.
@@ -85,13 +87,13 @@ class Admission:
             )
 
     def sent(self, request: ProcessedRequest) -> None:
-        """A request was sent to the engine. Its prompt is computed once for all of its sequences."""
+        """Note that a request was sent to the engine. Its prompt is computed once for all of its sequences."""
         self._num_sent += len(request.children)
         self._sent.append((self._num_sent, len(request.prompt_token_ids)))
         self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
-        """The engine reported its state, as it was when it had received so many sequences of this front end."""
+        """Note the engine's report. It had received `num_received` sequences of this front end when it made the report."""
         self._stats, self._num_received = stats, num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
@@ -99,15 +101,16 @@ class Admission:
         self._num_queued_tokens = stats.num_waiting_tokens + sum(self._queued_tokens(*each) for each in self._sent)
 
     def ended(self) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         self._ends.append(time.monotonic())
 
     def _queued_tokens(self, num_sent: int, num_tokens: int) -> int:
-        """Prompt tokens that a request adds to the queue. `num_sent` is the running count of sequences, its own included."""
+        """Returns how many prompt tokens a request adds to the queue. `num_sent` counts all sequences up to this request's
+        last."""
         return num_tokens if num_sent - self._num_received > self._free_slots else 0
 
     def _retry_after(self, queued: int) -> int:
-        """Seconds until the sequences that wait now have left the queue, at the rate at which requests have ended lately."""
+        """Returns the seconds until the `queued` sequences have left the queue, if requests end at the recent rate."""
         if len(self._ends) < 2:
             return 1
         rate = (len(self._ends) - 1) / max(time.monotonic() - self._ends[0], 1e-3)
@@ -135,7 +138,7 @@ class Drain:
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """While a request is made ready. The drain waits for it."""
+        """A context in which a request is made ready. The drain waits for the end of the context."""
         self._num_accepted += 1
         try:
             yield
@@ -144,7 +147,7 @@ class Drain:
             self._has_changed.set()
 
     def note_running(self, count: int) -> None:
-        """So many requests were submitted and have not ended."""
+        """Note that `count` requests were submitted and have not ended."""
         self._num_running = count
         self._has_changed.set()
 
@@ -152,7 +155,7 @@ class Drain:
         """Wait until no request is accepted or running.
 
         Raises:
-            TimeoutError: after `timeout` seconds some are left.
+            TimeoutError: after `timeout` seconds some requests have not ended.
         """
         self.has_begun = True
         try:

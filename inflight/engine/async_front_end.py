@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 NUM_TEXT_THREADS = 4
 LONG_TEXT = 2**16  # characters; longer texts share one thread, so that no short text waits for them
-MAX_WAITING_CHARACTERS = 2**24  # of long texts, and as many of short ones, that wait to be tokenised
-CHARACTERS_PER_SECOND = 2**19  # that a thread tokenises, about: to tell a refused client when to come again
+MAX_WAITING_CHARACTERS = 2**24  # bounds the long texts that wait to be tokenised, and also the short ones
+CHARACTERS_PER_SECOND = 2**19  # about how many a thread tokenises; a refused client gets a retry time from it
 
 
 class AsyncFrontEnd:
@@ -30,11 +30,11 @@ class AsyncFrontEnd:
         tokenizer: None with skip_tokenizer_init.
         chat_template: None with skip_tokenizer_init.
         default_params: the `SamplingParams` of a request that brings none.
-        default_max_tokens: their `max_tokens`, if generation_config.json names one.
+        default_max_tokens: the `max_tokens` in generation_config.json, if there is one.
     """
 
     def __init__(self, input_processor: InputProcessor, seed: int) -> None:
-        """`seed`: the seed of a request that brings none follows from it and from the number of the `process` call."""
+        """If a request has no seed, its seed is derived from `seed` and from the number of the `process` call."""
         self.tokenizer = input_processor.tokenizer
         self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
@@ -48,7 +48,7 @@ class AsyncFrontEnd:
         self._is_closed = False
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
-        """A conversation as the token ids of a prompt, by the model's chat template.
+        """Render a conversation with the model's chat template, and return the token ids of the prompt.
 
         Raises:
             InvalidRequestError: the messages are malformed, or the template refuses them.
@@ -57,7 +57,7 @@ class AsyncFrontEnd:
         return await self.encode(text, add_special_tokens=False)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A prompt's token ids.
+        """Tokenise a prompt.
 
         Raises:
             InvalidRequestError: the text is too long for the model, or not Unicode; or there is no tokenizer.
@@ -85,13 +85,14 @@ class AsyncFrontEnd:
             OverloadedError: too much text waits to be tokenised.
         """
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        options.setdefault("arrival_time", time.monotonic())  # now, and not when a thread is free
-        seed = derive_seed(self._seed, next(self._numbers))  # here: the threads may change the order
+        options.setdefault("arrival_time", time.monotonic())  # taken now, and not when a thread is free
+        seed = derive_seed(self._seed, next(self._numbers))  # counted here, because the threads may change the order
         process = partial(self._input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)
 
     async def _on_thread(self, function: Callable[[], T], num_characters: int = 0) -> T:
-        """`num_characters`: of the text to be tokenised. While no other text waits, any length is accepted."""
+        """Run `function` on a thread. `num_characters` is the length of its text; any length is accepted if no other text
+        waits."""
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
         threads = self._long_thread if num_characters > LONG_TEXT else self._threads

@@ -71,7 +71,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._client = client
         self._id_prefix = f"{ready.front_end}."
         self._observers = Observers(observers)
-        self._process: EngineProcess | None = None  # unless another process has started it
+        self._process: EngineProcess | None = None  # None if another process has started the engine
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
         self._backlog = Backlog(client, self._process_outputs)
@@ -79,7 +79,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
         self._drain = Drain()
-        self._busy_since = 0.0  # when the oldest of `_streams` began
+        self._busy_since = 0.0  # when the oldest stream in `_streams` began
         self._death = ""  # why the engine is gone
         self._closing: asyncio.Task[None] | None = None
         client.on_outputs, client.on_end = self.on_outputs, self.on_end
@@ -144,7 +144,7 @@ class AsyncLLM(AsyncFrontEnd):
             input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.info("the tokenizer was read in %.2f s", time.perf_counter() - begin)
             ready = await client.ready
-            if client.closed.done():  # it died while the tokenizer was being read
+            if client.closed.done():  # the engine died while the tokenizer was being read
                 raise EngineDeadError(client.reason, summary=client.summary)
             seed = front_end_seed(args.seed, ready.front_end)
             return cls(input_processor, client, ready, seed=seed, limits=limits, observers=observers)
@@ -159,7 +159,7 @@ class AsyncLLM(AsyncFrontEnd):
         """Check that a request of this size would be accepted now, for instance before its prompt is tokenised.
 
         Raises:
-            InvalidRequestError: it has more sequences than are ever accepted together.
+            InvalidRequestError: the request has more sequences than are ever accepted together.
             OverloadedError: the queue is full.
             EngineClosedError: the engine was closed, or drains.
             EngineDeadError: its process is gone.
@@ -185,7 +185,7 @@ class AsyncLLM(AsyncFrontEnd):
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         timeout: float | None = None,
     ) -> OutputStream:
-        """Start a request that `process` returned. `timeout`: after so many seconds since its arrival it is aborted.
+        """Start a request that `process` returned. It is aborted `timeout` seconds after its arrival.
 
         Raises: as `submit_all`.
         """
@@ -201,8 +201,8 @@ class AsyncLLM(AsyncFrontEnd):
         """`submit` for requests that belong together: either all are started, or none is.
 
         Raises:
-            InvalidRequestError: a request with one of these ids still runs, two requests have the same id, or as
-                `check_admission`.
+            InvalidRequestError: a request with one of these ids still runs, or two requests have the same id, or
+                `check_admission` raises it.
             OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`; but requests that were `accepted` before
                 a drain began are started.
         """
@@ -258,8 +258,8 @@ class AsyncLLM(AsyncFrontEnd):
         await self._client.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
-        """The request with ids that the core has never seen. So late outputs of an earlier request with the same id, and
-        requests of other front ends, cannot be mistaken for it."""
+        """Returns the request with new ids that the core has never received. So late outputs of an earlier request with the
+        same id, and outputs for other front ends, cannot be taken for outputs of this request."""
         prefix = f"{self._id_prefix}{next(self._serials)}."
         children = [
             replace(
@@ -328,10 +328,10 @@ class AsyncLLM(AsyncFrontEnd):
         self._check_open()
 
     async def check_ready(self) -> None:
-        """Check that the engine makes steps. An idle engine has to generate one token for it, every 10 seconds at most.
+        """Check that the engine makes steps. For this check an idle engine generates one token, every 10 seconds at most.
 
         Raises:
-            EngineError: it makes none; or as `check_health`.
+            EngineError: the engine makes no steps, or `check_health` raises it.
         """
         self._check_open()
         await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
@@ -343,8 +343,8 @@ class AsyncLLM(AsyncFrontEnd):
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests, and wait until those that run or are `accepted` have ended. After `timeout` seconds abort those
-        that are left."""
+        """Refuse new requests, and wait until all requests that run or are `accepted` have ended. After `timeout` seconds abort
+        the requests that are left."""
         try:
             await self._drain.run(timeout)
         except TimeoutError:
@@ -368,7 +368,7 @@ class AsyncLLM(AsyncFrontEnd):
         if self._closing is None:
             self._death = reason
             logger.error("%s; %d requests were running", reason, len(self._streams))
-        self._backlog.finish()  # what arrived in time is delivered
+        self._backlog.finish()  # outputs that arrived in time are delivered
         self._readiness.end(self._gone())
         for stream in self._streams.values():
             stream.fail(self._gone())

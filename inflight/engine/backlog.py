@@ -1,7 +1,7 @@
 """`Backlog`: the engine's outputs that have arrived but are not processed yet. The event loop processes them in short slices.
 
-So a large batch does not hold up the event loop, and neither does a large output: it is divided into pieces. If outputs arrive
-faster than they are processed, they are left in the engine, which merges them.
+So a large batch does not hold up the event loop. A large output is divided into pieces for the same reason. If outputs arrive
+faster than they are processed, the client stops reading; they stay in the engine, and the engine merges them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 
 logger = logging.getLogger(__name__)
 
-SLICE_SECONDS = 0.001  # after which the event loop can do something else
-SLICE_OUTPUTS = 16  # processed before the clock is read again
-SLICE_LOGPROBS = 1024  # processed before the clock is read again; in the worst case twice as many, which take 2 ms
-MAX_BACKLOG = 4096  # outputs; if there are more, no further ones are read
+SLICE_SECONDS = 0.001  # the length of a slice; after it the event loop can do something else
+SLICE_OUTPUTS = 16  # so many are processed before the clock is read again
+SLICE_LOGPROBS = 1024  # so many are processed before the clock is read again; at worst twice as many, in 2 ms
+MAX_BACKLOG = 4096  # if more outputs than this wait, no further outputs are read
 
 
 class Backlog:
@@ -69,7 +69,7 @@ class Backlog:
             self._client.resume()
 
     def _process_some(self) -> bool:
-        """Process a few of the oldest outputs. Returns False if that failed, and the client's stream ends."""
+        """Process a few of the oldest outputs. If that fails, end the client's stream and return False."""
         some: list[EngineCoreOutput] = []
         num_logprobs = 0
         while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:
@@ -90,7 +90,8 @@ def _num_logprobs(output: EngineCoreOutput) -> int:
 
 
 def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
-    """Divide `output` into outputs of a few positions each. If it ends the request, the last piece does."""
+    """Divide `output` into outputs of a few positions each. If `output` ends the request, so does the last piece, and no other
+    piece."""
     unfinished = replace(
         output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
     )

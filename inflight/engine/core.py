@@ -8,7 +8,8 @@ committed. With depth 2 a step is planned and sent to the workers before the res
 has a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the
 tokens before it have been committed; its forward pass runs meanwhile.
 
-If a step fails, all steps in flight are void; their requests keep their tokens and wait again. Whether the engine can go on:
+If a step fails, all steps in flight are void; their requests keep their tokens and wait again. The failure decides whether the
+engine can go on:
 
     one rank, its step raised            yes, if the rank can compute a step without requests (`check_health`)
     one of several ranks raised          no: it has left its process groups, and no code makes new ones
@@ -56,8 +57,8 @@ class EngineCore:
         wait_for_arrival: called with the oldest step while fewer than `depth` steps are in flight. It waits until the step is
             done (False), or until a request has arrived and was added (True); then `step` plans again. None: `step` waits
             for the oldest step only.
-        scheduler_config: the configured one, with the stagger and depth that were measured for the pipeline at the start.
-        timeline: when the engine planned, waited, committed and filled masks.
+        scheduler_config: the user's configuration, with the stagger and depth that were measured for the pipeline at the start.
+        timeline: the times at which the engine planned, waited, committed and filled masks.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class EngineCore:
             first_step_id=first_step_id,
         )
         self._depth = self.scheduler_config.depth
-        # with external_launcher every engine must make the same plans, and the time that a grammar takes to compile differs
+        # with external_launcher all engines must make the same plans, but grammars take different times to compile on them
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._has_peers = config.parallel.world_size > 1
         self._death: RankError | None = None
@@ -139,10 +140,10 @@ class EngineCore:
 
     def step(self) -> list[EngineCoreOutput]:
         """Run the loop once, and return what the committed step added to requests. The list may be empty: there was nothing to
-        do, or the requests of the step have ended, or (after IDLE_SECONDS at most) grammars are still being compiled.
+        do, or the requests of the step have ended, or grammars are still being compiled (`step` waits IDLE_SECONDS for them).
 
         Raises:
-            EngineError: a step failed, and all steps in flight are void. Their requests are still there, with all tokens
+            EngineError: a step failed, and all steps in flight are void. The core keeps their requests, with all tokens
                 returned so far. Unless the core `is_dead`, abort them or call `step` again.
         """
         with self._voiding_on_error():
@@ -209,7 +210,7 @@ class EngineCore:
         self._outputs += self.scheduler.update_from_output(plan, output)
         self._records.worked(plan.step_id, "commit", start)
         self._records.committed(plan.step_id)
-        self._in_flight.popleft()  # not earlier: an interrupt during the wait must not lose the step
+        self._in_flight.popleft()  # only now: an interrupt during the wait must not lose the step
         self._send_masks()
 
     def _send_masks(self) -> None:
@@ -221,8 +222,8 @@ class EngineCore:
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Void the steps in flight if the body fails. The failure is only logged if the rank can go on, and if all requests of
-        the failed step had ended before: the other steps are computed again."""
+        """Void the steps in flight if the body fails. If the rank can go on, and all requests of the failed step had ended
+        before, the failure is only logged and not raised: the other steps are computed again."""
         self.check_alive()
         try:
             yield
@@ -270,7 +271,7 @@ class EngineCore:
         return True
 
     def take_stats(self) -> SchedulerStats:
-        """The state now, and the counts since the last call."""
+        """Returns the state now, and the counts since the last call."""
         return self._records.take_stats()
 
     def reset_prefix_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""What a front end has of the engine's process: `EngineProcess` starts and ends it, `CoreClient` exchanges messages with it."""
+"""A front end's side of the engine's process: `EngineProcess` starts and ends it, `CoreClient` exchanges messages with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from inflight.interface.serving import (
 logger = logging.getLogger(__name__)
 
 TITLE = "inflight: engine"
-MAX_END_SECONDS = 20.0  # for the process to end by itself; its workers have 5 s, a step that hangs has 15 s
+MAX_END_SECONDS = 20.0  # the process has so long to end by itself; its workers have 5 s, a step that hangs has 15 s
 SOCKET_BUFFER_BYTES = 2**20
 
 
@@ -37,7 +37,8 @@ class EngineProcess:
     """The engine core in a process of its own. It begins to load the model at once, and ends when all `sockets` are closed.
 
     Attributes:
-        sockets: one for each front end. If the front end is in another process, close the socket here once it is there.
+        sockets: one for each front end. If a front end runs in another process, close the socket here after that process has
+            it.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig, num_front_ends: int = 1) -> None:
@@ -100,20 +101,20 @@ class CoreClient(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = loop.create_future()
 
     async def connect(self, engine_socket: socket.socket) -> None:
-        """The socket belongs to the client from now on."""
+        """Use this socket. It belongs to the client from now on."""
         engine_socket.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=engine_socket)
 
     def send(self, message: Message) -> None:
-        """Never waits. Nothing happens once the stream has ended."""
+        """Send a message. Never waits. After the end of the stream nothing is sent."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(message).buffers())
 
     async def reset_prefix_cache(self) -> None:
-        """Returns when the engine has done it.
+        """Ask the engine to forget its cached blocks. Returns when it has done so.
 
         Raises:
-            EngineDeadError: the connection ended before.
+            EngineDeadError: the connection ended before the engine's answer.
         """
         call_id = next(self._call_ids)
         self._resets[call_id] = asyncio.get_running_loop().create_future()
@@ -121,7 +122,7 @@ class CoreClient(asyncio.BufferedProtocol):
         await self._resets[call_id]
 
     def pause(self) -> None:
-        """Stop reading. The engine keeps its outputs meanwhile, and merges them."""
+        """Stop reading. Meanwhile the engine keeps and merges the outputs."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -182,7 +183,7 @@ class CoreClient(asyncio.BufferedProtocol):
                     reset.set_result(None)
             case EngineDied():
                 self.summary = message.summary
-                self.end(f"the engine has failed: {message.reason}")  # now: its process may need seconds to end
+                self.end(f"the engine has failed: {message.reason}")  # at once: the process may need seconds
 
 
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied)

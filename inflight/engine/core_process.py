@@ -4,15 +4,16 @@
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
 
 Only the step loop touches the core. Without requests it sleeps until a message arrives. With requests it processes arrived
-messages right before the next plan; while fewer steps are in flight than may be, a message wakes it. No front end can delay
+messages right before the next plan; if another step could be in flight, a message wakes it. No front end can delay
 a step. Side effects:
 
 1. If the stream of a front end ends, or brings something that is not a frame, the front end's requests are aborted.
 2. When the last front end has gone, the loop ends. A start is ended at once, a step that hangs after `MAX_END_SECONDS`.
 3. If a step fails, its requests end with an error, and the loop goes on. If the core is dead after that, the process sends the
-   front ends the reason and ends; they end their requests. A rank that dies while there are no requests is noticed, too.
+   reason to the front ends and ends; the front ends then end their requests. The death of a rank is noticed also while there
+   are no requests.
 4. The process and its workers ignore SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole process group.
-   So the front ends can let their requests end.
+   So a front end that gets such a signal can wait until its requests have ended.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ from inflight.interface.serving import (
 from inflight.interface.step import ModelRunnerOutput
 from inflight.tokenizer.source import read_tokenizer
 
-logger = logging.getLogger("inflight.engine.core_process")  # as a program its name is __main__
+logger = logging.getLogger("inflight.engine.core_process")  # because `__name__` is "__main__" in a program
 
-STATS_SECONDS = 0.05  # between two reports of the engine's state, at least
-BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # between two garbage collections, at least
+STATS_SECONDS = 0.05  # the least time between two reports of the engine's state
+BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the least time between two garbage collections
 MAX_END_SECONDS = 15.0  # how long a step may go on after the last front end has gone
-MAX_GOODBYE_SECONDS = 1.0  # to tell a front end that the engine has failed
+MAX_GOODBYE_SECONDS = 1.0  # the most time to send a front end the reason of a failure
 
 
 class FrontEndLink:
-    """A front end, as the core's process sees it. `num_received`: how many sequences it has sent so far."""
+    """The connection to one front end. `num_received`: how many sequences the front end has sent so far."""
 
     def __init__(self, index: int, stream: BlockingStream) -> None:
         self.index = index
@@ -76,7 +77,7 @@ class CoreServer:
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        # (link, message) of a front end; (link, None) when it is gone; None when a rank has an event, or a step is done
+        # (link, message) of a front end; (link, None) when the front end is gone; None when a rank has died, or a step is done
         self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
         self._owners: dict[str, FrontEndLink] = {}  # of each sequence in the core, by its id
         self._awaited: Future[ModelRunnerOutput] | None = None  # this step's end wakes the loop
@@ -105,7 +106,7 @@ class CoreServer:
         """Run the step loop until all front ends are gone.
 
         Raises:
-            EngineError: the core is dead; the front ends have been told.
+            EngineError: the core is dead; the front ends have got the reason.
         """
         self._core = core
         self._is_running = True
@@ -141,7 +142,7 @@ class CoreServer:
         self._collect_garbage(BUSY_COLLECTION_SECONDS)
 
     def _collect_garbage(self, seconds: float) -> None:
-        """Collect if the last time was so long ago. Python on its own would do it in a step: 5 ms at 256 requests."""
+        """Collect if the last collection is `seconds` ago. Python on its own would collect in a step: 5 ms at 256 requests."""
         now = time.monotonic()
         if now - self._last_collection >= seconds:
             gc.collect()
@@ -194,7 +195,7 @@ class CoreServer:
             del self._owners[request_id]
 
     def _read(self, link: FrontEndLink) -> None:
-        """The inbox thread. It only reads, so it sees the end of the stream even while a step hangs."""
+        """Run the inbox thread. It only reads, so it finds the end of the stream even while a step hangs."""
         try:
             while (message := link.stream.receive(ALLOWED)) is not None:
                 self._arrivals.put((link, message))
@@ -251,7 +252,7 @@ ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache)
 
 
 def first_line(error: BaseException) -> str:
-    """The error without a worker's traceback, which the log has."""
+    """Returns the error's message without the worker's traceback, which is in the log."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

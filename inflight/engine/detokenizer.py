@@ -28,7 +28,8 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         stop_strings: StopStrings | None,
     ) -> None:
-        """`stop_strings`: those of `params`, compiled once for all completions of a request; None if there are none."""
+        """`stop_strings`: the stop strings of `params`, compiled once for all completions of a request; None if there are
+        none."""
         self._decoder = None
         if tokenizer is not None and params.detokenize:
             self._decoder = tokenizer.incremental_decoder(prompt_token_ids, params.skip_special_tokens)
@@ -42,8 +43,8 @@ class Detokenizer:
         self.stop_string: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens. If one of them completes a stop string, return how many of them were needed; the text is cut, and no more
-        tokens may be added. Otherwise return None.
+        """Add tokens. If one of them completes a stop string, return how many tokens were needed; then the text is cut, and no
+        more tokens may be added. Otherwise return None.
 
         As in vLLM, no stop string ends in the text of the first `min_tokens` tokens, though one may begin there.
         """
@@ -60,8 +61,8 @@ class Detokenizer:
         return None
 
     def finish(self, end_token_id: int | None = None) -> None:
-        """Release what is held, including an incomplete character. `end_token_id`: the token that ended the request, if it was
-        not pushed. With `include_stop_str_in_output` its text is added, but not searched for stop strings.
+        """Release the held text, and an incomplete character at its end. `end_token_id`: the token that ended the request, if
+        it was not pushed. With `include_stop_str_in_output` the token's text is added, but not searched for stop strings.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:
@@ -70,7 +71,7 @@ class Detokenizer:
         self._release(len(self._held))
 
     def take(self) -> str:
-        """The text released since the last call."""
+        """Returns the text released since the last call."""
         text = "".join(self._pieces)
         self._pieces.clear()
         return text

@@ -1,7 +1,7 @@
 """Reads from a model's folder what a front end needs: configuration, tokenizer, chat template; everything but the weights.
 
 `LLMEngine` and `AsyncLLM` each make an `InputProcessor` of these. Nothing here imports torch, so the input processor of
-`AsyncLLM` is ready while the engine's process still loads the weights.
+`AsyncLLM` is ready before the engine's process has loaded the weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModelInfo:
     """The model that is served.
 
     Attributes:
-        name: as it was given, or "embedded".
+        name: the model's name as the user gave it, or "embedded".
         num_kv_cache_tokens: how many tokens the KV cache holds.
     """
 
@@ -75,7 +75,7 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """The configuration of this model on this machine. Reads the model's config.json, and fetches the files of a hub id.
+    """Returns the configuration of this model on this machine. Reads the model's config.json; fetches the files of a hub id.
 
     Raises:
         ConfigError: the arguments, the folder or the machine do not fit.
@@ -91,7 +91,8 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:
-    """The manager that compiles grammars. `read`: gives the tokenizer; called at the first request with a grammar."""
+    """Returns the manager that compiles grammars. `read` returns the tokenizer; it is called at the first request with a
+    grammar."""
     architecture = config.model.architecture
 
     def create() -> GrammarBackend:

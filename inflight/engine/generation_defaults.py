@@ -25,7 +25,7 @@ _FIELDS = {
 
 
 def default_sampling_params(generation_config: Mapping[str, Any] | None) -> SamplingParams:  # Any: JSON
-    """The parameters of a request that brings none.
+    """Returns the sampling parameters for a request without any.
 
     Raises:
         ConfigError: a value in generation_config.json is out of bounds.
@@ -42,10 +42,10 @@ def default_sampling_params(generation_config: Mapping[str, Any] | None) -> Samp
 
 
 def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]:
-    """The end tokens that it names, if any.
+    """Returns the end tokens in generation_config.json, if there are any.
 
     Raises:
-        ConfigError: they are not token ids.
+        ConfigError: the end tokens are not token ids.
     """
     found = (generation_config or {}).get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
@@ -57,7 +57,7 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
 def model_eos_token_ids(
     architecture: ModelArchitecture, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any] | None
 ) -> frozenset[int]:
-    """The model's end tokens, from all its files."""
+    """Returns the model's end tokens, from all its files."""
     own = {tokenizer.eos_token_id} if tokenizer is not None else set()
     ids = {*architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
     return frozenset(i for i in ids if i is not None and i < architecture.vocab_size)

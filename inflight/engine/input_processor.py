@@ -1,7 +1,7 @@
 """`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes the requests that the engine core runs.
 
-Every check of a request against the model's limits is made here. The processor counts the requests: if a request brings no
-seed, its seed follows from (engine seed, count).
+Every check of a request against the model's limits is made here. The processor counts the requests. If a request has no
+seed, its seed is derived from (engine seed, count).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a caller may say about a request besides its prompt and its parameters.
+    """Optional arguments of a request, besides its prompt and its sampling parameters.
 
     Attributes:
-        arrival_time: `time.monotonic()` when the request came. Default: now.
+        arrival_time: when the request arrived, on the clock `time.monotonic()`. Default: now.
         priority: lower numbers are served first, if the scheduling policy is "priority". Default: 0.
         cache_salt: only requests with the same salt share cached prompts. The "cache_salt" of a dict prompt replaces it.
-        add_special_tokens: False for text of a chat template, which holds its own special tokens. Default: True.
+        add_special_tokens: whether to add the tokenizer's special tokens. False for the text of a chat template, which contains
+            them already. Default: True.
         thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
             model is not asked to think: for a raw prompt, or for the continuation of an answer. Default: True.
         trace_headers: the W3C headers of the request, in lower case. Observers of the engine get them.
@@ -52,7 +53,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """How a conversation is rendered.
+    """Options for rendering a conversation.
 
     Attributes:
         tools: functions that the model may call, as JSON schemas. Default: none.
@@ -74,7 +75,7 @@ class ProcessedRequest:
     Attributes:
         prompt: None if the request was given as token ids.
         children: its sequences, in the order of their index. They go to the engine core.
-        unenforced: the places in its JSON schemas that the grammar does not enforce.
+        unenforced: the places in the request's JSON schemas that the grammar does not enforce.
     """
 
     request_id: str
@@ -88,14 +89,14 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it. If the order of their requests is not known, the caller gives each its `default_seed`.
+    """Several threads may use it. If the order of their requests can differ, the caller gives each request its `default_seed`.
 
     Attributes:
         config: the resolved configuration.
         tokenizer: None with skip_tokenizer_init.
         chat_template: None with skip_tokenizer_init.
         default_params: the `SamplingParams` of a request that brings none.
-        default_max_tokens: their `max_tokens`, if generation_config.json names one.
+        default_max_tokens: the `max_tokens` in generation_config.json, if there is one.
         eos_token_ids: the model's end tokens, from all its files.
     """
 
@@ -111,8 +112,8 @@ class InputProcessor:
     ) -> None:
         """
         Args:
-            generation_config: what generation_config.json says. None: the model has no such file.
-            use_generation_defaults: False takes only its end tokens.
+            generation_config: the content of generation_config.json; None if the model has no such file.
+            use_generation_defaults: whether its sampling defaults are used. If False, only its end tokens are used.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -143,10 +144,10 @@ class InputProcessor:
         """Check and resolve one request.
 
         Args:
-            params: None takes `default_params`. If the context has room for fewer than `max_tokens` tokens, the request ends
-                with the context, with the finish reason "length". If `min_tokens` is larger than this room, end tokens are
-                never drawn.
-            default_seed: the seed if `params` have none. None derives one from the count of requests.
+            params: the sampling parameters; None for `default_params`. If the context has room for fewer than `max_tokens`
+                tokens, the request ends with the context, with the finish reason "length". If `min_tokens` is larger than this
+                room, end tokens are never drawn.
+            default_seed: the seed if `params` have none. If it is None, too, a seed is derived from the count of requests.
 
         Raises:
             ContextLengthExceededError: the prompt leaves no room for a token.
@@ -164,7 +165,7 @@ class InputProcessor:
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params, self.config.structured_outputs.backend)
         check_num_logprobs(params, self._vocab_size)
-        # a request that brings a seed is counted, too: it does not change the seeds of the later ones
+        # a request with a seed of its own is counted, too, so that it does not change the seeds of later requests
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
@@ -198,7 +199,7 @@ class InputProcessor:
         )
 
     def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """A conversation as text, by the model's chat template. It holds its special tokens.
+        """Render a conversation with the model's chat template. The text contains the special tokens.
 
         Raises:
             InvalidRequestError: the messages are malformed, or the template refuses them.
@@ -211,7 +212,8 @@ class InputProcessor:
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """The parameters of a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its schema."""
+        """Returns the parameters for a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its
+        schema."""
         if not tools or self.chat_template is None:
             return params
         given = params or self.default_params
@@ -231,7 +233,7 @@ class InputProcessor:
         return tokenize_bad_words(params.bad_words, self.tokenizer, self._vocab_size)
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
-        """The marker behind which the grammar starts; none if the prompt's last turn holds it already."""
+        """Returns the marker after which the grammar starts; () if the prompt's last turn already contains it."""
         marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
         last = range(turn, len(prompt) - len(marker) + 1)
@@ -240,7 +242,7 @@ class InputProcessor:
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
-        """Returns the text (None if there is none), the token ids and the cache salt."""
+        """Returns the text (None if the prompt is given as token ids), the token ids and the cache salt."""
         given, salt = open_prompt(prompt, options.get("cache_salt", ""))
         text = given if isinstance(given, str) else None
         if text is not None:
@@ -250,10 +252,10 @@ class InputProcessor:
         return text, token_array(token_ids, self._vocab_size), salt
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A prompt's token ids. A text that is far too long is refused before it is tokenised, which would take seconds.
+        """Tokenise a prompt. A text that is far too long is refused before it is tokenised, which would take seconds.
 
         Raises:
-            ContextLengthExceededError: it is too long.
+            ContextLengthExceededError: the text is too long.
             InvalidRequestError: the text is not valid Unicode, or there is no tokenizer.
         """
         if self.tokenizer is None:
@@ -272,7 +274,8 @@ class InputProcessor:
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """n sequences, each with a seed of its own. The first one computes the prompt and its log-probabilities for all."""
+    """Returns n sequences, each with its own seed. The first one computes the prompt and its log-probabilities for all of
+    them."""
     params, seed = parent.sampling.params, parent.sampling.seed
     if params.n == 1:
         return (parent,)

@@ -14,7 +14,7 @@ def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCach
 
     A request has one block table per group on all ranks. So each rank gets as many groups of a kind as the whole model needs,
     and divides its own layers of the kind among them; a group may have no layer on a rank. The size of a group is the number
-    of layers of the rarest kind. Blocks of smaller groups are padded.
+    of layers of the rarest kind. The blocks of smaller groups are padded.
 
     Args:
         ranks: layer name -> spec, of each rank.
@@ -58,16 +58,17 @@ def make_kv_cache_configs(
 ) -> list[KVCacheConfig]:
     """One config per rank, with as many blocks as fit. All ranks use the same block ids, so the tightest rank decides.
 
-    If `usual_sequence_len` is set, there are no more blocks than `max_num_seqs` sequences of this length need; but enough for
-    one sequence of `max_model_len` tokens.
+    If `usual_sequence_len` is set, the number of blocks is limited to the need of `max_num_seqs` sequences of this length, but
+    it is never too small for one sequence of `max_model_len` tokens.
 
     Args:
         ranks: layer name -> spec, of each rank.
-        available_bytes: of each rank. Negative if the weights and a step's working memory are too large without a cache.
-        is_measured: the bytes are left over of the device's memory. If False, the user has set them.
+        available_bytes: the memory for the cache, for each rank. Negative if the weights and a step's working memory are too
+            large without a cache.
+        is_measured: True if `available_bytes` is the measured rest of the device's memory, False if the user has set it.
 
     Raises:
-        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message says which length would.
+        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message gives the length that would fit.
     """
     groups_of_rank = make_groups(ranks)
     block_bytes = [
@@ -91,7 +92,7 @@ def make_kv_cache_configs(
 
 
 def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> str:
-    """For the log: how large the cache of a rank is, the reason, and the option that changes it."""
+    """Returns a log line: the size of a rank's cache, the reason for this size, and the option that changes it."""
     size = f"the KV cache of a rank is {_size(config.total_bytes)}, {num_tokens_held(config)} tokens"
     if cache.memory_bytes is not None:
         return f"{size}, as kv_cache_memory_bytes says"
@@ -104,12 +105,12 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
 
 
 def num_tokens_held(config: KVCacheConfig) -> int:
-    """Tokens that the KV cache can hold, if no layer has a window."""
+    """Returns how many tokens the KV cache can hold if no layer has a window."""
     return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
 
 
 def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: bool) -> str:
-    """Why the cache of a rank, which would be `config`, is too small, and what helps."""
+    """Returns the text of the error: why a rank's cache, described by `config`, is too small, and what the user can change."""
     if not is_measured:
         room, ways = f"kv_cache_memory_bytes gives the KV cache {_size(available)}", ["raise kv_cache_memory_bytes"]
     else:

@@ -1,4 +1,4 @@
-"""The start of the KV cache: the engine core asks the ranks what a block needs and how much memory they have, and allocates."""
+"""The start of the KV cache: the ranks report the size of a block and their free memory; then the caches are allocated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig:
-    """Allocate the caches of all ranks. Returns the configuration of the first rank; all ranks have as many blocks.
+    """Allocate the caches of all ranks. Returns the configuration of the first rank; all ranks have the same number of blocks.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.

@@ -61,7 +61,7 @@ class LLMEngine:
         try:
             grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
             core = EngineCore(config, executor, grammars)
-        except BaseException:  # an interrupt, too: no worker outlives the constructor that failed
+        except BaseException:  # also for an interrupt: no worker may outlive a failed constructor
             executor.shutdown()
             raise
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
@@ -99,11 +99,12 @@ class LLMEngine:
                 logger.warning("%s: the grammar library cannot enforce it, and it is ignored", place)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns an output of each request that it changed, if the request's kind asks for it.
+        """Run one step. Returns one output for each request that the step changed, if the request's `kind` asks for an output
+        now.
 
         Raises:
-            EngineError: the step failed. If the engine has one rank that can still compute, the requests are still there: abort
-                them, or call `step` again. Otherwise the engine has failed for good, and this error is the cause.
+            EngineError: the step failed. If the engine has one rank, and it can still compute, the engine keeps the requests:
+                abort them, or call `step` again. Otherwise the engine has failed for good, and this error is the cause.
             EngineDeadError: the engine failed for good in an earlier call.
         """
         self._check_open()
@@ -122,7 +123,7 @@ class LLMEngine:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> list[int]:  # Any: JSON
-        """A conversation as the token ids of a prompt, by the model's chat template."""
+        """Render a conversation with the model's chat template, and return the token ids of the prompt."""
         text = self._input_processor.render_text(messages, **options)
         return self._input_processor.encode(text, add_special_tokens=False)
 
@@ -133,10 +134,11 @@ class LLMEngine:
         return self._input_processor.with_strict_tools(params, tools)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
-        """The events of "engine", "rank 0", "rank 1", ... in `first_step` and later steps, if the timelines still hold them.
+        """Returns the events of "engine", "rank 0", "rank 1", ... in `first_step` and later steps, if the timelines still hold
+        them.
 
-        The steps in flight are committed first. Ranks of other machines have clocks of their own and are left out. With
-        external_launcher every engine has to call it; each has its own "engine".
+        The steps in flight are committed first. Ranks on other machines are left out, because their clocks differ. With
+        external_launcher every engine has to call this method, and gets its own events under "engine".
         """
         self._check_open()
         of_ranks = self.core.collective_rpc("timeline_events")

@@ -1,7 +1,7 @@
-"""`Outbox`: sends the engine's outputs to one front end, on a thread of its own, and merges what is not sent yet.
+"""`Outbox`: sends the engine's outputs to one front end, on a thread of its own, and merges the outputs that are not sent yet.
 
-So a front end that reads slowly, or not at all, delays no step. For each of its sequences at most one entry is waiting, which
-has all tokens that were not sent.
+So a front end that reads slowly, or not at all, delays no step. For each of its sequences at most one output waits; it contains
+all tokens that were not sent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Outbox:
             self._wakes.notify()
 
     def close(self, seconds: float) -> None:
-        """Send what is waiting, for at most so many seconds, and nothing after it."""
+        """Send the outputs and messages that wait, for at most `seconds`. Later ones are not sent."""
         with self._wakes:
             self._is_closed = True
             self._wakes.notify()
@@ -106,7 +106,7 @@ def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
 
 
 def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStats:
-    """The later state, with the counts of both reports."""
+    """Returns the later report, with the counts of both reports added."""
     return replace(
         later,
         prefix_cache_queries=earlier.prefix_cache_queries + later.prefix_cache_queries,

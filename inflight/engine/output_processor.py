@@ -1,10 +1,11 @@
 """`OutputProcessor`: makes `RequestOutput`s from the tokens that the engine core commits.
 
-It owns the front end's part of every request: text, tokens and log-probabilities so far. It alone finds stop strings. Its
-results do not depend on how the tokens of a request are divided into `EngineCoreOutput`s. Side effects of `update`:
+It owns the front end's part of every request: its text, tokens and log-probabilities so far. Only this class finds stop
+strings. Its results do not depend on how the tokens of a request are divided into `EngineCoreOutput`s. Side effects of
+`update`:
 
-    1. A completion gets its tokens up to the one that completes a stop string; later ones are dropped, and not counted.
-    2. `requests_to_abort` names the completions that a stop string has ended. What the core still sends of them is ignored.
+    1. A completion gets its tokens up to the one that completes a stop string; later tokens are dropped, and not counted.
+    2. `requests_to_abort` names the completions that a stop string has ended. Later outputs of these completions are ignored.
     3. If the tokens of a completion cannot be processed, because of a defect, it ends with an error. The others go on.
     4. A request whose completions have all ended is forgotten.
 """
@@ -35,12 +36,13 @@ class Update:
     requests_to_abort: list[str] = field(default_factory=list)
 
     def take_outputs(self) -> list[RequestOutput]:
-        """What the callers of these requests are to see now."""
+        """Returns the outputs that the callers of these requests get now."""
         return [output for state in self.changed if (output := state.take_output()) is not None]
 
 
 class OutputProcessor:
-    """Not thread-safe. If `tokenizer` is None, texts stay empty. `observers` are told of tokens and of the ends of requests."""
+    """Not thread-safe. If `tokenizer` is None, texts stay empty. `observers` are notified of tokens and of the ends of
+    requests."""
 
     def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[EngineObserver] = ()) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +59,7 @@ class OutputProcessor:
     def check_ids(self, request_ids: Iterable[str]) -> None:
         """
         Raises:
-            InvalidRequestError: a request with one of these ids is still running, or two have the same.
+            InvalidRequestError: a request with one of these ids is still running, or two of these ids are equal.
         """
         seen: set[str] = set()
         for request_id in request_ids:
@@ -81,13 +83,13 @@ class OutputProcessor:
         return state
 
     def update(self, outputs: Sequence[EngineCoreOutput]) -> Update:
-        """Add what one or more commits have added."""
+        """Process the outputs of one or more commits."""
         now = time.monotonic()
         result = Update()
         changed: dict[str, RequestState] = {}
         for output in outputs:
             if output.request_id not in self._children:
-                continue  # it has ended: the core did not know yet of the stop string or the abort
+                continue  # the completion has ended: the core had not yet received the abort
             state, completion = self._children[output.request_id]
             try:
                 self._add(state, completion, output, now)
@@ -135,7 +137,7 @@ class OutputProcessor:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0:
-            # only the first child's count: the others find the prompt that it has just computed
+            # only the count of the first child: the others find the prompt that the first one has just computed
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

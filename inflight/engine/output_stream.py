@@ -11,20 +11,21 @@ from inflight.outputs import RequestOutput
 
 
 class OutputStream:
-    """Yields `RequestOutput`s as the request's kind says; the last one is `finished`. For one reader, on the event loop.
+    """Yields `RequestOutput`s of the request's `RequestOutputKind`; the last one is `finished`. For one reader, on the event
+    loop.
 
-    An output is made when it is read, and holds all tokens that have arrived by then. So a slow reader gets fewer and longer
+    An output is made when it is read, and contains all tokens that have arrived by then. So a slow reader gets fewer and longer
     outputs, and loses no token.
     """
 
     def __init__(self, state: RequestState, abort: Callable[[], None]) -> None:
         self.request: ProcessedRequest = state.request
-        self.timer: asyncio.TimerHandle | None = None  # of its timeout
+        self.timer: asyncio.TimerHandle | None = None  # ends the request at its timeout
         self._state = state
         self._abort = abort
         self._has_news = False
         self._is_over = False  # the last output was read
-        self._unread: RequestOutput | None = None  # outputs that came before `_error`
+        self._unread: RequestOutput | None = None  # the output that arrived before `_error`
         self._error: Exception | None = None
         self._wakes = asyncio.Event()
 
@@ -62,7 +63,7 @@ class OutputStream:
             self._abort()
 
     async def aclose(self) -> None:
-        """`abort`, and yield nothing more. A reader that is waiting gets the end."""
+        """Abort the request, and yield nothing more. For a reader that waits, the iteration ends."""
         self._is_over = True
         self.abort()
         self._wakes.set()
@@ -74,7 +75,7 @@ class OutputStream:
         self._wakes.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with this error, after the outputs that are not read yet. To be called while the request runs."""
+        """End the stream with this error, after the outputs that are not read yet. Call it only while the request runs."""
         if not self._is_over:
             self._unread = self._state.take_output() if self._has_news else None
             self._error = error

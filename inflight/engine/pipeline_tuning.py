@@ -9,11 +9,11 @@ A step takes max(slowest stage, loop / stagger). The loop is the time from the s
 the token is back there: all stages, the links between them, and the way back. Both times are known only when the ranks run.
 They are measured with real steps of invented requests, on any executor and device:
 
-    loop    every step has the same rows, and is planned ahead: each step waits for the tokens of the previous one
-    stage   every step has other rows: no step waits for another one
+    loop    every step has the same rows, and is planned ahead, so each step waits for the tokens of the previous step
+    stage   every step has different rows, so no step waits for another step
 
-If the stagger is larger than necessary, steps are small and the tokens of a request come late. So the smallest one is chosen
-that keeps all stages busy. Which tokens are drawn does not depend on it.
+If the stagger is larger than necessary, steps are small and the tokens of a request come late. So the smallest stagger is
+chosen that keeps all stages busy. The stagger does not change which tokens are drawn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 # A step may take so many times as long as the slowest stage. The goal is 1.15; this leaves room for errors of measurement.
 TOLERANCE = 1.1
-MAX_ROWS = 8  # in a measured step
+MAX_ROWS = 8  # the most rows of a measured step
 NUM_STEPS = 6  # timed steps of each kind
 
 
@@ -73,13 +73,14 @@ def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConf
 
 
 def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> int:
-    """The smallest stagger in [lowest, highest] with which a step takes at most TOLERANCE * stage; `highest` if none does."""
+    """Returns the smallest stagger in [lowest, highest] with which a step takes at most TOLERANCE * stage; `highest` if there
+    is no such stagger."""
     return min(max(lowest, math.ceil(loop / (TOLERANCE * stage))), highest)
 
 
 class _Measurement:
-    """Runs its steps with its own schedulers and block pools: those of the engine do not change. What the steps leave in the
-    slots and blocks of the workers is overwritten when real requests get them."""
+    """Runs its steps with its own schedulers and block pools: the engine's scheduler and block pool do not change. These steps
+    leave data in the workers' slots and blocks; it is overwritten when real requests get the slots and blocks."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
@@ -95,15 +96,15 @@ class _Measurement:
         self.next_step_id = 0
 
     def run(self) -> tuple[float, float]:
-        """The times of the loop and of the slowest stage, in seconds, with steps of `num_rows` requests."""
+        """Returns the times of the loop and of the slowest stage, in seconds, with steps of `num_rows` requests."""
         rows, depth = self.num_rows, self._depth
         loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
         stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
         return loop, stage
 
     def _period(self, scheduler: Scheduler, num_requests: int, max_tokens: int, depth: int) -> float:
-        """The median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the pipeline
-        and are not timed."""
+        """Returns the median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the
+        pipeline and are not timed."""
         for index in range(num_requests):
             scheduler.add_request(_request(index, max_tokens))
         in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()

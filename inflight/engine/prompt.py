@@ -25,10 +25,10 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
-    """The text or the token ids, which are not checked yet, and the cache salt: that of the prompt, or else `cache_salt`.
+    """Returns the text or the token ids, not checked yet, and the cache salt. `cache_salt` is used if the prompt has no salt.
 
     Raises:
-        InvalidRequestError: a dictionary has other keys, or values of other types; or the salt is no string.
+        InvalidRequestError: a dictionary has other keys, or values of other types; or the salt is not a string.
     """
     given: object = prompt
     salt: object = cache_salt
@@ -40,7 +40,7 @@ def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
 
 
 def _open_dict(prompt: Mapping[str, object]) -> object:
-    """The text or the token ids in it."""
+    """Returns the text or the token ids in the dictionary."""
     if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
         raise InvalidRequestError(
             f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
@@ -55,10 +55,10 @@ def _open_dict(prompt: Mapping[str, object]) -> object:
 
 
 def as_token_ids(given: object) -> Sequence[int]:
-    """`given`, if it is a list of token ids that is not empty. The ids are not checked yet.
+    """Returns `given`, if it is a non-empty list of token ids. The ids are not checked yet.
 
     Raises:
-        InvalidRequestError: it is something else, or empty.
+        InvalidRequestError: `given` is something else, or empty.
     """
     if isinstance(given, (bytes, bytearray)) or not isinstance(given, (Sequence, np.ndarray)):
         raise InvalidRequestError(
@@ -73,9 +73,9 @@ def as_token_ids(given: object) -> Sequence[int]:
 def token_array(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
     """
     Raises:
-        InvalidRequestError: one of them is no token of the vocabulary; the message names its position.
+        InvalidRequestError: an id is not a token of the vocabulary; the message gives its position.
     """
-    # without a loop in Python, so that a long prompt does not hold up other threads
+    # checked without a Python loop, so that a long prompt does not hold up other threads
     is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
     for position, token_id in enumerate(() if is_valid else token_ids):  # finds the position of the wrong token
         if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):

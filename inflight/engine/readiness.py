@@ -14,22 +14,24 @@ from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
-FRESH_SECONDS = 10.0  # for so long a step shows that the engine is ready
+FRESH_SECONDS = 10.0  # after a step the engine counts as ready for so long
 
 
 class Readiness:
-    """Used by the event loop only. `step_budget`: the seconds that a step may take; a busy engine may be silent for as long."""
+    """Used by the event loop only. `step_budget`: the seconds that a step may take; a busy engine may send nothing for so
+    long."""
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
-        self._last_step = -math.inf  # when the engine last reported a step
+        self._last_step = -math.inf  # the time of the engine's last report of a step
         self._step_id = -1  # of the newest report
         self._failure = ""  # error of the last failed step; "" once a step has succeeded
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
     def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
-        """The engine sent outputs, of requests or of the canary, and perhaps its state, which shows steps without any."""
+        """Note the outputs of requests or of the canary, and the engine's state if it was sent. The state shows steps without
+        outputs."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
@@ -63,8 +65,8 @@ class Readiness:
         """
         Args:
             start_canary: sends a request of one token to the engine, and returns the id of its output.
-            busy_since: since when there are requests. Their steps show whether the engine is ready; a canary would have to wait
-                behind them. None: there are none.
+            busy_since: the time since which there are requests; None if there are none. The steps of requests show whether the
+                engine is ready, and a canary would have to wait behind them.
 
         Raises:
             EngineError: the engine makes no steps.

@@ -17,10 +17,10 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class RequestOutputKind(Enum):
-    """What an output of a request holds.
+    """What an output of a request contains.
 
-    CUMULATIVE: everything so far, in an output for each change. Its cost is quadratic in the number of outputs.
-    DELTA: what was added since the last output, of the completions that have grown.
+    CUMULATIVE: everything so far, in one output for each change. The total cost is quadratic in the number of outputs.
+    DELTA: only the completions that have grown, each with the part that was added since the last output.
     FINAL_ONLY: everything, in one output at the end.
     """
 
@@ -30,12 +30,13 @@ class RequestOutputKind(Enum):
 
 
 class RequestState:
-    """A request and its completions, in the order of their index. If no output was taken for a while, the next one has it all.
+    """A request and its completions, in the order of their index. The next output contains everything since the last one that
+    was taken.
 
     Attributes:
         num_unfinished: completions that have not ended.
         error: why a completion failed; if several have failed, the reason of the last one.
-        engine_failed: the engine was the cause of `error`, and not the request.
+        engine_failed: whether the engine, and not the request, was the cause of `error`.
         finished_time: when the last completion ended; 0.0 while one runs.
     """
 
@@ -64,11 +65,11 @@ class RequestState:
 
     @property
     def has_output(self) -> bool:
-        """Whether the caller is to see a change now; with FINAL_ONLY only at the end."""
+        """Whether the caller gets an output now; with FINAL_ONLY only at the end."""
         return self._kind is not RequestOutputKind.FINAL_ONLY or self.finished
 
     def take_output(self) -> RequestOutput | None:
-        """What the caller is to see now, if anything. The next DELTA does not contain it."""
+        """Returns the output that the caller gets now, if any. The next DELTA does not contain it again."""
         if not self.has_output:
             return None
         is_delta = self._kind is RequestOutputKind.DELTA
@@ -89,7 +90,7 @@ class RequestState:
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """All of them, or None while some are missing. Only one DELTA contains them."""
+        """Returns the log-probabilities of the whole prompt; None while some are missing. Only one DELTA contains them."""
         found = self.prompt_logprobs
         if found is None or len(found) < len(self.request.prompt_token_ids):
             return None
@@ -99,7 +100,7 @@ class RequestState:
 
     @property
     def metrics(self) -> RequestMetrics | None:
-        """None until the request has ended, and if it ended before its first token."""
+        """The request's times; None until the request has ended, and None if it ended before its first token."""
         if not self.finished or self.first_token_time is None:
             return None
         return RequestMetrics(
@@ -110,7 +111,7 @@ class RequestState:
         )
 
     def summary(self) -> FinishedRequest:
-        """What observers get when the request has ended."""
+        """Returns the record that observers get when the request has ended."""
         return FinishedRequest(
             request_id=self.request.request_id,
             params=self.request.params,
@@ -129,8 +130,8 @@ class Completion:
     """One completion of a request: its tokens, text and log-probabilities.
 
     Attributes:
-        has_news: something was added since the last delta.
-        num_tokens: so far.
+        has_news: whether something was added since the last delta.
+        num_tokens: the number of tokens so far.
         last_token_time: None before the first token; set by the output processor.
     """
 
@@ -157,9 +158,9 @@ class Completion:
         self._cumulative_logprob = 0.0
 
     def add(self, output: EngineCoreOutput) -> None:
-        """Add the tokens of `output`, at most up to the one that completes a stop string. It ends the completion, and so does a
-        finish reason of `output`. A token that ended the request in the core (EOS, a stop token) counts as a token, but the
-        text does not contain it.
+        """Add the tokens of `output`, at most up to the one that completes a stop string. A stop string ends the completion,
+        and so does a finish reason in `output`. A token that ended the request in the core (EOS, a stop token) counts as a
+        token, but the text does not contain it.
         """
         assert self.finish_reason is None
         token_ids = output.new_token_ids
@@ -187,7 +188,7 @@ class Completion:
         self.has_news = True
 
     def output(self, *, is_delta: bool) -> CompletionOutput:
-        """Everything so far, as copies; or what was added since the last delta."""
+        """Returns a copy of everything so far, or, with `is_delta`, the part that was added since the last delta."""
         self._text += self._detokenizer.take()
         text, token_ids, logprobs = self._text, self._token_ids, self._logprobs
         if is_delta:
@@ -219,7 +220,7 @@ class Completion:
 
 
 def logprobs_dicts(columns: LogprobsColumns, k: int, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
-    """A dict for each position: first the token itself, then the others of the k most probable ones."""
+    """Returns a dict for each position: first the token itself, then the others of the k most probable ones."""
     token_ids = columns.token_ids[:, : k + 1]
     known = [] if tokenizer is None else np.unique(token_ids).tolist()
     texts = {token_id: tokenizer.decode_token(token_id) for token_id in known} if tokenizer is not None else {}

@@ -35,7 +35,7 @@ from inflight.timeline import Event
 DEVICE_PHASES = frozenset({"forward", "sample"})
 HOST_PHASES = frozenset({"plan", "mask", "commit", "prepare", "drain"})  # in the other phases the host waits
 ENGINE = "engine"  # the key of the engine's own timeline
-MAX_GAPS = 1024  # that a `StepClock` keeps until they are taken
+MAX_GAPS = 1024  # how many idle times a `StepClock` keeps until `take`
 
 Interval = tuple[int, int]  # [start, end) in nanoseconds
 
@@ -53,13 +53,13 @@ class RankFigures:
     """How busy the device of a rank was, and how much of the host's work it hid.
 
     Attributes:
-        num_periods: how many periods the figures are about. Without any, the other figures are None.
+        num_periods: how many periods the figures cover. If it is 0, the other figures are None.
         period: the times of the periods.
-        idle: of each period, the time in which the device was idle.
+        idle: for each period, the time in which the device was idle.
         idle_share: the share of all periods in which the device was idle.
         hidden_share: the share of the host's work in these periods (`HOST_PHASES` of the engine and of this rank) during which
             the device was busy. None if the host did no work.
-        phases: the times of each phase of the rank, of the events that ended in these periods.
+        phases: the times of each phase of the rank, over the events that ended in these periods.
     """
 
     num_periods: int
@@ -72,14 +72,14 @@ class RankFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """The times of each phase of the engine, and the figures of every rank, under its name in `timeline_events`."""
+    """The times of each phase of the engine, and the figures of every rank, under the rank's name in `timeline_events`."""
 
     engine_phases: dict[str, Spread]
     ranks: dict[str, RankFigures]
 
 
 def step_figures(events: Mapping[str, Sequence[Event]]) -> StepFigures:
-    """The figures of these events, which `LLMEngine.timeline_events` returns."""
+    """Compute the figures from the events that `LLMEngine.timeline_events` returned."""
     engine = events[ENGINE]
     return StepFigures(
         engine_phases=_phases(event for event in engine if event.phase != "idle"),
@@ -88,7 +88,7 @@ def step_figures(events: Mapping[str, Sequence[Event]]) -> StepFigures:
 
 
 def rank_figures(engine: Sequence[Event], rank: Sequence[Event]) -> RankFigures:
-    """The figures of one rank. A step that lacks a phase, because the ring has dropped its beginning, does not count."""
+    """Compute the figures of one rank. If the ring has dropped the first phases of a step, the step does not count."""
     periods = _periods(rank, TimeSet((event.start_ns, event.end_ns) for event in engine if event.phase == "idle"))
     counted = TimeSet(periods)
     busy = TimeSet((event.start_ns, event.end_ns) for event in rank if event.phase in DEVICE_PHASES)
@@ -112,7 +112,7 @@ def rank_figures(engine: Sequence[Event], rank: Sequence[Event]) -> RankFigures:
 
 
 class TimeSet:
-    """The union of some intervals. Empty ones are left out."""
+    """The union of some intervals. Empty intervals are left out."""
 
     def __init__(self, intervals: Iterable[Interval]) -> None:
         self._starts: list[int] = []
@@ -176,7 +176,7 @@ def _spread(nanoseconds: Sequence[int]) -> Spread | None:
 
 
 class StepClock:
-    """An estimate in the engine. All calls come from the engine's thread; a step may end in any thread."""
+    """Estimates idle times while the engine runs. All calls come from the engine's thread; a step may end in any thread."""
 
     def __init__(self) -> None:
         self._newest: Future[ModelRunnerOutput] | None = None  # the step submitted last
@@ -185,7 +185,8 @@ class StepClock:
         self._work_ns = self._hidden_ns = 0
 
     def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
-        """A step was submitted. `after_idleness`: there was no request before it, so no device waited for the engine."""
+        """Note that a step was submitted. `after_idleness`: there was no request before it, so no device waited for the
+        engine."""
         if self._newest is not None and not after_idleness:
             now = time.perf_counter_ns()
             self._gaps.append(max(now - self._ended_ns, 0) / 1e9 if self._newest.done() else 0.0)
@@ -193,13 +194,13 @@ class StepClock:
         future.add_done_callback(self._note_end)
 
     def worked(self, start_ns: int, end_ns: int) -> None:
-        """The host planned, committed or filled masks. This was hidden if the newest step has not ended yet."""
+        """Note that the host planned, committed or filled masks. This work was hidden if the newest step has not ended yet."""
         self._work_ns += end_ns - start_ns
         if self._newest is not None and not self._newest.done():
             self._hidden_ns += end_ns - start_ns
 
     def take(self) -> tuple[tuple[float, ...], float | None]:
-        """The idle time before each step since the last call, in seconds, and the share of the work that was hidden."""
+        """Returns the idle time before each step since the last call, in seconds, and the share of the work that was hidden."""
         gaps, work, hidden = tuple(self._gaps), self._work_ns, self._hidden_ns
         self._gaps.clear()
         self._work_ns = self._hidden_ns = 0

@@ -28,11 +28,11 @@ class StepRecords:
         self._clock = StepClock()
         self._newest_step = -1  # the id of the step committed last
         self._reported = StepCounters()
-        self._idle_since_ns: int | None = None  # since when there is no request
+        self._idle_since_ns: int | None = None  # the time since which there is no request
         self.note_idleness()
 
     def worked(self, step_id: int, phase: str, start_ns: int) -> int:
-        """Work of the engine's thread that ends now. Returns the time."""
+        """Record work of the engine's thread that began at `start_ns` and ends now. Returns the current time."""
         end_ns = time.perf_counter_ns()
         self.timeline.record(step_id, phase, start_ns, end_ns)
         self._clock.worked(start_ns, end_ns)
@@ -54,7 +54,7 @@ class StepRecords:
             self._idle_since_ns = time.perf_counter_ns()
 
     def take_stats(self) -> SchedulerStats:
-        """The state now, and the counts since the last call."""
+        """Returns the state now, and the counts since the last call."""
         scheduler, before = self._scheduler, self._reported
         self._reported = now = replace(scheduler.stats)
         gaps, hidden_share = self._clock.take()

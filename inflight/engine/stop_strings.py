@@ -2,7 +2,7 @@
 
 It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest suffix of the text that is a prefix of one of
 the strings. A stream has to hold back this suffix; the rest of the text is not needed any more. The match that ends first wins;
-if several end together, the longest of them wins. So the result does not depend on how the text is divided.
+if several matches end together, the longest one wins. So the result does not depend on how the text is divided.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StopStrings:
         """Read `text` from `state` on, at most until a stop string ends.
 
         Args:
-            search: False finds no stop string that ends in this text; one may still begin there.
+            search: if False, a stop string that ends in this text is ignored; a stop string may still begin there.
 
         Returns:
             The new state, the number of characters that were read, and the stop string that ended, if any.

@@ -15,8 +15,8 @@ def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, e
     """Check what can be checked before a grammar is compiled.
 
     Raises:
-        InvalidRequestError: a parameter needs a tokenizer or an EOS token, and there is none; or two parameters exclude each
-            other.
+        InvalidRequestError: a parameter needs a tokenizer or an EOS token that the model does not have; or two parameters
+            exclude each other.
     """
     if tokenizer is None:
         for name in ("structured_outputs", "stop", "bad_words"):
@@ -35,13 +35,13 @@ def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, e
 
 
 def unenforced_places(params: SamplingParams, backend: str) -> tuple[str, ...]:
-    """The places in the JSON schemas of `params` that the grammar backend will not enforce."""
+    """Returns the places in the JSON schemas of `params` that the grammar backend will not enforce."""
     wanted = params.structured_outputs
     return () if wanted is None else tuple(backend_class(backend).relax(GrammarSpec.from_params(wanted))[1])
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word at the beginning of a text, and those after a space if they differ.
+    """Returns the tokens of each word at the beginning of a text, and its tokens after a space if these differ.
 
     Raises:
         InvalidRequestError: a word has no tokens in the vocabulary.

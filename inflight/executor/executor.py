@@ -32,7 +32,7 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
-MAX_SHUTDOWN_SECONDS = 5.0  # less if the budget of a step is less
+MAX_SHUTDOWN_SECONDS = 5.0  # or the budget of a step, if it is shorter
 MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # if a rank is lost or silent: the others may wait for it for ever
 ROOT_CAUSE_SECONDS = 0.5  # how long the engine waits, after the first error of a step, for the error that caused it
 
@@ -51,7 +51,7 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """The class for `config.parallel.distributed_executor_backend`.
+        """Returns the class for `config.parallel.distributed_executor_backend`.
 
         Raises:
             ConfigError: the backend names a class that cannot be imported, or that is no Executor.
@@ -84,13 +84,13 @@ class Executor(ABC):
     # -- start-up, in this order; each is idempotent -----------------------------------------------------------
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        """Per rank: layer name -> spec."""
+        """Returns for each rank: layer name -> spec."""
         if self._kv_cache_specs is None:
             self._kv_cache_specs = self.collective_rpc("get_kv_cache_specs")
         return list(self._kv_cache_specs)
 
     def determine_available_memory(self) -> list[int]:
-        """Bytes for the KV cache per rank, after a real profile run."""
+        """Returns the bytes for the KV cache of each rank, after a real profile run."""
         if self._available_memory is None:
             self._available_memory = self.collective_rpc("determine_available_memory")
         return list(self._available_memory)
@@ -179,7 +179,7 @@ class Executor(ABC):
             other ranks run the call, too, and their failures are logged. With `non_block` a future of the list or the value.
 
         Args:
-            timeout: seconds from now, for this call and the steps before it. None waits as long as the ranks live.
+            timeout: seconds from now, for this call and the steps before it. If None, wait as long as the ranks live.
         """
         assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
         future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank)
@@ -262,7 +262,8 @@ class Executor(ABC):
         """Ask a rank what it is doing. Unless the rank hangs, it delivers a `WorkerActivity`, now or soon. Must not wait."""
 
     def _state(self, rank: int) -> str:
-        """What is known of a rank that does not answer `_ask`; "" if nothing. Must not wait and must not call the executor."""
+        """Describe a rank that does not answer `_ask`; "" if nothing is known of it. Must not wait and must not call the
+        executor."""
         return ""
 
     # -- what a concrete executor calls ------------------------------------------------------------------------
@@ -282,14 +283,14 @@ class Executor(ABC):
                 raise error
 
     def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
-        """Until when `_terminate` waits for ranks to end by themselves, on the clock `time.monotonic()`."""
+        """Returns the time until which `_terminate` waits for ranks to end by themselves, on the clock `time.monotonic()`."""
         seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
         return time.monotonic() + min(seconds, self._step_budget)
 
     def _deliver(self, reply: WorkerReply) -> None:
-        """A rank's reply or activity, from any thread, in any order, any number of times."""
+        """Process a rank's reply or activity. Called from any thread, in any order, any number of times."""
         self._table.deliver(reply)
 
     def _rank_died(self, rank: int, reason: str) -> None:
-        """A rank is gone for good. From any thread, any number of times."""
+        """Note that a rank is gone for good. Called from any thread, any number of times."""
         self._table.rank_died(rank, reason)

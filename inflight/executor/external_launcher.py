@@ -62,7 +62,7 @@ class ExternalLauncherExecutor(Executor):
 
     Args:
         worker_factory: makes this rank's worker, in its thread.
-        me: which rank this is; None: the environment says it.
+        me: which rank this is; if None, it is read from the environment.
 
     Raises:
         ConfigError: no launcher has started this process, or the number of ranks does not fit the parallel sizes.
@@ -126,7 +126,7 @@ class ExternalLauncherExecutor(Executor):
             self._peers[rank] = _Peer(stream)
 
     def _has_started(self, error: BaseException | None) -> None:
-        """In the rank's thread."""
+        """Called in the rank's thread when the rank has started, or has failed to start."""
         rank = self._me.rank
         if error is None:
             self._io.call_soon(partial(self._send_to_peers, Ready(rank=rank)))
@@ -257,7 +257,7 @@ class ExternalLauncherExecutor(Executor):
             self._started.put(EngineError(f"rank {rank} could not start: {reason}; what it printed says more"))
 
     def _own_rank_died(self, reason: str) -> None:
-        """The other ranks see the end of their streams."""
+        """End this rank. The other ranks find the end of their streams."""
         for peer in self._peers.values():
             peer.is_gone = True
             peer.stream.close()
@@ -294,7 +294,7 @@ class ExternalLauncherExecutor(Executor):
 
 
 class _Peer:
-    """What the executor holds of another rank."""
+    """The executor's state for another rank."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream

@@ -9,7 +9,7 @@ from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepRep
 
 
 def failure_of(error: BaseException) -> WorkerFailure:
-    """What a rank sends in place of a result."""
+    """Returns the message that a rank sends in place of a result."""
     return WorkerFailure(
         type_name=type(error).__name__,
         message=str(error),
@@ -21,7 +21,7 @@ def failure_of(error: BaseException) -> WorkerFailure:
 def failed_reply(
     to: ExecuteModel | RpcCall | StepReply | RpcReply, rank: int, failure: WorkerFailure
 ) -> StepReply | RpcReply:
-    """The reply that is sent if `to`, a command or its answer, cannot be encoded."""
+    """Returns the reply that is sent if `to`, a command or its answer, cannot be encoded."""
     kind, number = to.key
     if kind == "step":
         return StepReply(epoch=to.epoch, step_id=number, rank=rank, failure=failure)
@@ -30,7 +30,7 @@ def failed_reply(
 
 def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
     """The error that a rank has raised, of the same class. Its message names the rank, and a note holds the rank's traceback.
-    None if `error_by_name` does not know the class."""
+    Returns None if `error_by_name` does not find the class."""
     error = error_by_name(failure.type_name, f"rank {rank}: {failure.message}")
     if error is not None:
         error.add_note(f"On rank {rank}:\n{failure.traceback}")
@@ -38,8 +38,8 @@ def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
 
 
 def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """What the executor raises if a rank could not start. An error of the user keeps its class; any other error is the death of
-    the rank."""
+    """Returns the error that the executor raises if a rank could not start. An error of the user keeps its class; any other
+    error is the death of the rank."""
     if (error := named_error(rank, failure)) is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"

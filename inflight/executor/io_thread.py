@@ -43,7 +43,7 @@ class IoThread:
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result()
 
     def stop(self) -> None:
-        """End the thread after the calls given before. Waits for it, unless it is the thread that asks. Idempotent."""
+        """End the thread after the calls given before. Waits for its end, unless it is called in this thread. Idempotent."""
         self.call_soon(self.loop.stop)
         if self._thread.ident is None:
             self.loop.close()

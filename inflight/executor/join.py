@@ -118,7 +118,7 @@ class Listener:
         self._on_join(hello.rank, stream)
 
     def _refusal(self, hello: Hello) -> str:
-        """Why this peer may not join; "" if it may."""
+        """Returns the reason why this peer may not join; "" if it may join."""
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return "its INFLIGHT_CLUSTER_TOKEN is not that of node 0"
         if hello.schema != schema_digest():

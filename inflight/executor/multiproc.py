@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_JOIN_SECONDS = 300.0
-EXIT_CODE_SECONDS = 0.05  # that the end of a process may come after the end of its stream
+EXIT_CODE_SECONDS = 0.05  # the end of a process may come so long after the end of its stream
 
 
 class MultiprocExecutor(Executor):
@@ -132,7 +132,7 @@ class MultiprocExecutor(Executor):
             self._begin(rank, Stream(self._io, ours), inherited)
 
     def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
-        """The stream to a rank is open: tell the rank what to construct."""
+        """The stream to a rank is open: send the rank what it has to construct."""
         stream.on_message = partial(self._receive, rank)
         stream.on_end = partial(self._stream_ended, rank)
         self._ranks[rank].stream = stream
@@ -254,7 +254,7 @@ class MultiprocExecutor(Executor):
 
 
 class _Rank:
-    """What the executor holds of one rank. Written in the I/O thread."""
+    """The executor's state for one rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None

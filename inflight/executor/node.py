@@ -1,4 +1,4 @@
-"""`run_node`: what `inflight worker` does on the nodes other than node 0. It starts the node's ranks and waits for their end.
+"""`run_node`: runs `inflight worker` on the nodes other than node 0. It starts the node's ranks and waits for their end.
 
 It connects to node 0 once per rank and gives each connection to the process of the rank. So the program of a worker is the same
 on all nodes, and no worker knows the token.
@@ -21,7 +21,7 @@ from inflight.interface.start_up import Hello
 logger = logging.getLogger(__name__)
 
 MAX_CONNECT_SECONDS = 300.0
-LAST_RANKS_SECONDS = 10.0  # that the other ranks of the node may take to end when the first one has ended
+LAST_RANKS_SECONDS = 10.0  # the other ranks of the node may take so long to end after the first one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
     Raises:
         ConfigError: the arguments do not fit, or node 0 refuses them.
         EngineError: node 0 does not answer.
-        WorkerDiedError: a rank of this node ended, and the executor had not told it to.
+        WorkerDiedError: a rank of this node ended without a command of the executor.
     """
     layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
     ranks = ranks_of_node(layout.world_size, args.nnodes, args.node_rank)

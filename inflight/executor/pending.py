@@ -1,4 +1,4 @@
-"""A command that was sent to all ranks, and the replies that have come so far. `reply_table.py` tells how a reply is handled.
+"""A command that was sent to all ranks, and the replies that have come so far. `reply_table.py` has the rules for replies.
 
 A `Pending` is *settled* when its future has a result or an error, or is about to have one. It is *complete* when all ranks have
 replied. An error, a timeout, or the reply of the one rank that the caller asked for can settle it before it is complete.
@@ -27,10 +27,10 @@ class Pending(ABC):
     """The lock of the `ReplyTable` guards everything but `future`.
 
     Args:
-        result_rank: the rank whose value is the result; None: the result is a list of all ranks' values.
+        result_rank: the rank whose value is the result; if None, the result is a list of all ranks' values.
     """
 
-    step_id: int | None = None  # a call has none
+    step_id: int | None = None  # None for a call
     request_ids: Sequence[str] = ()
 
     def __init__(self, key: ReplyKey, num_ranks: int, result_rank: int | None) -> None:
@@ -47,7 +47,7 @@ class Pending(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What error messages call the command."""
+        """The command's name in error messages."""
 
     @property
     def awaited(self) -> Set[int]:
@@ -64,7 +64,7 @@ class Pending(ABC):
         return kind(message, rank=rank, step_id=self.step_id, request_ids=self.request_ids)
 
     def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
-        """What the future raises if a rank has replied with a failure."""
+        """Returns the error of the future if a rank has replied with a failure."""
         return StepError(
             f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}",
             rank=rank,

@@ -33,7 +33,7 @@ def worker_title(layout: RankLayout, rank: int) -> str:
 
 
 def name_process(title: str, short_name: str | None = None) -> None:
-    """A program calls this when it begins. Log lines name it by `title`, and `top` by `short_name`."""
+    """Name this process; called when a program begins. Log lines show `title`, and `top` shows `short_name`."""
     logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
     logging.getLogger("inflight").setLevel(envs.log_level())
     name = short_name or title.replace(": ", "-").replace(" ", "-")
@@ -78,7 +78,7 @@ class ChildProcess:
             raise
 
     def fileno(self) -> int:
-        """Readable when the process has ended."""
+        """Returns a descriptor that is readable when the process has ended."""
         return self.pidfd
 
     @property
@@ -90,12 +90,13 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """As in `subprocess`: negative for a signal, None while the process lives. Reaps a process that has ended."""
+        """The exit code as in `subprocess`: negative for a signal, None while the process lives. Reaps a process that has
+        ended."""
         return None if self.is_alive else self._popen.wait()
 
     @property
     def state(self) -> str:
-        """How the process is doing, as text. Never waits."""
+        """Describe whether the process runs or how it ended. Never waits."""
         code = self.exit_code
         if code is None:
             is_stopped = _status_letter(self.pid) in "Tt"
@@ -105,7 +106,7 @@ class ChildProcess:
         return f"process {self.pid} ended with exit code {code}"
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Does nothing once the process has ended."""
+        """Send a signal. Does nothing once the process has ended."""
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):  # it has ended since
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -118,7 +119,7 @@ class ChildProcess:
 
 
 class WorkerProcess(ChildProcess):
-    """A worker.
+    """The process of one rank's worker.
 
     Args:
         title: what `ps` shows, see `worker_title`.
@@ -149,7 +150,7 @@ def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[Chil
 
 
 def wait_for_first_end(processes: Iterable[ChildProcess]) -> None:
-    """Wait, however long, until at least one has ended."""
+    """Wait without a time limit until at least one process has ended."""
     wait([process.pidfd for process in processes])
 
 
@@ -164,7 +165,7 @@ def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> N
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """The environment of the child: without API keys, with the import path and the log level of this process."""
+    """Returns the environment of the child: without API keys, with the import path and the log level of this process."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
     result = {**environment, "PYTHONPATH": path}
     for name in envs.API_KEY_VARIABLES:

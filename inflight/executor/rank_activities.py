@@ -18,10 +18,10 @@ class RankActivities:
     """The lock of the `ReplyTable` guards it.
 
     Args:
-        state: what is known of a rank that does not answer the question; "" if nothing. Must not wait.
+        state: describes a rank that does not answer the question; "" if nothing is known of it. Must not wait.
 
     Attributes:
-        answers: rank -> its answer to the last question.
+        answers: rank -> the rank's answer to the last question.
         newest_replies: rank -> the last step that it answered.
     """
 
@@ -31,7 +31,7 @@ class RankActivities:
         self.newest_replies: dict[int, int] = {}
 
     def timeout_error(self, pending: Pending, step_budget: float) -> RankError:
-        """The error of a command whose deadline has passed."""
+        """Returns the error of a command whose deadline has passed."""
         ranks, silent = self._describe_silent(pending)
         if isinstance(pending, PendingCall):
             message = f"{pending.name} had no reply within {pending.timeout:g} s from {silent}"
@@ -43,14 +43,14 @@ class RankActivities:
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def silence_behind(self, error: RankError, pending: Pending) -> RankError:
-        """The cause of `error`, an echo, if the ranks that have not answered `pending` have not failed either."""
+        """Returns the cause of `error`, an echo, if the ranks that have not answered `pending` have sent no failure."""
         ranks, silent = self._describe_silent(pending)
         message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """The ranks that the future waits for, and what each is doing. Ranks that did not answer the question come first, ranks
-        that wait for another rank come last."""
+        """Returns the ranks that the future waits for, and the activity of each. Ranks that did not answer the question come
+        first, ranks that wait for another rank come last."""
 
         def order(rank: int) -> tuple[bool, bool, int]:
             activity = self.answers.get(rank)

@@ -35,7 +35,7 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 64  # how many are kept; the first cause is among them
+MAX_ERRORS = 64  # so many errors are kept; the first cause is one of them
 MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked; at most a tenth of the time allowed
 
 Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
@@ -58,7 +58,7 @@ class ReplyTable:
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
         self._activities = RankActivities(state)
-        self._errors: list[RankError] = []  # of steps, and of ranks that died
+        self._errors: list[RankError] = []  # the errors of steps, and of ranks that died
         self._closed = False
         self._on_death: Callable[[], None] | None = None
         self._changed = threading.Condition(threading.Lock())

@@ -23,7 +23,7 @@ from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameRead
 logger = logging.getLogger(__name__)
 
 MAX_BUFFERS_PER_CALL = 512  # of sendmsg; the kernel takes 1024
-MAX_LINK_SILENCE_SECONDS = 60.0  # less if a step's budget is less
+MAX_LINK_SILENCE_SECONDS = 60.0  # or a step's budget, if it is shorter
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
@@ -82,7 +82,8 @@ class Stream:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send(self, buffers: list[Buffer]) -> None:
-        """Send, or queue what the socket does not take at once. Never waits, never raises: a broken stream calls `on_end`.
+        """Send, or queue the bytes that the socket does not accept at once. Never waits, never raises: a broken stream calls
+        `on_end`.
 
         The calling thread sends the first piece. For most frames that is all, so they cost no thread switch.
         """
@@ -108,7 +109,7 @@ class Stream:
         _drop_sent(self._outgoing, count)
 
     def _write_later(self) -> None:
-        """In the I/O thread: write whenever the socket takes bytes, until all are gone."""
+        """In the I/O thread, write whenever the socket accepts bytes, until all bytes are sent."""
         if self._is_open:
             self._io.loop.add_writer(self._socket, self._on_writable)
 
@@ -152,7 +153,7 @@ class Stream:
             self.on_end(reason)
 
     def close(self) -> None:
-        """Idempotent; `on_end` is not called. Any thread may call it once the I/O thread has ended."""
+        """Close the stream without a call of `on_end`. Idempotent. After the end of the I/O thread any thread may call it."""
         with self._lock:
             if not self._is_open:
                 return
@@ -179,10 +180,10 @@ class BlockingStream:
         self._lock = threading.Lock()  # held while one frame is sent
 
     def receive(self, allowed: Sequence[type] = MESSAGE_TYPES) -> Message | None:
-        """The next message; None at the end of the stream.
+        """Returns the next message; None at the end of the stream.
 
         Raises:
-            CodecError: what came is damaged, or of a type that is not allowed.
+            CodecError: the message is damaged, or its type is not allowed.
             OSError: the stream was lost.
         """
         while not self._frames:

@@ -65,7 +65,7 @@ class WorkerLoop:
 
     @property
     def activity(self) -> str:
-        """What the rank is doing, as text."""
+        """Describe what the rank does now."""
         if not self._has_worker:
             return "starting"
         steps = list(self._steps)
@@ -142,7 +142,7 @@ class WorkerLoop:
             self._answer_step(step, failure=failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
-        """In the thread that has completed the future, or cancelled it at shutdown."""
+        """Answer the step. Called in the thread that has completed the future, or cancelled it at shutdown."""
         try:
             output = future.result()
         except BaseException as error:  # nothing above this frame handles it

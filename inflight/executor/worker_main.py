@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None:
-    """Import, construct and load the worker. None if that failed; the executor has been told why."""
+    """Import, construct and load the worker. Returns None if that failed; then the executor has got the reason."""
     try:
         module, _, name = start_up.worker_class.partition(":")
         worker_class = getattr(importlib.import_module(module), name)
@@ -78,7 +78,7 @@ def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None
 
 
 def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
-    """A result that cannot be encoded becomes the failure of its step or call."""
+    """Send a reply. If a result cannot be encoded, the failure of its step or call is sent instead."""
     try:
         try:
             stream.send(reply)

@@ -73,7 +73,7 @@ _array_decoder = msgspec.msgpack.Decoder(_Array)
 
 
 def schema_digest() -> str:
-    """Two versions of Inflight have the same digest only if messages, fields and annotations are the same, in one order."""
+    """Returns a digest that is equal for two versions only if messages, fields, annotations and their order are equal."""
     seen: dict[str, str] = {}
     queue: list[Any] = [*MESSAGE_TYPES, *_VALUE_TYPES.values()]
     for kind in queue:
@@ -89,10 +89,10 @@ def schema_digest() -> str:
 
 
 def encode(message: Message) -> Frame:
-    """The frame's segments are the message's own arrays: they must not change until the frame is sent.
+    """Make a frame. Its segments are the message's own arrays: they must not change until the frame is sent.
 
     Raises:
-        CodecError: an argument or value of a call is no plain data. The error names its type.
+        CodecError: an argument or value of a call is not plain data. The error names its type.
     """
     segments: list[ByteArray] = []
     try:
@@ -134,7 +134,7 @@ def _write(segments: list[ByteArray], value: object) -> object:
 
 
 def _pack(value: Any) -> Any:
-    """A value as a tree of plain data. Refuses subclasses, because the receiver would make the base class of them."""
+    """Returns a value as a tree of plain data. Refuses subclasses, because the receiver would make the base class of them."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value
@@ -168,7 +168,7 @@ class Decoder:
         self._segments: list[ByteArray | None] = []
 
     def decode(self, frame: Frame, allowed: Sequence[type] = MESSAGE_TYPES) -> Message:
-        """The arrays of the message own their memory, or the memory of the frame's segments, and can be written to.
+        """Read a message. Its arrays own their memory, or the memory of the frame's segments, and can be written to.
 
         Raises:
             CodecError: the frame is damaged, or its type is not allowed now.

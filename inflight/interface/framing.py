@@ -41,7 +41,7 @@ class Frame:
         return len(self.body) + sum(len(segment) for segment in self.segments)
 
     def buffers(self) -> list[Buffer]:
-        """The frame's bytes, in order, for `sendmsg`. They must not change until they are sent.
+        """Returns the frame's bytes, in order, for `sendmsg`. They must not change until they are sent.
 
         Raises:
             CodecError: the frame is larger than a reader accepts.
@@ -64,7 +64,7 @@ class FrameReader:
     `read_ahead=False` the reader takes no byte behind the current frame, so that another reader can continue.
 
     Raises (`received`):
-        CodecError: the bytes are no frame of ours, or it is larger than `max_frame_bytes`. The stream is lost then.
+        CodecError: the bytes are not a valid frame, or the frame is larger than `max_frame_bytes`. Then the stream is lost.
     """
 
     def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, read_ahead: bool = True) -> None:
@@ -76,7 +76,7 @@ class FrameReader:
         self._in_place = False
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go. Never empty."""
+        """Returns the memory for the next bytes. Never empty."""
         rest = self._piece[self._filled :]
         self._in_place = len(rest) >= len(self._ahead)
         return rest if self._in_place else self._ahead

@@ -23,7 +23,7 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """One attention layer's cache. `sliding_window`: how many tokens a query sees, its own included; None: all."""
+    """One attention layer's cache. `sliding_window`: how many tokens a query sees, its own included; None if it sees all."""
 
     block_size: int
     num_kv_heads: int
@@ -68,7 +68,7 @@ def count_groups(kinds: Iterable[Kind]) -> dict[Kind, int]:
     """How many groups the layers of each kind make, if a group has as many layers as the rarest kind.
 
     Args:
-        kinds: of every layer of the whole model, all pipeline stages included.
+        kinds: the kind of every layer of the whole model, all pipeline stages included.
     """
     count_of_kind = Counter(kinds)
     size = min(count_of_kind.values())

@@ -28,11 +28,11 @@ class ResolvedSampling:
     """`SamplingParams`, and the values that follow from them together with the tokenizer, the model or chance.
 
     Attributes:
-        params: as the user gave them.
-        seed: 64 bits; a draw is a pure function of (seed, position). Children of n > 1 have their own, derived.
+        params: the parameters as the user gave them.
+        seed: 64 bits; a draw is a pure function of (seed, position). With n > 1 each sequence has its own derived seed.
         max_tokens: the most tokens to emit, at least 1.
         stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
-        eos_token_ids: the subset of `stop_token_ids` that is the model's own; its stop_reason is None.
+        eos_token_ids: the model's own tokens in `stop_token_ids`; after one of them the stop_reason is None.
         reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens, or at once if there are none.
         bad_words_token_ids: sequences of tokens. The last token of each is forbidden after the others.
     """
@@ -48,7 +48,7 @@ class ResolvedSampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
-    """One sequence to generate. n > 1 becomes n of these.
+    """One sequence to generate. A request with n > 1 becomes n of these.
 
     `prompt_leader` names the sibling (same prompt, earlier index) whose prompt blocks this one may share. `arrival_time` is
     `time.monotonic()`. `cache_salt` separates the prefix caches of users who must not see each other's timing.

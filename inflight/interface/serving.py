@@ -19,7 +19,8 @@ from inflight.interface.statistics import SchedulerStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine:
-    """The first frame on the first front end's stream. `tokenizer`: folder or hub id, for grammars; None: the model's own."""
+    """The first frame on the first front end's stream. `tokenizer`: folder or hub id, for grammars; None for the model's
+    own."""
 
     config: EngineConfig
     tokenizer: str | None

@@ -18,7 +18,7 @@ class SchedulerStats:
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
         prefix_cache_queries: prompt tokens looked up since the last report.
         prefix_cache_hits: how many of these tokens were found.
-        num_preemptions: since the last report.
+        num_preemptions: preemptions since the last report.
         num_generation_tokens: tokens added to requests since the last report.
         num_draft_tokens: drafts that were verified since the last report.
         num_accepted_tokens: how many of these drafts were accepted.

@@ -134,9 +134,9 @@ class ModelRunnerOutput:
 
     `sampled_token_ids` are the tokens of the plan's sampling rows, in row order. The j-th sampling row has
     `num_sampled_tokens[j]` of them, and the first is at `sampled_positions[j]` of its request. Without drafts these two arrays
-    are empty: each row has one token, at the position behind the row's last token. `logprobs` are those of the sampled tokens
-    at the indices `logprobs_rows`. `draft_token_ids[j]` are the drafts that the next step may try behind the last token of the
-    j-th sampling row, padded with -1.
+    are empty: each row has one token, at the position behind the row's last token. `logprobs` are the log-probabilities of the
+    sampled tokens at the indices `logprobs_rows`. `draft_token_ids[j]` are the drafts that the next step may try behind the
+    last token of the j-th sampling row, padded with -1.
     """
 
     step_id: int

@@ -50,11 +50,12 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """Layer name -> spec, in layer order, for the layers of this rank."""
+        """Returns layer name -> spec, in layer order, for the layers of this rank."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Bytes free for the KV cache, after a profile run at the largest batch; 0 or less if there are none. Idempotent."""
+        """Returns the bytes free for the KV cache, after a profile run at the largest batch; 0 or less if there are none.
+        Idempotent."""
 
     @abstractmethod
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
@@ -70,8 +71,8 @@ class WorkerBase(ABC):
         """
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """The masks of a step that has begun and has `grammar_rows`. Called on the ranks of the last stage only. Must not wait.
-        The default is for a worker that draws no tokens under a grammar."""
+        """Receive the masks of a step that has begun and has `grammar_rows`. Called on the ranks of the last stage only. Must
+        not wait. The default suits a worker that draws no tokens under a grammar."""
 
     @abstractmethod
     def execute_dummy_batch(self) -> None:
@@ -82,7 +83,7 @@ class WorkerBase(ABC):
         for this one. From any thread."""
 
     def phase(self) -> str:
-        """What the rank computes now, for error messages; "" if not known. Any thread may call it; must not wait."""
+        """Describe for error messages what the rank computes now; "" if not known. Any thread may call it; must not wait."""
         return ""
 
     def is_waiting(self) -> bool:

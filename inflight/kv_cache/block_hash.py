@@ -14,7 +14,7 @@ from inflight.interface.request import Int32Array
 
 
 class BlockHasher:
-    """The chain for one model and block size."""
+    """Computes the chain of names for one model and block size."""
 
     def __init__(self, fingerprint: str, block_size: int) -> None:
         self._fingerprint = fingerprint.encode()

@@ -2,7 +2,7 @@
 
 Owns the pool and, through `RequestBlocks`, every table. Side effects, in the life of a request:
 
-    1. `get_computed_blocks` finds the request's blocks in the prefix cache, or `share_prompt` finds those of its leader. No
+    1. `get_computed_blocks` finds the request's blocks in the prefix cache, or `share_prompt` finds its leader's blocks. No
        block changes.
     2. `allocate_slots` takes these blocks and new ones. If there are too few, it takes none.
     3. `commit`, after each step: full blocks get their names, so that other requests can find them from now on. Blocks that a
@@ -63,7 +63,8 @@ class KVCacheManager:
         return RequestBlocks(tables=tuple([] for _ in self._windows), root=self._hasher.root(cache_salt))
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
-        """The blocks of the longest cached beginning of `token_ids`, for each group. The last token is never part of it."""
+        """Returns the blocks of the longest cached beginning of `token_ids`, for each group. The last token is never part of
+        it."""
         if not self._caching:
             return NO_BLOCKS
         blocks.may_be_named = True
@@ -77,7 +78,7 @@ class KVCacheManager:
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """The leader's first blocks, for the request with the same prompt that `blocks` belong to. NO_BLOCKS if the leader's
+        """Returns the leader's first blocks, for the request of `blocks`, which has the same prompt. NO_BLOCKS if the leader's
         window has left a block that this request needs."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
@@ -114,7 +115,7 @@ class KVCacheManager:
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Tokens `[0, num_computed_tokens)` are in the cache. Call it only if `has_full_blocks`."""
+        """Note that tokens `[0, num_computed_tokens)` are in the cache. Call it only if `has_full_blocks`."""
         num_full = num_computed_tokens // self.block_size
         is_named = self._caching and blocks.may_be_named
         if is_named:
@@ -152,7 +153,7 @@ class KVCacheManager:
         self.pool.check_integrity(references)
 
     def _first_live_block(self, group: int, num_computed_tokens: int) -> int:
-        """The first block that the token at position `num_computed_tokens`, or a later one, can see."""
+        """Returns the first block that the token at position `num_computed_tokens`, or a later one, can see."""
         window = self._windows[group]
         return 0 if window is None else max(0, num_computed_tokens - window + 1) // self.block_size
 
@@ -166,7 +167,7 @@ class KVCacheManager:
         self.pool.free(reversed(left))
 
     def _longest_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
-        """The largest n <= limit such that all blocks that a token at n * block_size sees in this group are cached."""
+        """Returns the largest n <= limit such that all blocks that a token at n * block_size sees in this group are cached."""
         window = self._windows[group]
         if window is None:
             for i in range(limit):

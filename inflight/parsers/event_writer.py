@@ -60,7 +60,7 @@ class EventWriter:
     """
     Args:
         make_id: makes the id of a new call.
-        max_tool_calls: None for any number.
+        max_tool_calls: the most calls; None for any number.
 
     Attributes:
         num_tool_calls: calls that have begun.
@@ -116,13 +116,13 @@ class EventWriter:
         return MAX_HELD - self._num_held
 
     def hold(self, text: str) -> None:
-        """Text that may be a call's markup."""
+        """Hold text that may be a call's markup."""
         if text:
             self._held.append(text)
             self._num_held += len(text)
 
     def accept(self) -> None:
-        """The held text was markup: it is dropped."""
+        """Drop the held text, because it was markup."""
         self._held.clear()
         self._num_held = 0
 
@@ -138,7 +138,7 @@ class EventWriter:
             self.accept()
 
     def reject(self) -> None:
-        """The held text was not markup: it is content."""
+        """Make the held text content, because it was not markup."""
         held = "".join(self._held)
         self.accept()
         self.content(held)

@@ -68,8 +68,8 @@ def create_output_parser(
     """A parser for one completion.
 
     Args:
-        tool_parser, reasoning_parser: names as `resolve_parsers` gives them; None for none.
-        tools: of the request. Without tools its text has no calls, whatever it looks like.
+        tool_parser, reasoning_parser: names as `resolve_parsers` returns them; None for no parser.
+        tools: the request's tools. Without tools no text is read as a call.
         prompt_ends_in_reasoning: see the function of this name.
         max_tool_calls: later calls are left out. 1 for parallel_tool_calls=False.
         make_call_id: makes the id of a call. By default it is random, in the form that the family's templates accept.

@@ -17,7 +17,7 @@ NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, o
 
 @dataclass(slots=True)
 class StepCounters:
-    """Counted since the engine started."""
+    """Counts since the engine started."""
 
     num_preemptions: int = 0
     num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
@@ -38,7 +38,7 @@ class SampledRow(NamedTuple):
 
 
 def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, SampledRow]:
-    """Plan row -> what was drawn there, for the rows that sample."""
+    """Returns plan row -> drawn tokens, for the rows that sample."""
     rows = plan.samples.nonzero()[0]
     if output.num_sampled_tokens.size:
         counts = output.num_sampled_tokens
@@ -134,7 +134,7 @@ def _append(
 def make_output(
     request: Request, added: AddedTokens, drawn: SampledRow | None = None, piece: PromptLogprobs | None = None
 ) -> EngineCoreOutput:
-    """What the front end is told. `piece`: a part of the prompt's log-probabilities.
+    """Make the output for the front end. `piece`: a part of the prompt's log-probabilities.
 
     A step computes equally many log-probabilities for all rows: as many as any row wants. Here they are cut to the number that
     this request wants, so that all of its columns have one width and can be joined.

@@ -63,7 +63,8 @@ class RequestGrammars:
                 self._compiled.put(self._compiled.get(timeout=seconds))
 
     def take_compiled(self) -> list[tuple[str, str]]:
-        """The requests whose compilations have ended since the last call, each with the reason if it failed, otherwise "".
+        """Returns the requests whose compilations have ended since the last call, each with the reason if it failed, otherwise
+        "".
 
         The cost depends only on these requests, not on how many wait. Requests that share a grammar are returned together.
         """
@@ -93,7 +94,7 @@ class RequestGrammars:
     # -- masks ---------------------------------------------------------------------------------------------------
 
     def expect(self, plan: SchedulerOutput) -> None:
-        """A step with `grammar_rows` has been planned."""
+        """Note that a step with `grammar_rows` has been planned."""
         self._unmasked.add(plan.step_id)
 
     def give_up_masks(self) -> list[tuple[int, GrammarOutput]]:
@@ -107,7 +108,7 @@ class RequestGrammars:
     def fill(
         self, in_flight: Iterable[tuple[SchedulerOutput, list[Request]]]
     ) -> tuple[list[tuple[int, GrammarOutput]], dict[str, str]]:
-        """The masks that can be made now.
+        """Make the masks that can be made now.
 
         Args:
             in_flight: the steps that have not been committed, oldest first, with the requests of their rows.

@@ -60,8 +60,8 @@ def _full(request: Request) -> NewRequestData:
 
 
 def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
-    """Tokens that a grammar forced, from the first position that the row computes. If the row starts after them, the workers
-    need not be told: steps in flight draw the same tokens."""
+    """Returns the tokens that a grammar forced, from the first position that the row computes. If the row starts after them,
+    the workers do not need them: steps in flight draw the same tokens."""
     forced = [
         (request, range(request.num_computed_tokens, request.num_tokens))
         for request, _, _, is_new, _ in rows

@@ -35,7 +35,7 @@ class Request:
     Attributes:
         draft_token_ids: proposed by the last committed step that drew tokens, to follow the last of them.
         num_drawn_tokens: 1 + the position of the last token that a committed step drew.
-        has_untold_tokens: the workers do not know the last tokens, because a grammar forced them; the next plan tells them.
+        has_untold_tokens: the workers do not know the last tokens, because a grammar forced them; the next plan contains them.
     """
 
     def __init__(self, core: EngineCoreRequest, *, order: int, blocks: RequestBlocks, max_model_len: int) -> None:
@@ -92,7 +92,7 @@ class Request:
         self.num_tokens += 1
 
     def describe(self) -> str:
-        """Its state as text, for an error dump."""
+        """Returns the request's state as text, for an error dump."""
         return (
             f"{self.request_id}: {self.status.name}, slot {self.slot}, {self.num_prompt_tokens} prompt tokens, "
             f"{self.num_output_tokens} emitted, {self.num_computed_tokens} of {self.num_planned_tokens} planned, "

@@ -16,8 +16,8 @@ class RequestQueue:
     `remove` is lazy: a removed request stays in the heap until it comes first, or until most of the heap has been removed.
 
     Attributes:
-        num_tokens: of all requests that wait, counted when they were pushed. A follower counts as 0, because its leader
-            computes its prompt.
+        num_tokens: the tokens of all requests that wait, counted when they were pushed. A follower counts as 0, because its
+            leader computes its prompt.
     """
 
     def __init__(self, policy: str) -> None:
@@ -25,7 +25,7 @@ class RequestQueue:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._num_tokens_of: dict[int, int] = {}  # of requests that wait, by their order
         self._held: set[int] = set()  # requests that wait, but are not in the heap
-        self._held_until: dict[str, list[Request]] = {}  # by the event; some may have been removed
+        self._held_until: dict[str, list[Request]] = {}  # event -> requests; some may have been removed
         self.num_tokens = 0
 
     def __len__(self) -> int:

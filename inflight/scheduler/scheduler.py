@@ -55,7 +55,7 @@ from inflight.structured_output.manager import StructuredOutputManager
 class Scheduler:
     """
     Args:
-        grammars: for requests with `structured_outputs`; None if the input processor lets no such request through.
+        grammars: the grammars of requests with `structured_outputs`; None if the input processor lets no such request through.
         num_speculative_tokens: how many drafts the workers propose for a request at most.
         first_step_id: the step id of the first plan.
     """
@@ -122,7 +122,7 @@ class Scheduler:
         return bool(self._failed)
 
     def take_failures(self) -> list[EngineCoreOutput]:
-        """Requests that failed outside a commit: their grammar could not be compiled, or admits nothing."""
+        """Returns requests that failed outside a commit: their grammar could not be compiled, or admits nothing."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -138,7 +138,8 @@ class Scheduler:
     # -- schedule ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step. None if nothing can be computed before a step in flight is committed or a grammar is compiled."""
+        """Plan the next step. Returns None if nothing can be computed before a step in flight is committed or a grammar is
+        compiled."""
         self._release_compiled()
         rows: list[PlannedRow] = []
         budget = self._schedule_running(rows, self._config.max_num_batched_tokens)
@@ -258,7 +259,7 @@ class Scheduler:
         return leader if must_wait and request.num_prompt_tokens > self._kv_cache.block_size else None
 
     def _admit(self, request: Request, budget: int) -> PlannedRow | None:
-        """Give the first request of the queue a slot. None if budget or blocks do not suffice."""
+        """Give the first request of the queue a slot. Returns None if budget or blocks do not suffice."""
         computed = self._computed_blocks(request)
         start = len(computed[0]) * self._kv_cache.block_size if computed else 0
         count = request.num_tokens - start
@@ -284,7 +285,7 @@ class Scheduler:
         return PlannedRow(request, count, grown, True)
 
     def _computed_blocks(self, request: Request) -> tuple[list[int], ...]:
-        """Blocks that the request need not compute: those of its leader, or those in the prefix cache."""
+        """Returns the blocks that the request need not compute: its leader's blocks, or blocks in the prefix cache."""
         last = request.num_tokens - 1  # this token at least is computed, because its logits are needed
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
@@ -355,7 +356,7 @@ class Scheduler:
         return drawn.position - 1 + len(drawn.token_ids)
 
     def fill_masks(self) -> list[tuple[int, GrammarOutput]]:
-        """The masks of steps in flight that can be made now, and were not made before: (step id, masks), in step order.
+        """Make the masks of steps in flight that can be made now and were not made before: (step id, masks), in step order.
 
         A request ends if its grammar fails or admits nothing: `take_failures` returns it.
         """
@@ -391,7 +392,7 @@ class Scheduler:
         self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:
-        """Cache and requests as text, for an error dump."""
+        """Returns cache and requests as text, for an error dump."""
         pool = self._kv_cache.pool
         lines = [
             f"{len(self._running)} requests run, {len(self._waiting)} wait; {pool.num_free_blocks} of {pool.num_blocks - 1} KV "

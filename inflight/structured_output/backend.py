@@ -80,13 +80,13 @@ class GrammarMatcher(ABC):
         return len(token_ids)
 
     def validate_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many `accept_tokens` would accept. The state is as before."""
+        """Returns how many tokens `accept_tokens` would accept. The state does not change."""
         num_accepted = self.accept_tokens(token_ids)
         self.rollback(num_accepted)
         return num_accepted
 
     def rollback(self, num_tokens: int) -> None:
-        """Forget the last tokens; at most `num_accepted`."""
+        """Forget the last `num_tokens` tokens; at most `num_accepted`."""
         assert 0 <= num_tokens <= self.num_accepted
         if num_tokens and self._is_terminated:
             self._is_terminated = False
@@ -180,8 +180,8 @@ class GrammarBackend(ABC):
     """A grammar library, for one vocabulary.
 
     Attributes:
-        vocab_size: of the model; ids without a token are never allowed.
-        eos_token_ids: what ends a text.
+        vocab_size: the model's; ids without a token are never allowed.
+        eos_token_ids: the tokens that end a text.
         schema_support: which JSON schemas it enforces.
     """
 

@@ -141,7 +141,7 @@ class GrammarCache:
                 self._num_bytes += num_bytes
 
     def _evict(self, wanted: GrammarSpec) -> None:
-        """Forget what was used least recently until both bounds are kept; but never `wanted`. The lock is held."""
+        """Forget the least recently used grammars until both bounds are kept; but never `wanted`. The lock is held."""
         for spec, entry in list(self._entries.items()) if self._is_full() else ():
             if entry.num_bytes is not None and spec != wanted:
                 self._num_bytes -= entry.num_bytes

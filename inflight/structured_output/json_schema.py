@@ -50,7 +50,7 @@ class SchemaSupport:
     """What a backend enforces.
 
     Attributes:
-        keywords: those of `ASSERTIONS` that it enforces.
+        keywords: the keywords of `ASSERTIONS` that the backend enforces.
         formats: values of `format` that it enforces.
         exclusive: keyword -> the assertions that may not be in the same schema.
     """

@@ -128,7 +128,7 @@ class StructuredOutputManager:
 
     Args:
         create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
-        vocab_size: of the model, as the backend's.
+        vocab_size: the model's vocabulary size; the backend has the same.
         num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight, masks of older and younger steps may
             be filled before the step draws: 2 * d are enough.
         num_threads: grammars that are compiled at a time, in each of the two lanes of `GrammarCache`.
@@ -192,7 +192,7 @@ class StructuredOutputManager:
         return grammar.matcher.forced_tokens(limit) if grammar.has_started and not grammar.failure else []
 
     def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
-        """The masks of a step: `len(draft_token_ids) + 1` rows for each request.
+        """Make the masks of a step: `len(draft_token_ids) + 1` rows for each request.
 
         Row i is the mask after the request's emitted tokens (without those that are `known`) and its first i drafts. Rows
         forbid nothing if the request was dropped, has failed, or its grammar has not started. The interpreter lock is released

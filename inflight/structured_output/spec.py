@@ -49,7 +49,7 @@ class GrammarSpec:
 
     @property
     def subject(self) -> str:
-        """What its author calls the constraint: "tools" for a structural tag that was made of a request's tools."""
+        """The constraint's name in messages: "tools" for a structural tag that was made of a request's tools."""
         if self.kind == "structural_tag":
             from inflight.structured_output.structural_tag import parse_structural_tag  # needs msgspec
 

@@ -27,7 +27,7 @@ class FewestTokens:
             )  # a spelling is at least as long as its text
 
     def __call__(self, text: str) -> int:
-        """The bound, without special tokens around the text."""
+        """Returns the bound, without special tokens around the text."""
         if not self._bytes_per_token:
             return 0
         counted = text if self._spaces_count else "".join(text.split())

@@ -31,15 +31,15 @@ class IncrementalDecoder(ABC):
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """The text that is certain after this token; "" while a character is incomplete."""
+        """Returns the text that is certain after this token; "" while a character is incomplete."""
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain after these tokens."""
+        """Returns the text that is certain after these tokens."""
         return "".join(map(self.push, token_ids))
 
     @abstractmethod
     def flush(self) -> str:
-        """The text that is still held: "�" for an incomplete character."""
+        """Returns the text that is still held: "�" for an incomplete character."""
 
 
 class ByteLevelDecoder(IncrementalDecoder):

@@ -12,10 +12,10 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
-    """The model's own tokenizer, or that of another folder or hub id.
+    """Read the model's own tokenizer, or the tokenizer of another folder or hub id.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: there is no tokenizer, or it cannot be read.
     """
     source = _source(model_folder, tokenizer)
     return gguf_tokenizer(read_gguf(source)) if source.is_file() else Tokenizer.from_folder(source)
@@ -25,7 +25,7 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
     """The chat template that belongs to the tokenizer, or `given` in its place: a file, or a text.
 
     Raises:
-        ConfigError: it cannot be read, or is no template.
+        ConfigError: the template cannot be read, or is not valid.
     """
     source = _source(model_folder, tokenizer)
     if source.is_file():

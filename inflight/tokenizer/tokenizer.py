@@ -95,7 +95,7 @@ class Tokenizer:
         return encoded
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of the tokens. Ids without a token (of a padded vocabulary) have no text."""
+        """Returns the text of the tokens. Ids without a token (of a padded vocabulary) have no text."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -156,7 +156,7 @@ class Tokenizer:
         return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
-        """A decoder for the tokens that follow the prompt. incremental.py says what its text is equal to."""
+        """Returns a decoder for the tokens after the prompt. incremental.py defines its text."""
         skipped = self.all_special_ids if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return ByteLevelDecoder(self, skipped)
