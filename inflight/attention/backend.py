@@ -14,11 +14,11 @@ from inflight.interface.request import Int32Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
-    """One KV group's view of a step; rows are the step's requests.
+    """The inputs of attention in one step, for one KV group. A row is one of the step's requests.
 
     Row i has the query tokens `[query_start_loc[i], query_start_loc[i + 1])` of the flat batch, at the positions
-    `[num_computed_tokens[i], seq_lens[i])` of its sequence; position p lies in block `block_table[i, p // block_size]`.
-    Entries of `block_table` that no query of the row can see may be stale: they are never read.
+    `[num_computed_tokens[i], seq_lens[i])` of its sequence. Position p is in block `block_table[i, p // block_size]`.
+    Entries of `block_table` may be stale if no query of the row can see their blocks; they are never read.
     """
 
     query_start_loc: Int32Array  # [num_rows + 1]
@@ -30,7 +30,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """What attention needs of a step and does not depend on the layer. Each backend has its own subclass."""
+    """The data of a step that all attention layers of a KV group share. Each backend has its own subclass."""
 
     num_tokens: int
 
@@ -38,13 +38,14 @@ class AttentionMetadata:
 class AttentionBackend(ABC):
     """Reads and writes the KV cache of attention layers.
 
-    Who calls what, in this order:
+    The methods are called in this order:
 
-    1. at start-up the worker calls `kv_cache_view` once per layer; the arena stays the device's, the view is an alias;
-    2. once per step and KV group the model runner calls `build_metadata`, on any thread: it reads no device memory and
-       keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
+    1. at start-up the worker calls `kv_cache_view` once per layer; the view shares the arena's memory, and the device still
+       owns the arena;
+    2. once per step and KV group the model runner calls `build_metadata`, on any thread. The method reads no device memory
+       and keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
     3. once per layer the model calls `attend`, which by default calls `forward`. All forwards of a backend run one after the
-       other, in step order, on the device's compute thread or stream: a backend may keep workspaces between them.
+       other, in step order, on the device's compute thread or stream. So a backend may keep workspaces between them.
 
     A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence. Other bytes of the
     arena (blocks of other sequences, stale entries of the block table, the rest of the last block) never influence the result,
@@ -55,24 +56,24 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
-        """One layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
+        """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
 
-        `layer_index` is the layer's position in its KV group. Dimension 0 is the block; the layout within a block is the
-        backend's own, fills `spec.block_bytes` and starts `layer_index * spec.block_bytes` bytes into the block.
+        `layer_index` is the layer's position in its KV group. Dimension 0 of the view is the block. In each block the layer has
+        `spec.block_bytes` bytes, from byte `layer_index * spec.block_bytes` on. Each backend has its own layout of these bytes.
         """
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
-        """The most device memory, in bytes, that the backend itself allocates, whatever steps it runs.
+        """Returns the most device memory, in bytes, that the backend itself allocates for any steps.
 
         Args:
-            per_head: query heads of each key head.
-            num_threads: on a CPU, the threads that compute a step.
+            per_head: the number of query heads per key head.
+            num_threads: on a CPU, the number of threads that compute a step.
         """
         return 0
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Make what the layers of a step share, such as the slots to write. Does not wait for the device."""
+        """Makes the data that the layers of a step share, such as the slots to write. Does not wait for the device."""
 
     @abstractmethod
     def forward(
@@ -86,18 +87,18 @@ class AttentionBackend(ABC):
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        """Write `key` and `value` to the cache, then attend.
+        """Writes `key` and `value` to the cache, then attends.
 
         Args:
             query: `[num_tokens, num_heads, head_dim]`, positions encoded, in the cache's dtype.
             key, value: `[num_tokens, num_kv_heads, head_dim]`; head h of the query reads head h // (heads / kv heads).
             kv_cache: this layer's `kv_cache_view`.
-            metadata: this step's, built by this backend for the layer's KV group.
-            scale: what the scores are multiplied with before the softmax.
-            sliding_window: the window of the spec that the metadata was built with.
+            metadata: this step's metadata, built by this backend for the layer's KV group.
+            scale: the factor by which the scores are multiplied before the softmax.
+            sliding_window: the window in the spec from which the metadata was built.
 
         Returns:
-            `[num_tokens, num_heads, head_dim]`, contiguous, a tensor of its own.
+            `[num_tokens, num_heads, head_dim]`, contiguous, in its own memory.
         """
 
     def attend(
@@ -112,13 +113,13 @@ class AttentionBackend(ABC):
         scale: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        """Norm and rotate queries and keys, then `forward`.
+        """Norms and rotates queries and keys, then calls `forward`.
 
         Args:
-            heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys and values, as a fused projection
-                leaves them. May be changed.
-            rotation: this step's.
-            norm: the layer's, of queries and keys, or None.
+            heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys and values, the result of a fused
+                projection. May be changed.
+            rotation: this step's rotation.
+            norm: the layer's norm of queries and keys, or None.
         """
         num_kv_heads = (heads.shape[1] - num_heads) // 2
         query_key = rotation.apply(heads[:, : num_heads + num_kv_heads], norm)

@@ -1,8 +1,8 @@
 """Paged attention on a CPU, by a C++ kernel that reads the arena directly: nothing is gathered, no mask is made.
 
-A block of a layer has a cell per key head, then a cell per value head; the layout within a cell is the kernel's
+A block of a layer has one cell per key head, then one cell per value head. The kernel defines the layout within a cell
 (kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and values are quantised when they are
-written, with a scale for each token and head, and attention reads the quantised values only.
+written, with one scale per token and head, and attention reads only the quantised values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 
 HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # lanes of the widest vectors
-MAX_INT8_HEAD_DIM = 512  # a sum of so many products of int8 and int16 fits 32 bits
+MAX_INT8_HEAD_DIM = 512  # a sum of so many products int8 * int16 fits 32 bits
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # `DType` of kernels.h
 
 
@@ -33,7 +33,7 @@ class CpuPagedMetadata(AttentionMetadata):
 
 
 class CpuPagedBackend(AttentionBackend):
-    """Stateless; the kernel keeps scratch memory for each thread."""
+    """The backend by the C++ kernel. It has no state; the kernel keeps scratch memory for each thread."""
 
     is_batch_invariant = True
 
@@ -46,7 +46,8 @@ class CpuPagedBackend(AttentionBackend):
         return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
-        """`[num_blocks, 2 * num_kv_heads, elements of a cell]`: cells, keys first; in int8 with the bytes of their scales."""
+        """Returns `[num_blocks, 2 * num_kv_heads, elements of a cell]`. Cells of keys come first. In int8, a cell includes the
+        bytes of its scales."""
         start = layer_index * spec.block_bytes
         layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
         return layer.view(len(arena), 2 * spec.num_kv_heads, -1)

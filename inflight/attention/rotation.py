@@ -23,9 +23,9 @@ class HeadNorm(Protocol):
 
 @dataclass(frozen=True)
 class Rotation:
-    """The angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for every layer.
+    """Cosines and sines of the angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for all layers.
 
-    `sin` carries the sign of the rotation: negative in the first half of the head.
+    `sin` includes the sign of the rotation: it is negated in the first half of the head.
     """
 
     cos: Tensor
@@ -33,6 +33,6 @@ class Rotation:
     ops: LayerOps
 
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
-        """Norm and rotate heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first. May work in place."""
+        """Norms and rotates heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first. May change `heads`."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)

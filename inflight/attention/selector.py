@@ -1,4 +1,4 @@
-"""Which attention backend serves a device."""
+"""`get_backend`: chooses the attention backend for a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 from inflight.kernels.cpu.library import load_kernels
 
 FLOAT8 = torch.float8_e4m3fn
-MAX_TRITON_HEAD_DIM = 256  # tiles of more do not fit registers
+MAX_TRITON_HEAD_DIM = 256  # larger tiles do not fit the registers
 
 
 def get_backend(
@@ -29,13 +29,14 @@ def get_backend(
     num_multiprocessors: int = 0,
     max_shared_bytes: int = 0,
 ) -> AttentionBackend:
-    """A new backend. `device_kind` is "cuda" (Triton), or "cpu" (the C++ kernels; plain torch for what they do not serve).
+    """Returns a new backend. With `device_kind` "cuda" it is Triton. With "cpu" it is the C++ kernel, or plain torch if the
+    kernel does not support the model's shapes.
 
     Args:
-        num_multiprocessors, max_shared_bytes: of the GPU, see `Accelerator`.
+        num_multiprocessors, max_shared_bytes: properties of the GPU, see `Accelerator`.
 
     Raises:
-        ConfigError: no backend serves this head dimension, block size or KV cache dtype on this device.
+        ConfigError: no backend supports this head dimension, block size or KV cache dtype on this device.
     """
     assert head_dim > 0, f"head_dim is {head_dim}"
     assert dtype.is_floating_point, f"{dtype} is no dtype for attention"

@@ -1,6 +1,6 @@
-"""Paged attention in plain torch, where the C++ kernels are not built or do not serve the model's shapes.
+"""Paged attention in plain torch. It is used if the C++ kernels are not built or do not support the model's shapes.
 
-Each row gathers the blocks that its tokens see and calls `scaled_dot_product_attention`. Layout of a layer's block:
+For each row it gathers the blocks that the row's tokens see, then calls `scaled_dot_product_attention`. A layer's block is:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]        keys, then values
 """
@@ -42,7 +42,7 @@ class TorchSdpaMetadata(AttentionMetadata):
 
 
 class TorchSdpaBackend(AttentionBackend):
-    """Stateless. Tensors are on the CPU."""
+    """The backend in plain torch. It has no state. Tensors are on the CPU."""
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         start = layer_index * spec.block_bytes
@@ -116,9 +116,9 @@ def _visible(queries: torch.Tensor, keys: torch.Tensor, sliding_window: int | No
 def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """query [num_queries, num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> as query.
+    """query [num_queries, num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> a tensor in query's shape.
 
-    Heads that share a key head see it through a stride of 0: nothing is copied for them.
+    Query heads that share a key head read it through a stride of 0, so it is not copied.
     """
     num_kv_heads, per_head = len(keys), query.shape[1] // len(keys)
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)

@@ -1,10 +1,11 @@
 """Paged attention on a GPU, by Triton kernels that read the arena directly. CUDA graphs can record it for batches of any kind.
 
-Layout of a layer's block: keys, then values, heads outermost, in the dtype of the model or in float8_e4m3fn:
+A layer's block has keys, then values; heads are outermost. The dtype is the dtype of the model or float8_e4m3fn:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
-The sizes of the kernels' grids follow from upper bounds in the metadata, on the host. The kernels read all else on the device.
+The host computes the sizes of the kernels' grids from upper bounds in the metadata. The kernels read all other inputs on the
+device.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class TritonPagedMetadata(AttentionMetadata):
 
 
 class TritonPagedBackend(AttentionBackend):
-    """Owns the scratch memory of the decode kernel: a few megabytes, whatever the batch.
+    """Owns the scratch memory of the decode kernel: a few megabytes for any batch.
 
-    The first decode step allocates it, so no graph may record this step. It never moves: graphs know its address.
+    The first decode step allocates this memory, so no graph may record this step. The memory never moves, because graphs have
+    recorded its address.
 
     Args:
         max_shared_bytes: the most shared memory that one program can use on the device.
@@ -73,7 +75,7 @@ class TritonPagedBackend(AttentionBackend):
         return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TritonPagedMetadata:
-        """For steps that no graph records. Here a row's slot is its index."""
+        """Builds the metadata of a step that no graph records. In these steps, a row's slot is its index."""
         lengths = np.diff(inputs.query_start_loc)
         rows = np.arange(len(lengths), dtype=np.int32)
         token_slots = np.repeat(rows, lengths)

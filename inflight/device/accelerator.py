@@ -1,12 +1,12 @@
-"""`Accelerator`: a device that computes beside the host, on streams: the interface that staging, graphs and overlap use.
+"""`Accelerator`: a device that computes on streams while the host goes on. Staging, graphs and overlap use this interface.
 
     host       launch N          launch N+1                     never waits
     copy_in    | inputs N+1 |
     compute    | step N ...........| step N+1 ...
     copy_out                       | tokens N |  -> event -> drain thread
 
-Tests use a device that runs its streams in any order the test chooses. Operations that neither a stream nor an event orders may
-run in any order there, as on a GPU.
+Tests use a device on which the test chooses the order. If neither a stream nor an event orders two operations, the test may run
+them in any order, as on a GPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from torch import Tensor
 
 from inflight.device.base import Device, T
 
-# How long a thread may keep the interpreter's lock while another waits for it, instead of Python's 5 ms. The threads that plan,
-# prepare and answer take turns within a step, and a step of a GPU may take half a millisecond.
+# How long a thread may keep the interpreter's lock while another thread waits for it. Python's default is 5 ms. The threads
+# that plan, prepare and answer take turns within a step, and a step of a GPU may take only half a millisecond.
 SWITCH_SECONDS = 1e-4
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For recording a graph: the recording would fail if the collector freed a graph or an event of another engine."""
+    """Stops garbage collection while a graph is recorded. The recording would fail if the collector freed a graph or an event
+    of another engine."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -45,7 +46,7 @@ class Event(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the stream has reached this point; other threads run meanwhile. Stages must not call it."""
+        """Waits until the stream has reached this point; other threads run meanwhile. Stages must not call it."""
 
 
 class Stream(ABC):
@@ -55,30 +56,30 @@ class Stream(ABC):
     def enqueue(self, work: Callable[[], None]) -> None:
         """Queue the device operations that `work` launches. `work` is called once: now, or when the device reaches it.
 
-        `work` uses memory that exists already, or tensors that an earlier `work` has left in a shared object; it may allocate
-        temporaries. It gets all numbers that it needs from the host in advance. Until an event that is recorded after it has
-        been reached, nobody may change what it reads, or read what it writes.
+        `work` uses memory that exists already, or tensors that an earlier `work` has stored in a shared object; it may allocate
+        temporaries. It gets all numbers that it needs from the host in advance. Record an event after `work`. Until the stream
+        has reached this event, nobody may change the inputs of `work` or read its results.
         """
 
     @abstractmethod
     def record(self) -> Event:
-        """The point after everything queued so far."""
+        """Returns the point after all operations that are queued so far."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:
-        """What is queued from now on runs after `event`. The host does not wait."""
+        """Operations that are queued from now on run after `event`. The host does not wait."""
 
 
 class Graph(ABC):
-    """Device operations that are launched together, with the addresses and the numbers that they were recorded with."""
+    """Device operations that are launched together. Their addresses and numbers are the recorded ones."""
 
     @abstractmethod
     def replay(self) -> None:
-        """Launch it; called within `Accelerator.compute.enqueue`."""
+        """Launches the graph. Called within `Accelerator.compute.enqueue`."""
 
 
 class Accelerator(Device):
-    """Stages only launch: they queue operations on `compute`, and do not wait for the device.
+    """A device on which stages only launch: they queue operations on `compute`, and do not wait for the device.
 
     Attributes:
         compute: the stream of the stages; `capture` records on it.
@@ -90,7 +91,7 @@ class Accelerator(Device):
     copy_out: Stream
 
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """At once, in the caller's thread: `compute` keeps the order."""
+        """Runs the stage at once, in the caller's thread. The stream `compute` keeps the order of the stages' operations."""
         future: Future[T] = Future()
         try:
             future.set_result(stage())
@@ -100,18 +101,18 @@ class Accelerator(Device):
 
     @abstractmethod
     def new_stream(self) -> Stream:
-        """Another stream, for a link to another rank."""
+        """Returns another stream, for a link to another rank."""
 
     @abstractmethod
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Uninitialised host memory [num_elements] whose copies to and from the device run while the host goes on."""
+        """Allocates uninitialised host memory [num_elements]. Copies between it and the device run while the host goes on."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Record what `work` launches. Called in a stage, while nothing else is queued.
+        """Records the operations that `work` launches. Called in a stage, while nothing else is queued.
 
-        `work` has run before, so it compiles and sets up nothing. All graphs share one memory pool: the tensors that one graph
-        allocates may be overwritten by the next.
+        `work` must have run before, so that it compiles nothing and sets up nothing. All graphs share one memory pool: a graph
+        may overwrite the tensors that the previous graph has allocated.
         """
 
     @property

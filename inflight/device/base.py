@@ -26,62 +26,62 @@ ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 class Device(ABC):
     """One rank's device. The worker owns it and closes it.
 
-    Everything is computed in stages that are given to `submit`, loading and profiling too: on a CPU only the thread that runs
-    stages has a thread pool. The caller does not touch the data of a stage until its future is done.
+    Everything is computed in stages, which the caller passes to `submit`. This includes loading and profiling, because on a CPU
+    only the thread that runs stages has a thread pool. The caller does not touch the data of a stage until its future is done.
     """
 
     kind: str
     torch_device: torch.device
-    dtypes: tuple[str, ...]  # names in `TORCH_DTYPES` that models may be served in, the preferred one first
+    dtypes: tuple[str, ...]  # supported dtypes of models, names in `TORCH_DTYPES`, the preferred one first
 
     @abstractmethod
     def available_memory_bytes(self) -> int:
-        """Bytes that could be allocated on the device now, without swapping."""
+        """Returns the bytes that could be allocated on the device now, without swapping."""
 
     def budget_bytes(self, utilization: float) -> int:
-        """How many bytes the engine may take now, if `utilization` is its share."""
+        """Returns the bytes that the engine may use now, if its share of the memory is `utilization`."""
         return int(self.available_memory_bytes() * utilization)
 
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        """Call `work` and return the most bytes that it used at once, beyond those in use before. Called in a stage."""
+        """Calls `work` and returns its peak of memory, in bytes, without the memory in use before. Called in a stage."""
 
     @abstractmethod
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
-        """uint8 `[num_blocks, block_bytes]`, zeroed, its start aligned to `ARENA_ALIGNMENT`.
+        """Allocates uint8 `[num_blocks, block_bytes]`, zeroed, its start aligned to `ARENA_ALIGNMENT`.
 
         The memory lives as long as the tensor or any view of it. Raises `OutOfMemoryError`.
         """
 
     @abstractmethod
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:  # Any: of every shape and number type
-        """`array` on the device. The caller may change `array` as soon as this returns."""
+        """Copies `array` to the device. The caller may change `array` as soon as this returns."""
 
     @abstractmethod
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Run `stage` after all stages submitted before it; the future gets its result or exception.
+        """Runs `stage` after all earlier stages; the future gets its result or exception.
 
-        Stages run one at a time, in the order of the calls: on a thread of their own, or at once if they only launch. A stage
-        that raises does not stop later ones. A stage sets torch's thread-local modes (`inference_mode`) itself.
+        Stages run one at a time, in the order of the calls: on a thread of their own, or at once if they only launch. If a
+        stage raises an exception, later stages still run. A stage sets torch's thread-local modes (`inference_mode`) itself.
         """
 
     @abstractmethod
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        """Call `work` once the device has finished everything that it was given before: copies to the host, for example.
+        """Calls `work` when the device has finished all earlier operations, for example copies to the host.
 
-        Called by stages; later stages need not wait for it. The calls run one at a time, in order, on a thread of their own.
-        `close` waits for those that are queued.
+        Stages call `drain`; later stages need not wait for `work`. The calls of `work` run one at a time, in order, on a thread
+        of their own. `close` waits for the queued calls.
         """
 
     @abstractmethod
     def set_num_threads(self, num_threads: int) -> None:
-        """The number of threads that stages compute with, from the next stage on. The calling thread keeps its own setting."""
+        """Sets the number of threads that stages use, from the next stage on. The calling thread keeps its own setting."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until everything submitted has ended, with or without an error."""
+        """Waits until all submitted stages have ended, with or without an error."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drop the stages that have not begun, and wait for the running stage and for the drain thread. Idempotent; nothing may
-        be submitted afterwards."""
+        """Drops the stages that have not begun, and waits for the running stage and for the drain thread. Idempotent. Nothing
+        may be submitted afterwards."""

@@ -1,8 +1,8 @@
-"""`CpuDevice`: host memory, one compute thread for submitted stages, and one that drains them.
+"""`CpuDevice`: host memory, one compute thread for submitted stages, and one thread that drains them.
 
-Only the compute thread opens parallel regions. OpenMP gives every thread that opens one a pool of its own. Once a process has
-more pool threads than cores, they sleep between regions instead of spinning, for the rest of the process's life: each of a
-step's 300 regions then begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
+Only the compute thread opens parallel regions, because OpenMP creates a separate pool for every thread that opens one. If a
+process ever has more pool threads than cores, they sleep between regions instead of spinning, until the process ends. Then each
+of a step's 300 regions begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
 
 Side effects: `set_num_threads` sets the size of the pools that torch starts later in this process; threads start when they are
 first used and end in `close`; the constructor tells the C library's allocator to keep freed memory.
@@ -47,7 +47,7 @@ class CpuDevice(Device):
         return max(0, host_memory.peak_resident_bytes() - before)
 
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
-        """The kernel hands out the pages, zeroed, when they are first touched: an arena larger than its use costs nothing."""
+        """The operating system provides zeroed pages when they are first touched, so unused parts of the arena cost nothing."""
         num_bytes = num_blocks * block_bytes
         assert num_bytes > 0, f"an arena of {num_blocks} blocks of {block_bytes} bytes"
         try:
@@ -58,7 +58,7 @@ class CpuDevice(Device):
                 "lower kv_cache_memory_bytes or max_model_len"
             ) from error
         host_memory.advise_huge_pages(pages)
-        # The tensor's storage holds the mapping's only reference, and unmaps it at its end.
+        # The tensor's storage holds the only reference to the mapping, so the mapping ends with the storage.
         return torch.frombuffer(pages, dtype=torch.uint8).view(num_blocks, block_bytes)
 
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -86,7 +86,7 @@ class CpuDevice(Device):
 
 
 def _use_threads(num_threads: int) -> None:
-    """The size of the pool of the thread that calls this."""
+    """Sets the size of the calling thread's pool."""
     torch.get_num_threads()  # otherwise torch replaces this setting by the process's when the thread first computes
     torch.set_num_threads(num_threads)
 
@@ -96,7 +96,7 @@ _KEPT_BYTES = 1 << 30
 
 
 def _keep_freed_memory() -> None:
-    """Serve a step's activations from memory that the step before freed, not from fresh pages that the kernel must zero.
+    """Lets a step's activations reuse the memory that the previous step freed, instead of new pages that must be zeroed.
 
     By default glibc maps and unmaps every large tensor: 88,000 page faults in a prefill of 1,024 tokens of Qwen3-0.6B, 5 % of
     its time.
@@ -106,7 +106,7 @@ def _keep_freed_memory() -> None:
 
 
 def _c_library_call(name: str, *arguments: int) -> None:
-    """Call a function of the C library, if it has it."""
+    """Calls a function of the C library, if the library has it."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function(*arguments)

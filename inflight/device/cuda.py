@@ -3,7 +3,7 @@
     caller          | prepare N+1 | launch N+1 | prepare N+2 | ...        never waits for the GPU
     drain thread                       | wait for tokens N -> reply
 
-It makes all three streams itself: the default stream would order the others, so nothing runs on it.
+The device creates all three streams. Nothing runs on the default stream, because it would order the other streams.
 
 Side effects: the interpreter switches threads after `SWITCH_SECONDS`; the constructor's thread works on this GPU from then on.
 """
@@ -34,7 +34,7 @@ class CudaEvent(Event):
 
 
 class CudaStream(Stream):
-    """`enqueue` launches at once, in the thread of the caller."""
+    """A CUDA stream. `enqueue` launches at once, in the thread of the caller."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
@@ -65,9 +65,10 @@ class CudaGraph(Graph):
 
 
 class CudaDevice(Accelerator):
-    """
+    """One NVIDIA GPU.
+
     Args:
-        index: number of the GPU, among those that the driver shows to this process.
+        index: the number of the GPU among the GPUs that this process can see.
 
     Raises:
         ConfigError: there is no GPU with this number.
@@ -110,7 +111,7 @@ class CudaDevice(Accelerator):
         return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def budget_bytes(self, utilization: float) -> int:
-        """A share of the whole device, less the memory that other programs use."""
+        """Returns a share of the whole device's memory, less the memory that other programs use."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return max(0, int(total * utilization) - (total - free))
 
@@ -133,7 +134,7 @@ class CudaDevice(Accelerator):
             ) from error
 
     def to_device(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """The copy is ordered by `compute`, as the memory that it is copied to."""
+        """The copy runs on `compute`, like all uses of the memory that it writes."""
         pinned = torch.from_numpy(np.ascontiguousarray(array)).pin_memory()
         with torch.cuda.stream(self._compute_stream):
             return pinned.to(self.torch_device, non_blocking=True)
@@ -171,7 +172,7 @@ class CudaDevice(Accelerator):
         return self._drain.submit(wait_and_work)
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Threads of the CPU convert weights."""
+        """Sets the number of CPU threads, which convert weights."""
         torch.set_num_threads(num_threads)
 
     def synchronize(self) -> None:
@@ -181,7 +182,7 @@ class CudaDevice(Accelerator):
         if not self._closed:
             self._closed = True
             self._drain.shutdown(wait=True)
-            with contextlib.suppress(RuntimeError):  # a device that is gone
+            with contextlib.suppress(RuntimeError):  # the device may have failed
                 torch.cuda.synchronize(self.torch_device)
                 _drop_library_workspaces()
 
@@ -192,5 +193,5 @@ class CudaDevice(Accelerator):
 
 
 def _drop_library_workspaces() -> None:
-    """cuBLAS keeps a workspace for each stream that it has ever been called on."""
+    """Frees the workspaces of cuBLAS. It keeps one for each stream that was ever used."""
     torch._C._cuda_clearCublasWorkspaces()

@@ -1,4 +1,4 @@
-"""Memory of the host: how much it, or the container around this process, still has; how much this process uses; huge pages."""
+"""Memory of the host: the free memory of the machine or container, the memory that this process uses, and huge pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEMORY_FILES = {
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """The memory that the operating system calls available, within the limits of every control group around this process.
+    """Returns the available memory that the operating system reports, within the limits of all control groups of this process.
 
     `root`: the folder that contains `proc` and `sys`.
     """
@@ -33,7 +33,7 @@ def _host_available_bytes(root: Path) -> int:
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
-    """Limit minus use, for each group that has a limit, from the process's own up to the root.
+    """Returns limit minus use for each control group that has a limit, from the process's own group up to the root.
 
     Page cache that nobody uses right now (`inactive_file`) counts as free, as container runtimes count it.
     """
@@ -45,17 +45,17 @@ def _cgroup_headrooms(root: Path) -> Iterator[int]:
 
 
 def resident_bytes(root: Path = ROOT) -> int:
-    """The memory that this process uses; 0 if the host does not say."""
+    """Returns the memory that this process uses; 0 if the host does not report it."""
     return 1024 * (_read_field(root / "proc/self/status", "VmRSS:") or 0)
 
 
 def peak_resident_bytes(root: Path = ROOT) -> int:
-    """The most memory that this process has used since `reset_peak`; 0 if the host does not say."""
+    """Returns the most memory that this process has used since `reset_peak`; 0 if the host does not report it."""
     return 1024 * (_read_field(root / "proc/self/status", "VmHWM:") or 0)
 
 
 def reset_peak(root: Path = ROOT) -> None:
-    """Set the peak to the memory in use. If the host does not allow it, the peak remains that of the whole process."""
+    """Sets the peak to the memory in use. If the host does not allow this, the peak counts from the start of the process."""
     try:
         (root / "proc/self/clear_refs").write_text("5")
     except OSError:
@@ -63,14 +63,14 @@ def reset_peak(root: Path = ROOT) -> None:
 
 
 def advise_huge_pages(pages: mmap.mmap) -> None:
-    """Ask for huge pages: they are read 10 % faster. A kernel that was built without them uses small pages."""
+    """Requests huge pages, which are read 10 % faster. If the operating system does not support them, pages stay small."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _read_int(path: Path) -> int | None:
-    """The number in `path`; None if there is no such file or it says "max"."""
+    """Returns the number in `path`; None if the file does not exist or contains "max"."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -79,7 +79,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _read_field(path: Path, name: str) -> int | None:
-    """The number behind `name` in a file of "name number" lines."""
+    """Returns the number after `name`, in a file with lines "name number"."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""`get_device`: the device that a rank runs on."""
+"""`get_device`: creates the device of a rank."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from inflight.errors import ConfigError
 
 
 def get_device(kind: str, local_rank: int = 0) -> Device:
-    """A new device for the rank that is the `local_rank`-th of its machine: "cpu", or "cuda", the GPU of that index.
+    """Returns a new device for the rank with number `local_rank` on its machine. `kind` is "cpu", or "cuda" for the GPU with
+    this number.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
     """
     if kind == "cpu":
         return CpuDevice()
     if kind == "cuda":
-        from inflight.device.cuda import CudaDevice  # starts the driver
+        from inflight.device.cuda import CudaDevice  # this import starts the driver
 
         return CudaDevice(local_rank)
     raise ConfigError(f"device is {kind!r}; use 'cpu', 'cuda', or 'auto' for the best one here")

@@ -1,4 +1,4 @@
-"""`LayerOps`: norms and rotary embedding, the steps between matrix products; and their implementation in plain torch.
+"""`LayerOps`: the interface of norms and rotary embedding, and `TorchLayerOps`, their implementation in plain torch.
 
 Norms are computed in float32. Plain torch rounds where transformers rounds (before the weight multiplies, after each half of a
 rotation); kernels round once, at the end.
@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 class LayerOps(ABC):
-    """Stateless; any thread. Rows may be strided, their elements are contiguous."""
+    """The steps between matrix products. Stateless; any thread may call it. Rows may be strided; the elements of a row are
+    contiguous."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,19 +26,21 @@ class LayerOps(ABC):
 
     @abstractmethod
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """RMSNorm of each head, if there is a weight; then `head * cos + swapped * sin`, `swapped` with halves exchanged.
+        """Computes the RMSNorm of each head, if there is a weight. Then returns `head * cos + swapped * sin`, where `swapped`
+        is the head with its two halves exchanged.
 
         heads [num_tokens, num_heads, head_dim], weight [num_heads, head_dim], cos and sin [num_tokens, head_dim] (sin
-        carries the sign of the rotation). The result may be `heads` itself, changed.
+        includes the sign of the rotation). The result may be `heads` itself, changed.
         """
 
     def cos_and_sin(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """What `norm_and_rotate` takes: `scale` times the cosines and signed sines of positions times frequencies.
+        """Returns the arguments `cos` and `sin` of `norm_and_rotate`. An angle is a position times a frequency; its cosine and
+        signed sine are multiplied by `scale`.
 
-        positions, integers [num_tokens]; frequencies, float32 [head_dim], the same in both halves. Angles are float32; cosines
-        and sines are rounded once. Here in plain torch.
+        positions: integers [num_tokens]. frequencies: float32 [head_dim], the same in both halves. Angles are float32; cosines
+        and sines are rounded once. This implementation is in plain torch.
         """
         angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
         cos, sin = angles.cos(), angles.sin_()
@@ -48,7 +51,7 @@ class LayerOps(ABC):
 
 
 class TorchLayerOps(LayerOps):
-    """For every device and dtype."""
+    """The implementation in plain torch, for every device and dtype."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _rms_norm(x, weight, eps)
@@ -64,7 +67,7 @@ class TorchLayerOps(LayerOps):
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # eight calls instead of `F.rms_norm`'s one, which on a CPU makes eleven inside and rounds in another place
+    # `F.rms_norm` is not used: on a CPU it makes eleven calls inside (here: eight), and it rounds in another place.
     wide = x.to(torch.float32, copy=True)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()

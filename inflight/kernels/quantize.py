@@ -1,4 +1,4 @@
-"""Quantizes weights to 8 or 4 bits in plain torch, on any device, as the C++ kernels do on a CPU."""
+"""Quantizes weights to 8 or 4 bits in plain torch, on any device. The C++ kernels do the same on a CPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
-_AT_ONCE = 2**24  # weights: a few temporaries of 64 MB
+_AT_ONCE = 2**24  # weights quantized at once; each temporary then takes 64 MB
 
 
 def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWeight:
-    """weight: [out_features, in_features].
+    """Quantizes `weight` [out_features, in_features].
 
-    8 bits: one scale for each row, symmetric. 4 bits: a scale and an offset for each group. Of five ranges for a group (from
-    its smallest to its largest weight, and four narrower ones) the one with the least squared error is taken.
+    8 bits: one scale per row, symmetric. 4 bits: one scale and one offset per group. Each group tries five ranges: from its
+    smallest to its largest weight, and four narrower ranges. It uses the range with the least squared error.
     """
     out_features, in_features = weight.shape
     num_groups = 1 if bits == 8 else in_features // group_size
@@ -41,7 +41,7 @@ def _symmetric(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """weight [rows, num_groups, group_size] -> values, and a scale and an offset for each group."""
+    """weight [rows, num_groups, group_size] -> values, and one scale and one offset per group."""
     low, high = weight.amin(dim=2).clamp_(max=0), weight.amax(dim=2).clamp_(min=0)  # zero stays in the range
     least = torch.full_like(low, torch.inf)
     scales, offsets = torch.empty_like(low), torch.empty_like(low)

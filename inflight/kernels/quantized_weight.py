@@ -1,4 +1,4 @@
-"""`QuantizedWeight`: a weight of 4 or 8 bits in the one plain form that every checkpoint format is read into."""
+"""`QuantizedWeight`: a weight of 4 or 8 bits. Every quantized checkpoint format is read into this one form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP_SIZE_MULTIPLE = 32
 class QuantizedWeight:
     """weight[n, k] = scales[n, k // group_size] * values[n, k] - offsets[n, k // group_size].
 
-    Two kinds, which have kernels of their own:
+    There are two kinds, and each has its own kernels:
 
     - one group per row, symmetric: `values` int8, `offsets` None, bits 8;
     - groups: `values` uint8 in [0, 2**bits), with `offsets`, bits 4 or 8, group_size a multiple of 32 that divides
@@ -48,7 +48,7 @@ class QuantizedWeight:
 
     @property
     def group_size(self) -> int:
-        """in_features, if a row is one group."""
+        """The number of input features in a group; in_features if a row is one group."""
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
@@ -73,7 +73,7 @@ class QuantizedWeight:
 
 
 def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
-    """The same weight in smaller groups: `group_size` divides its own."""
+    """Returns the same weight in smaller groups. `group_size` must divide `weight.group_size`."""
     times = weight.group_size // group_size
     if times == 1 or weight.offsets is None:
         return weight
@@ -82,8 +82,8 @@ def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
 
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
-    """One weight with the rows of all. Weights of different formats become 8 bits, which is exact, in groups that divide the
-    groups of all. None if these groups would be smaller than 32 or no multiple of it."""
+    """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, which loses nothing,
+    and a group size that divides every weight's group size. None if no such group size is a multiple of 32."""
     if len({weight.format for weight in weights}) > 1:
         group_size = math.gcd(*(weight.group_size for weight in weights))
         if group_size % GROUP_SIZE_MULTIPLE != 0:
@@ -99,7 +99,7 @@ def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def _as_bytes(weight: QuantizedWeight) -> QuantizedWeight:
-    """In 8 bits, with an offset for each group."""
+    """Returns the same weight in 8 bits, with one offset per group."""
     if weight.offsets is None:
         values, offsets = weight.values.view(torch.uint8) ^ 128, weight.scales * 128
     else:

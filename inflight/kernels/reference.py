@@ -1,6 +1,6 @@
-"""The truth that kernels are tested against: plain formulas, in the dtype they are given (tests give float64).
+"""Plain formulas that kernels are tested against. They compute in the dtype of their arguments (float64 in tests).
 
-Nothing here is fast, and nothing outside of tests calls it.
+Nothing here is fast, and only tests call it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TOKENS_AT_ONCE = 64  # in attention: takes less memory than a whole prompt, and less time than single tokens
+TOKENS_AT_ONCE = 64  # query tokens in attention: a whole prompt would take more memory, single tokens more time
 
 
 def paged_attention(
@@ -22,14 +22,16 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Causal attention of each row's last tokens over the row's blocks, the step's own keys and values included.
+    """Computes causal attention of each row's last tokens over the row's blocks. The blocks already hold the step's own keys
+    and values.
 
     Args:
         query: `[num_tokens, num_heads, head_dim]`; row i has tokens `[query_start_loc[i], query_start_loc[i + 1])`, the
-            last ones of its `seq_lens[i]`.
+            last of the row's `seq_lens[i]` tokens.
         key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`.
         block_table: `[num_rows, max_blocks]`; position p of row i is in block `block_table[i, p // block_size]`.
-        sliding_window: a query at p sees the keys at `[max(0, p - sliding_window + 1), p]`; None: `[0, p]`.
+        sliding_window: a query at p sees the keys at `[max(0, p - sliding_window + 1), p]`. If it is None, the query sees the
+            keys at `[0, p]`.
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
     per_head = query.shape[1] // num_kv_heads
@@ -41,7 +43,7 @@ def paged_attention(
         )
         block_ids = block_table[row, seen // block_size]
         keys, values = (cache[block_ids, seen % block_size] for cache in (key_cache, value_cache))
-        # zero times NaN or infinity is NaN: then compute each token with only the values that it sees
+        # Zero times NaN or infinity is NaN. So if a value is not finite, compute each token with only the values that it sees.
         at_once = TOKENS_AT_ONCE if values.isfinite().all() else 1
         for first in range(start, end, at_once):
             tokens = slice(first, min(first + at_once, end))
@@ -58,29 +60,32 @@ def paged_attention(
 
 
 def quantised(x: Tensor) -> Tensor:
-    """What is left of x after int8 with a scale per row of the last dimension: the largest of a row becomes 127.
+    """Rounds x to int8 with one scale per row of the last dimension, and back. The largest element of a row becomes 127.
 
     An element changes by at most 1/254 of the largest element of its row. A row with an infinity or a NaN becomes NaN.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.full_like(largest, 127) / largest  # rounded once: 127 / largest is torch's 127 * (1 / largest)
-    integers = torch.round(x * torch.where(largest > 0, inverse, 0))  # halves to even
+    inverse = (
+        torch.full_like(largest, 127) / largest
+    )  # rounds once; torch computes 127 / largest as 127 * (1 / largest)
+    integers = torch.round(x * torch.where(largest > 0, inverse, 0))  # ties to even
     return integers * (largest / 127)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dimension (Zhang and Sennrich, 2019).
 
-    `residual` is added to x first. Returns the normed values and x, with the residual: the next residual.
+    `residual` is added to x first. Returns the normed values, and x with the residual added, which is the next residual.
     """
     x = x if residual is None else x + residual
     return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight, x
 
 
 def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding (Su et al., 2021), halves rotated as in Hugging Face's Llama.
+    """Rotary position embedding (Su et al., 2021). It pairs the two halves of a head, as Hugging Face's Llama does.
 
-    x: `[num_tokens, num_heads, head_dim]`; the pair (j, j + head_dim / 2) turns by `position * theta ** (-2j / head_dim)`.
+    x: `[num_tokens, num_heads, head_dim]`. The pair (j, j + head_dim / 2) is rotated by the angle
+    `position * theta ** (-2j / head_dim)`.
     """
     half = x.shape[-1] // 2
     frequencies = torch.tensor([theta ** (-j / half) for j in range(half)], dtype=x.dtype)
@@ -91,6 +96,6 @@ def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """`silu(gate) * up`, where the last dimension of x is gate, then up."""
+    """Returns `silu(gate) * up`. The first half of x's last dimension is gate, the second half is up."""
     gate, up = x.chunk(2, dim=-1)
     return gate / (1 + torch.exp(-gate)) * up

@@ -1,4 +1,4 @@
-"""`select_layer_ops`: the kernels for the steps between matrix products on a device, in a dtype."""
+"""`select_layer_ops`: chooses the kernels of norms and rotary embedding for a device and a dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
 
 
 def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
-    """The C++ kernels where they are, Triton's on NVIDIA GPUs, plain torch everywhere else."""
+    """Returns the C++ kernels on a CPU if they can be used, the Triton kernels on an NVIDIA GPU, otherwise plain torch."""
     if device.type == "cuda":
         from inflight.kernels.triton.layer_ops import TritonLayerOps
 

@@ -1,4 +1,4 @@
-"""`ApplyTokenMasks`: the logits of forbidden tokens become -inf, by the kernel of the device or in plain torch."""
+"""`ApplyTokenMasks`: sets the logits of forbidden tokens to -inf, with the kernel of the device or in plain torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from inflight.kernels.cpu.library import load_kernels
 
 WORD_BITS = 32
-CHUNK_ELEMENTS = 512 * 1024  # temporaries stay in the caches: half the time
+CHUNK_ELEMENTS = 512 * 1024  # so few that temporaries stay in the processor's caches, which halves the time
 
-# (logits, rows, masks), all on one device, in place, any thread:
+# Sets logits in place. Any thread may call it. The arguments are on one device:
 #     logits  float32 [num_rows, vocab_size], contiguous
-#     rows    int64 [n], of the logits, distinct
+#     rows    int64 [n], indices of rows of `logits`, distinct
 #     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; bits
 #             beyond the vocabulary are ignored
 ApplyTokenMasks = Callable[[Tensor, Tensor, Tensor], None]
@@ -42,7 +42,7 @@ def torch_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None
 
 
 def cpu_apply_token_masks(kernels: ctypes.CDLL) -> ApplyTokenMasks:
-    """By the C++ kernel: it writes forbidden logits only, a row per thread."""
+    """Returns the implementation by the C++ kernel, which writes only forbidden logits. Each thread handles whole rows."""
 
     def apply(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
         check_token_masks(logits, rows, masks)
@@ -54,7 +54,7 @@ def cpu_apply_token_masks(kernels: ctypes.CDLL) -> ApplyTokenMasks:
 
 
 def select_apply_token_masks(device: torch.device) -> ApplyTokenMasks:
-    """Triton's kernel on a GPU; on a CPU the C++ kernel if it can be used, else plain torch."""
+    """Returns the Triton kernel on a GPU. On a CPU returns the C++ kernel if it can be used, otherwise plain torch."""
     if device.type == "cuda":
         from inflight.kernels.triton.token_masks import triton_apply_token_masks
 

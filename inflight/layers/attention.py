@@ -11,9 +11,9 @@ from inflight.interface.kv_cache import KVCacheSpec
 
 
 class Attention(nn.Module):
-    """Causal attention of this rank's heads. `sliding_window` counts the tokens a query sees, itself included.
+    """Causal attention of this rank's heads. `sliding_window` is the number of tokens that a query sees, itself included.
 
-    The worker asks for `kv_cache_spec`, allocates, and calls `bind`; only then can `forward` run.
+    The worker calls `kv_cache_spec`, allocates the cache and calls `bind`. Only then can `forward` run.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class Attention(nn.Module):
         self.group_index = 0
 
     def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
-        """`dtype`: of the cache. A cache of integers has a float32 scale for each head and token."""
+        """Describes this layer's KV cache. `dtype`: the cache's dtype. A cache of integers has one float32 scale per head and
+        token."""
         return KVCacheSpec(
             block_size=block_size,
             num_kv_heads=self.num_kv_heads,
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         )
 
     def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
-        """`kv_cache`: this layer's typed view of the arena. `group_index`: the KV group whose metadata it reads."""
+        """Sets `kv_cache`, this layer's typed view of the arena, and `group_index`, the KV group whose metadata it reads."""
         self.kv_cache, self.group_index = kv_cache, group_index
 
     def forward(

@@ -1,4 +1,4 @@
-"""`LayerContext`: what the layers of a model share: dtype, device, tensor-parallel group, attention backend, linear methods."""
+"""`LayerContext`: the dtype, device, tensor-parallel group, attention backend and linear methods of a model's layers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinea
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
-    """One per model and rank. `linear` and `head` compute the layers' products and the head's.
+    """Each rank has one context per model, which all its layers share.
 
-    `allocates_later`: large weights have shapes but no memory yet; the loader allocates it.
+    `linear` computes the products of the layers, and `head` the product of the logits head. If `allocates_later`, layers create
+    large weights with shapes but without memory; the loader allocates the memory.
     """
 
     dtype: torch.dtype
@@ -43,9 +44,10 @@ def make_context(
     backend: AttentionBackend,
     quantization: QuantizationConfig,
 ) -> LayerContext:
-    """
+    """Makes the context of a model.
+
     Raises:
-        ConfigError: the quantization needs kernels that are not there.
+        ConfigError: the quantization needs kernels that are not installed.
     """
     linear, head = (
         select_linear_method(device, dtype, out_dtype=out_dtype, quantization=kind, group_size=quantization.group_size)
@@ -62,14 +64,14 @@ def select_linear_method(
     quantization: str | None = None,
     group_size: int = 64,
 ) -> LinearMethod:
-    """The fastest method for the device. `quantization`: how weights in floats are quantized: None, "int8", "int4" or "fp8".
-    `out_dtype`: the dtype of results, `dtype` by default.
+    """Returns the fastest method for the device. `quantization` is "int8", "int4" or "fp8" if float weights are quantized, else
+    None. `out_dtype`: the dtype of results, by default `dtype`.
 
     Raises:
-        ConfigError: the quantization needs kernels, or a GPU, that are not there.
+        ConfigError: the quantization needs kernels that are not installed, or a GPU.
     """
     if device.type == "cuda":
-        from inflight.layers.gpu_linear import GpuLinear  # Triton is only there where a GPU is
+        from inflight.layers.gpu_linear import GpuLinear  # Triton is installed only on machines with a GPU
 
         return GpuLinear(device, dtype, out_dtype or dtype, quantization=quantization, group_size=group_size)
     if quantization == "fp8":

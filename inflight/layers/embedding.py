@@ -11,7 +11,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
 class VocabParallelEmbedding(Loadable):
-    """Each rank holds ceil(vocab_size / size) rows; the last rows of the last ranks are padding, and zero.
+    """Each rank holds ceil(vocab_size / group size) rows. The last rows of the last ranks are padding and zero.
 
     The table stays in its plain layout, even if a tied head has a packed copy of it.
     """

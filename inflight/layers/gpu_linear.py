@@ -1,6 +1,6 @@
-"""`GpuLinear`: linear layers on an NVIDIA GPU, their weights in floats, in integers of 4 or 8 bits, or in fp8.
+"""`GpuLinear`: linear layers on an NVIDIA GPU, with weights in floats, in integers of 4 or 8 bits, or in fp8.
 
-The libraries behind torch multiply many rows; few rows are multiplied as `linear_tuner` chose.
+Products with many rows use the libraries behind torch. For few rows, `linear_tuner` has chosen the fastest way.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GpuWeight, TunedLinea
 
 logger = logging.getLogger(__name__)
 
-FP8_MULTIPLE = 16  # both sizes of the weight must be multiples of it
+FP8_MULTIPLE = 16  # in_features and out_features of the weight must be multiples of it
 _FP8_CAPABILITY = (8, 9)
-_DEQUANTIZED_AT_ONCE = 2**25  # weights: 64 MB of halves
+_DEQUANTIZED_AT_ONCE = 2**25  # weights; they take 64 MB in a 16-bit dtype
 _QUANTIZED_AT_ONCE = 2**24
 
 
 class FloatWeight(GpuWeight):
-    """weight [out_features, in_features] in the engine's dtype. Float32 is left to the library: tensor cores would round it."""
+    """A weight [out_features, in_features] in the engine's dtype. Float32 is multiplied by the library only: tensor cores would
+    round it."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.contiguous()
@@ -59,7 +60,7 @@ class FloatWeight(GpuWeight):
 
 
 class IntegerWeight(GpuWeight):
-    """A weight of 4 or 8 bits. For the library it is brought to x's dtype, some output features at a time."""
+    """A weight of 4 or 8 bits. For the library it is converted to x's dtype, some output features at a time."""
 
     def __init__(self, weight: PackedIntegers) -> None:
         self._weight = weight
@@ -85,8 +86,8 @@ class IntegerWeight(GpuWeight):
 
 
 class Fp8Weight(GpuWeight):
-    """weight in float8_e4m3fn with a scale for each row. For the library the rows of x are rounded to fp8, too; the Triton
-    kernel brings the weight to x's dtype, which must not be float32."""
+    """A weight in float8_e4m3fn with one scale per row. For the library, the rows of x are rounded to fp8, too. The Triton
+    kernel converts the weight to x's dtype, which must not be float32."""
 
     def __init__(self, weight: Tensor) -> None:
         self.kind, self.shape = "fp8", (weight.shape[0], weight.shape[1])
@@ -116,7 +117,7 @@ class Fp8Weight(GpuWeight):
             self._weight.t(),
             scale_a=scales,
             scale_b=self._scales.t(),
-            out_dtype=torch.bfloat16,  # the only dtype that torch takes with a scale for each row
+            out_dtype=torch.bfloat16,  # the only dtype that torch supports with one scale per row
             use_fast_accum=True,
             out=out if out.dtype == torch.bfloat16 else None,
         )
@@ -127,7 +128,8 @@ class Fp8Weight(GpuWeight):
 
 
 class GpuLinear(LinearMethod):
-    """See the module. `out_dtype`: the results' dtype in measurements; `min_weight_bytes`: smaller weights are not measured.
+    """See the module docstring. `out_dtype`: the dtype of results in measurements. Weights of less than `min_weight_bytes` are
+    not measured.
 
     Raises:
         ConfigError: `quantization` is "fp8" and the GPU cannot multiply it.

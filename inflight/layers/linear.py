@@ -18,7 +18,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 @dataclass(frozen=True)
 class OutputPart:
-    """The rows of one projection that this rank holds: `[start, start + size)` of the checkpoint's `total`."""
+    """The rows of one projection that this rank holds: `[start, start + size)` of the `total` rows in the checkpoint."""
 
     total: int
     start: int
@@ -41,7 +41,7 @@ def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputP
 
 
 class StoredParts:
-    """Parts of one weight, as the checkpoint stores them, that a layer keeps until its weight is assembled."""
+    """The parts of one weight, as stored in the checkpoint. A layer keeps them until its weight is assembled."""
 
     def __init__(self, method: LinearMethod, dtype: torch.dtype) -> None:
         self._method, self._dtype = method, dtype
@@ -61,8 +61,8 @@ class StoredParts:
         return True
 
     def assemble(self, weight: Tensor) -> Sequence[Tensor] | QuantizedWeight:
-        """The whole weight. If all parts were accepted, it is one quantized weight or the floats as they are stored. Otherwise,
-        and if the parts do not fit together, they are copied into `weight`, which holds the parts that were not accepted."""
+        """Returns the whole weight. If all parts were accepted and fit together, it is one quantized weight, or the floats as
+        they are stored. Otherwise it is `weight`, which holds the parts that were not accepted; the others are copied to it."""
         parts = [part for _, part in sorted(self._parts.items(), key=lambda item: item[0])]
         if parts and sum(part.shape[0] for part in parts) == len(weight):
             floats = [part for part in parts if isinstance(part, Tensor)]
@@ -77,7 +77,7 @@ class StoredParts:
 
 
 class Linear(Loadable):
-    """x [num_tokens, in_features] -> [num_tokens, out_features]; what the sharded kinds below have in common."""
+    """x [num_tokens, in_features] -> [num_tokens, out_features]. The base class of the sharded layers below."""
 
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, context: LayerContext, is_gated: bool = False
@@ -89,7 +89,9 @@ class Linear(Loadable):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
         self.stored = StoredParts(context.linear, dtype)
-        self.num_dequantized = 0  # quantized parts that became floats, because they do not fit the parts beside them
+        self.num_dequantized = (
+            0  # quantized parts that became floats, because their format does not fit the other parts
+        )
 
     def finish_loading(self) -> None:
         weight = self.stored.assemble(self.weight.data)
@@ -105,7 +107,8 @@ class Linear(Loadable):
 
 
 class ColumnParallelLinear(Linear):
-    """Output features are sharded. Several projections of one input are one multiplication, their outputs side by side.
+    """A linear layer whose output features are sharded. Several projections of one input are computed in one multiplication,
+    with their outputs side by side.
 
     `parts`: the name of each projection -> the rows that this rank holds. In the checkpoint these names replace the name of
     this layer. `is_gated`: there are two projections of equal size, and the result is silu(first) * second, [num_tokens, size].
@@ -142,7 +145,7 @@ class ColumnParallelLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """Input features are sharded; the ranks' partial sums are added up. Rank 0 alone adds the bias."""
+    """A linear layer whose input features are sharded. The ranks' partial sums are added up. Only rank 0 adds the bias."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, context: LayerContext) -> None:
         self.columns = even_part(in_features, context.tp)

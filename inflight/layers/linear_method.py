@@ -1,7 +1,7 @@
-"""`LinearMethod`: how x @ weight.T is computed. Chosen per device, dtype and quantization.
+"""`LinearMethod`: computes x @ weight.T. The method is chosen by device, dtype and quantization.
 
-`prepare` turns the weights of a layer into a callable that every step uses. The weights are tensors in the engine's dtype, one
-below the other, or a `QuantizedWeight` if the checkpoint is quantized.
+`prepare` turns the weights of a layer into a callable that every step uses. The weights are tensors in the engine's dtype,
+stacked along the rows, or a `QuantizedWeight` if the checkpoint is quantized.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ class PreparedLinear(Protocol):
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features] in `out_dtype`; with a gate [num_rows, out_features / 2].
 
-        If `out` is given, the result is written to it, and it is returned. It is contiguous and has that shape and dtype.
+        If `out` is given, the result is written to `out`, and `out` is returned. It must be contiguous and have the result's
+        shape and dtype.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearChoice:
-    """The fastest way that was measured for weights of one shape and up to `num_rows` rows: tiles of a kernel, or "library"."""
+    """The result of a measurement: the fastest way to multiply weights of one shape with up to `num_rows` rows. It is a tile
+    size of a kernel, or "library"."""
 
     out_features: int
     in_features: int
@@ -53,9 +55,9 @@ class LinearChoice:
 
 
 class LinearMethod(ABC):
-    """One object serves all layers of a model and may allocate memory for them together.
+    """Computes the products of linear layers. All layers of a model use one object, which may allocate memory for all of them.
 
-    `copies_weights`: `prepare` copies the weights that it is given, so they may be views of a mapped file.
+    `copies_weights`: `prepare` copies its weights, so they may be views of a mapped file.
     """
 
     copies_weights = False
@@ -64,26 +66,27 @@ class LinearMethod(ABC):
     def prepare(
         self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, is_gated: bool = False
     ) -> PreparedLinear:
-        """weight: [out_features, in_features] in total, dropped by the caller afterwards; bias: [out_features].
+        """Prepares a weight for multiplication. weight: [out_features, in_features] in total; the caller drops it afterwards.
+        bias: [out_features].
 
         `is_gated`: the result is silu(first half of the features) * second half (arXiv:2002.05202).
         """
 
     def is_batch_invariant(self, in_features: int) -> bool:
-        """Whether a row's result is the same bit for bit whatever other rows are computed with it."""
+        """Whether a row's result is the same, bit for bit, for any other rows in the batch."""
         return False
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
-        """Measure the ways to multiply up to `max_num_rows` rows, choose the fastest for each weight, and return the choices.
+        """Measures the ways to multiply up to `max_num_rows` rows, chooses the fastest per weight, and returns the choices.
 
         Called in a stage, while nothing else is queued, after all weights are prepared and before graphs are captured. A method
-        that knows one way returns nothing.
+        that has only one way to multiply returns an empty list.
         """
         return []
 
 
 class PlainLinear(LinearMethod):
-    """Plain torch. A quantized weight is dequantized to `dtype`."""
+    """Multiplies in plain torch. A quantized weight is dequantized to `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -107,9 +110,10 @@ class PlainLinear(LinearMethod):
 
 
 class KernelLinear(LinearMethod):
-    """The C++ kernels, for floats and quantized weights. With `bits` 8 or 4, floats are quantized before they are packed.
+    """Multiplies with the C++ kernels. Weights are floats or quantized. With `bits` 8 or 4, floats are quantized before they
+    are packed.
 
-    `PlainLinear` computes weights whose shape the kernels do not support.
+    If the kernels do not support a weight's shape, `PlainLinear` is used for it.
     """
 
     copies_weights = True

@@ -1,7 +1,7 @@
-"""`TunedLinear` and `tune`: on a GPU, few rows are multiplied by whatever was measured fastest when the engine started.
+"""`TunedLinear` and `tune`: on a GPU, products with few rows use the way that was measured as fastest at start-up.
 
-For each kind and shape of weight and each number of rows up to 64, in powers of two, the library behind torch and the Triton
-kernels with several tile sizes are timed on the model's own weights. Later calls look the choice up.
+For each kind and shape of weight, and for each power of two up to 64 as the number of rows, the library behind torch and the
+Triton kernels with several tile sizes are timed on the model's own weights. Later calls look up the choice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inflight.layers.linear_method import LinearChoice
 
 logger = logging.getLogger(__name__)
 
-MIN_WEIGHT_BYTES = 1 << 20  # smaller weights are left to the library
+MIN_WEIGHT_BYTES = 1 << 20  # smaller weights always use the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
 _MIN_CALLS = 8  # in one measurement
 _MIN_BYTES_READ = 256 << 20  # in one measurement, if the model has so many bytes of equal weights
@@ -35,9 +35,9 @@ class GpuWeight(ABC):
     """One weight in the GPU's memory.
 
     Attributes:
-        kind: weights of one kind and shape are equally fast.
+        kind: names the weight's form; weights of one kind and shape are equally fast.
         shape: (out_features, in_features).
-        num_bytes: read in one multiplication.
+        num_bytes: the bytes that one multiplication reads.
     """
 
     kind: str
@@ -52,8 +52,8 @@ class GpuWeight(ABC):
     def multiply(
         self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, is_gated: bool
     ) -> None:
-        """x [num_rows, in_features], at most `MAX_TUNED_ROWS` rows -> out [num_rows, out_features], or half of them behind a
-        gate, by the Triton kernel."""
+        """x [num_rows, in_features], at most `MAX_TUNED_ROWS` rows -> out [num_rows, out_features], by the Triton kernel. With
+        a gate, out is [num_rows, out_features / 2]."""
 
     @abstractmethod
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -66,8 +66,10 @@ class TunedLinear:
     def __init__(self, weight: GpuWeight, bias: Tensor | None, scratch: SplitKScratch, *, is_gated: bool) -> None:
         self.weight, self.bias, self.scratch, self.is_gated = weight, bias, scratch, is_gated
         self.key = (weight.kind, weight.shape, is_gated)  # layers with equal keys are equally fast
-        self.num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]  # of a result
-        self.chosen: dict[int, TileConfig] = {}  # rows, rounded up to a power of two; without an entry, the library
+        self.num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]  # the columns of a result
+        self.chosen: dict[
+            int, TileConfig
+        ] = {}  # by rows, rounded up to a power of two; without an entry, the library is used
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         if out is None:
@@ -76,7 +78,8 @@ class TunedLinear:
         return out
 
     def multiply(self, x: Tensor, out: Tensor, tile: TileConfig | None) -> None:
-        """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel in this tile size, or the library."""
+        """x [num_rows, in_features] -> out [num_rows, num_columns], by the Triton kernel with tile size `tile`; if `tile` is
+        None, by the library."""
         if tile is not None:
             self.weight.multiply(x, self.bias, out, tile, self.scratch, is_gated=self.is_gated)
         elif self.is_gated:
@@ -96,7 +99,7 @@ def tune(
     out_dtype: torch.dtype,
     min_weight_bytes: int,
 ) -> list[LinearChoice]:
-    """See `LinearMethod.tune`. `dtype` and `out_dtype`: of the rows and of the results."""
+    """See `LinearMethod.tune`. `dtype`: the dtype of the rows of x. `out_dtype`: the dtype of the results."""
     alike: dict[object, list[TunedLinear]] = {}
     for layer in layers:
         alike.setdefault(layer.key, []).append(layer)
@@ -135,7 +138,7 @@ def tune(
 def _times(
     layers: Sequence[TunedLinear], x: Tensor, out: Tensor, tiles: Sequence[TileConfig], clock: GraphClock
 ) -> dict[TileConfig | None, float]:
-    """Microseconds of one multiplication by the library (None) and with each tile size that runs on this GPU."""
+    """Measures one multiplication, in microseconds, by the library (key None) and with each tile size that runs on this GPU."""
     layers = [*layers] * -(-_MIN_CALLS // len(layers))
     times: dict[TileConfig | None, float] = {}
     for tile in (None, *tiles):
@@ -151,7 +154,8 @@ def _times(
 
 
 def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
-    """Enough layers that each weight has left the cache before it is used again. If there are too few, the first is copied."""
+    """Returns enough layers that each weight has left the cache before it is used again. If there are too few layers, the first
+    one is copied."""
     first, num_bytes = alike[0], alike[0].weight.num_bytes
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
@@ -176,10 +180,10 @@ class GraphClock:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
-        """Device time of one of these calls, which run one after another; the least of several runs."""
+        """Returns the average device time of `calls`, which run one after another. It is the least of several runs."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            for call in calls:  # compiles, and may raise
+            for call in calls:  # the first calls compile kernels, and may raise
                 call()
             self._stream.synchronize()
             graph = self._recorded(calls)

@@ -14,11 +14,12 @@ from inflight.layers.weights import Loadable, WeightSlots
 
 
 class LogitsHead(Loadable):
-    """Each rank computes the logits of its part of the vocabulary, divided as the embedding is; then they are gathered.
+    """Each rank computes the logits of its part of the vocabulary, then the logits of all ranks are gathered. The vocabulary is
+    divided among the ranks in the same way as the embedding.
 
-    The head has the weights of `tied_embedding`, if one is given. If the linear method packs weights, the head then holds a
-    packed copy beside the plain table: vocab_size x hidden_size elements more (Qwen3-0.6B in bf16: 311 MB), so that it reads
-    memory at full speed.
+    If `tied_embedding` is given, the head uses its weights. If the linear method also packs weights, the head holds a packed
+    copy besides the plain table, so that it reads memory at full speed. The copy has vocab_size x hidden_size elements (311 MB
+    for Qwen3-0.6B in bf16).
     """
 
     def __init__(
@@ -48,10 +49,10 @@ class LogitsHead(Loadable):
             self.table.finish_loading()
         self.multiply = self.method.prepare(self.stored.assemble(self.table.weight.data), None)
         del self.stored
-        del self.table  # the plain weights go with it, unless they are the embedding's
+        del self.table  # this frees the plain weights, unless the embedding uses them, too
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; in `out`, if it is given."""
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; it is written to `out` if given."""
         if self.tp.size == 1:
             return self.multiply(hidden, torch.float32, out)
         logits = self.tp.all_gather(self.multiply(hidden, torch.float32))[:, : self.vocab_size]

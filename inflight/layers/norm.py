@@ -13,7 +13,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
 class RMSNorm(Loadable):
-    """Over the last `size` elements."""
+    """RMSNorm over the last dimension, which has `size` elements."""
 
     def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class RMSNorm(Loadable):
 
 
 class QKNorm(Loadable):
-    """The weights of an RMSNorm over each query and key head: one row of head_dim for each head. `Rotation` applies them.
+    """The weights of an RMSNorm over each query and key head: one row of head_dim weights per head. `Rotation` applies them.
 
     The checkpoint has one weight for all query heads and one for all key heads. Their names, `q_norm` and `k_norm`, replace the
     name of this layer.

@@ -15,8 +15,8 @@ from inflight.layers.rotary_frequencies import inverse_frequencies
 
 
 class RotaryEmbedding(nn.Module):
-    """One for all layers. Angles are computed in float32 for the tokens of each step (about 10 us). So there is no table for
-    every position of the longest context."""
+    """All layers share one object. Angles are computed in float32 for the tokens of each step (about 10 us). So there is no
+    table for every position of the longest context."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -27,6 +27,6 @@ class RotaryEmbedding(nn.Module):
         self.frequencies = torch.cat((inverse, inverse)).to(device)  # [head_dim]
 
     def forward(self, positions: Tensor) -> Rotation:
-        """positions [num_tokens] -> what each layer applies to its queries and keys."""
+        """positions [num_tokens] -> the rotation that each layer applies to its queries and keys."""
         cos, sin = self.ops.cos_and_sin(positions, self.frequencies, self.attention_factor, self.dtype)
         return Rotation(cos, sin, self.ops)

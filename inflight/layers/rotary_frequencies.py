@@ -1,7 +1,7 @@
-"""The angle by which rotary embedding turns each pair of a head per position, scaled for contexts longer than in training.
+"""The frequencies of rotary embedding (the angle per position of each pair), scaled for contexts longer than in training.
 
-Frequencies are scaled as transformers scales them: "linear" (position interpolation, arXiv:2306.15595), "llama3" (Llama 3.1),
-"yarn" (arXiv:2309.00071).
+There are three ways to scale, with the formulas of transformers: "linear" (position interpolation, arXiv:2306.15595), "llama3"
+(Llama 3.1) and "yarn" (arXiv:2309.00071).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inflight.config.architecture import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair: float32 [head_dim / 2], in falling order."""
+    """Returns the radians per position of each pair: float32 [head_dim / 2], in falling order."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     inverse: Tensor = 1.0 / rope.theta**exponents
     if rope.kind == "default":
@@ -38,7 +38,7 @@ def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
-    """As `_llama3`, but blended linearly over the index of the pair."""
+    """The same as `_llama3`, but the blend is linear in the index of the pair."""
 
     def pair_with(num_rotations: float) -> float:
         """The (fractional) index of the pair that makes `num_rotations` turns in the context the model was trained on."""

@@ -1,9 +1,9 @@
 """`WeightSlot` and `Loadable`: layers declare where each tensor of a checkpoint goes, and `model_loader` fills these places.
 
 Loading a layer has three steps, and the loader keeps their order:
-1. `weight_slots(prefix)` names every tensor the layer wants, with its full shape, as the checkpoint writes it.
-2. Every slot is filled.
-3. `finish_loading()` brings the weights into the form that `forward` uses, and drops the plain ones.
+1. `weight_slots(prefix)` lists every tensor that the layer needs, with its name and its full shape in the checkpoint.
+2. The loader fills every slot.
+3. `finish_loading()` converts the weights to the form that `forward` uses, and drops the plain weights.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from inflight.kernels.quantized_weight import QuantizedWeight
 class WeightSlot:
     """One tensor of the checkpoint, of shape `shape`, of which this rank holds `[start, start + size)` along `dim`.
 
-    `destination` is a view of the layer's (perhaps fused) weight with the shape of the part held; its dtype is the
-    engine's. `is_scale` marks norm weights, which dummy weights set to one.
+    `destination` is a view of the layer's (perhaps fused) weight. It has the shape of this rank's part and the engine's dtype.
+    `is_scale` marks norm weights, which dummy weights set to one.
 
-    `accept` is offered the part as the checkpoint stores it (floats may lie in the mapped file). It returns True if the layer
-    keeps the part until `finish_loading`. A part that is not accepted is copied to `destination`, dequantized if need be; so is
-    every part of a slot without `accept` (an embedding's).
+    The loader calls `accept` with the part as the checkpoint stores it (floats may be in the mapped file). It returns True if
+    the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied to `destination`.
+    A slot without `accept` (of an embedding) has all its parts copied.
     """
 
     shape: tuple[int, ...]
@@ -44,10 +44,10 @@ WeightSlots = Iterator[tuple[str, WeightSlot]]
 
 
 class Loadable(nn.Module):
-    """A layer, or a block of layers. A block loads its children, under the names of its attributes."""
+    """A layer, or a block of layers. A block loads its children; the names of its attributes are their names."""
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        """The tensors of the layer that is called `prefix` in the checkpoint, and where each goes."""
+        """Returns the tensors of the layer whose name in the checkpoint is `prefix`, and the destination of each tensor."""
         for name, child in self.named_children():
             if isinstance(child, Loadable):
                 yield from child.weight_slots(f"{prefix}.{name}")

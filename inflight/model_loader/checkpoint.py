@@ -20,10 +20,10 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @contextmanager
 def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
-    """The file, mapped; unmapped at exit, so that the pages read do not stay in the process.
+    """Maps a safetensors file. It is unmapped at the end of the block, so that its pages do not stay in the process.
 
     Raises:
-        CheckpointError: the file cannot be read, here or inside the block.
+        CheckpointError: the file cannot be opened, or reading it fails inside the block.
     """
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
@@ -37,12 +37,12 @@ def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
 class Checkpoint(WeightSource):
     """The tensors of a model folder, as they are stored.
 
-    The file is `model.safetensors`. If there is none, the files are those that `model.safetensors.index.json` names. If there
-    is no such index either, they are all `*.safetensors`.
+    The file is `model.safetensors`. If it does not exist, `model.safetensors.index.json` lists the files. If there is no index
+    either, the files are all `*.safetensors`.
 
     Raises:
-        CheckpointError: no weights, a file that is missing or corrupt, an index that contradicts the files, or a
-            tensor that is in two files.
+        CheckpointError: there are no weights, a file is missing or corrupt, the index contradicts the files, or a tensor is in
+            two files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ class Checkpoint(WeightSource):
 
 
 def _read_index(file: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+    """Reads the index. Returns tensor name -> file name."""
     try:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         entries = {str(name): str(file_name) for name, file_name in weight_map.items()}

@@ -1,11 +1,14 @@
 """The layouts of compressed-tensors with integers of 4 and 8 bits, as llm-compressor writes them.
 
-weight_packed      int32 [out_features, in_features * bits / 32, rounded up]     "pack-quantized", stored + 2**(bits-1)
-weight             int8  [out_features, in_features]                             "int-quantized"
-weight_shape       int   [2]                                                     of a packed weight
+weight_packed      int32 [out_features, in_features * bits / 32, rounded up]     format "pack-quantized"
+weight             int8  [out_features, in_features]                             format "int-quantized"
+weight_shape       int   [2]                                                     the shape of a packed weight
 weight_scale       float [out_features, num_groups], [out_features] or [1]
-weight_zero_point  int8 as weight_scale; packed: int32 [out_features * bits / 32, rounded up, num_groups]
+weight_zero_point  int8, in the shape of weight_scale                            not packed
+                   int32 [out_features * bits / 32, rounded up, num_groups]      packed
 weight_g_idx       int32 [in_features]                                           each input's group ("actorder": "group")
+
+Packed integers are stored plus 2**(bits - 1), so that they are not negative.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ class CompressedTensors(PackedLayout):
             stored = _read_column(parts, read, "weight_zero_point", num_rows)[rows]
             zero_points = stored.to(torch.float32) + 2 ** (bits - 1)
         group_index = read("weight_g_idx", (ALL,)) if "weight_g_idx" in parts else None
-        if group_index is not None and bool((group_index == -1).all()):  # it is declared, but not used
+        if group_index is not None and bool((group_index == -1).all()):  # the tensor is there, but not used
             group_index = None
         if group_index is not None:
             group_index = check_group_index(group_index, scales.shape[1])
@@ -88,7 +91,7 @@ class CompressedTensors(PackedLayout):
 
 
 def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
-    """Integers that are stored one per byte count as 8 bits."""
+    """Returns the bits of an integer. If the file stores one integer per byte, they are 8."""
     if "weight" in parts:
         return 8
     num_words = parts["weight_packed"].shape[-1]
@@ -103,11 +106,11 @@ def _has_packed_zero_points(parts: Mapping[str, StoredTensor]) -> bool:
 
 
 def _to_unsigned(values: Tensor) -> Tensor:
-    """int8 -> uint8, larger by 128."""
+    """int8 -> uint8, with 128 added."""
     return values.view(torch.uint8) ^ 128
 
 
 def _read_column(parts: Mapping[str, StoredTensor], read: ReadTensor, suffix: str, num_rows: int) -> Tensor:
-    """Scales or zero points as [num_rows, num_groups]. The file has one for the tensor, for each row, or for each group."""
+    """Reads scales or zero points as [num_rows, num_groups]. The file has one per tensor, per row, or per group."""
     tensor = read(suffix, (ALL,) * len(parts[suffix].shape))
     return tensor.reshape(len(tensor), -1).expand(num_rows, -1)

@@ -1,4 +1,4 @@
-"""`fill_from_seed`: random weights instead of a checkpoint's, for `load_format="dummy"`.
+"""`fill_from_seed`: fills a model with random weights instead of a checkpoint, for `load_format="dummy"`.
 
 A tensor depends only on the seed, its name and the kind of device: every sharding and every order of loading gives the same
 weights.
@@ -26,7 +26,8 @@ def fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:
 
 
 def _draw(slot: WeightSlot, source: str) -> None:
-    """Draws on the device itself: a GPU needs a second for an 8B model. So the values on a GPU differ from those on a CPU."""
+    """Draws on the device itself, because a GPU needs only a second for an 8B model. So a GPU and a CPU draw different
+    values."""
     digest = hashlib.sha256(source.encode()).digest()
     destination: Tensor = slot.destination
     generator = torch.Generator(destination.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -28,7 +28,8 @@ _GROUP = 32
 def unpack_blocks(type_name: str, rows: Tensor) -> QuantizedWeight | Tensor:
     """uint8 [num_rows, bytes of a row] -> the weight, [num_rows, in_features].
 
-    Floats of the stored dtype for F32, F16 and BF16, and float32 for Q6_K: no kernel supports its groups of 16.
+    For F32, F16 and BF16 the result has floats of the stored dtype. For Q6_K it has float32, because no kernel supports groups
+    of 16. For the other types it is a `QuantizedWeight`.
     """
     if type_name in _FLOATS:
         return rows.view(_FLOATS[type_name])
@@ -37,18 +38,18 @@ def unpack_blocks(type_name: str, rows: Tensor) -> QuantizedWeight | Tensor:
 
 
 def _halves(blocks: Tensor, start: int, count: int) -> Tensor:
-    """`count` float16 of each block, beginning at byte `start`: float32 [num_rows, num_blocks, count]."""
+    """Reads `count` float16 numbers of each block, from byte `start` on: float32 [num_rows, num_blocks, count]."""
     return blocks[..., start : start + 2 * count].contiguous().view(torch.float16).float()
 
 
 def _two_halves(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The two float16 that a block begins with: float32 [num_rows, num_blocks, 1] each."""
+    """Reads the two float16 numbers at the beginning of each block: float32 [num_rows, num_blocks, 1] each."""
     both = _halves(blocks, 0, 2)
     return both[..., :1], both[..., 1:]
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., n] -> uint8 [..., 2, n]: all low halves, then all high ones."""
+    """uint8 [..., n] -> uint8 [..., 2, n]: the low halves of all bytes, then the high halves."""
     values = torch.empty(*packed.shape[:-1], 2, packed.shape[-1], dtype=torch.uint8)
     torch.bitwise_and(packed, 15, out=values[..., 0, :])
     torch.bitwise_right_shift(packed, 4, out=values[..., 1, :])
@@ -75,7 +76,7 @@ def _q4_1(blocks: Tensor) -> QuantizedWeight:
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """uint8 [..., 4] -> uint8 [..., 2, 16]: 16 where the bit is set, bit i for weight i."""
+    """uint8 [..., 4] -> uint8 [..., 2, 16]. The value of weight i is 16 if bit i is set, else 0."""
     bits = (packed[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1  # [..., 4, 8]
     return (bits << 4).view(*packed.shape[:-1], 2, 16)
 
@@ -119,7 +120,8 @@ def _q5_k(blocks: Tensor) -> QuantizedWeight:
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """Each half of a block is four groups of 32: bytes 0-31 and 32-63 of the low bits hold groups 0, 2 and 1, 3."""
+    """Each half of a block has four groups of 32 weights. Of its low bits, bytes 0-31 hold groups 0 and 2, and bytes 32-63 hold
+    groups 1 and 3."""
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).view(*blocks.shape[:2], 2, 4, _GROUP)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, _GROUP) >> shifts) & 3

@@ -38,9 +38,10 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class GgufSource(WeightSource):
-    """The converter of llama.cpp writes the rows of Llama's queries and keys in another order, which is undone here.
+    """The tensors of a GGUF file. They are read in the row order of Hugging Face.
 
-    Within each head it puts rows i and i + head_dim / 2, which are rotated together, next to each other.
+    The converter of llama.cpp changes the order of the rows of Llama's queries and keys: within each head, rows i and
+    i + head_dim / 2, which are rotated together, become neighbours. Reading undoes this.
     """
 
     def __init__(self, path: Path, head_dim: int) -> None:
@@ -51,7 +52,7 @@ class GgufSource(WeightSource):
         self.tensors = {}
         for stored_name, tensor in self._file.tensors.items():
             if stored_name == ROPE_FACTORS:
-                continue  # `gguf_config` has read them
+                continue  # `gguf_config` has read these frequencies
             name = model_name(stored_name)
             is_quantized = tensor.type.name not in _FLOATS
             if is_quantized and len(tensor.shape) != 2:
@@ -80,7 +81,7 @@ class GgufSource(WeightSource):
     def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
         if not self._is_interleaved(name):
             return self._unpack(name, start, stop - start)
-        first = start // self._head_dim * self._head_dim  # a row may be anywhere in its head, so whole heads are read
+        first = start // self._head_dim * self._head_dim  # whole heads: a row may be anywhere in its head
         last = -(-stop // self._head_dim) * self._head_dim
         return _select_rows(
             self._unpack(name, first, last - first), _rows_as_stored(start - first, stop - first, self._head_dim)
@@ -95,9 +96,9 @@ class GgufSource(WeightSource):
 
 
 def model_name(stored_name: str) -> str:
-    """The name of a tensor in a model folder: "model.layers.3.mlp.up_proj.weight" of "blk.3.ffn_up.weight".
+    """Returns a tensor's name in a model folder: "model.layers.3.mlp.up_proj.weight" for "blk.3.ffn_up.weight".
 
-    If no supported model has the tensor, it keeps its name, and the loader refuses it.
+    If no supported model has the tensor, its name stays, and the loader refuses it.
     """
     in_layer = _BLOCK.fullmatch(stored_name)
     if in_layer is not None and in_layer[2] in _NAMES_IN_LAYER:
@@ -107,7 +108,7 @@ def model_name(stored_name: str) -> str:
 
 
 def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
-    """The positions in the file of the model's rows `[start, stop)`, both counted from the beginning of a head."""
+    """Returns the positions in the file of the model's rows `[start, stop)`. Both count from the beginning of the same head."""
     row = torch.arange(start, stop)
     half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
     return row - row % head_dim + 2 * place + half

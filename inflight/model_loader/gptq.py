@@ -6,7 +6,7 @@ GPTQ, 4 or 8 bits; n = 32 / bits:
     scales   float [num_groups, out_features]
     g_idx    int32 [in_features]                     each input's group; with "act order" (desc_act) in no order
 
-In version 1 ("checkpoint_format": "gptq") zero points are stored minus 1, in version 2 ("gptq_v2") as they are.
+In version 1 ("checkpoint_format": "gptq") zero points are stored minus 1. In version 2 ("gptq_v2") they are stored unchanged.
 
 AWQ, 4 bits; qzeros and scales as above:
     qweight  int32 [in_features, out_features / 8]
@@ -36,11 +36,11 @@ from inflight.model_loader.weight_source import StoredTensor
 
 _REQUIRED = ("qweight", "qzeros", "scales")
 _AWQ_BITS = 4
-_AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has each of its eight columns
+_AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # the position in a word of each of its eight columns
 
 
 class Gptq(PackedLayout):
-    """`stored_zero_offset` is added to stored zero points."""
+    """The layout of GPTQ. `stored_zero_offset` is added to the stored zero points."""
 
     marker = "qweight"
     required = _REQUIRED
@@ -69,8 +69,8 @@ class Gptq(PackedLayout):
         return make_weight(values, scales, self._zero_points(zero_points, bits), bits, group_index)
 
     def _zero_points(self, stored: Tensor, bits: int) -> Tensor:
-        # Some writers say version 1 and store version 2. Their weights are symmetric: every zero point is in the middle
-        # (https://github.com/vllm-project/vllm/pull/38966).
+        # Some writers declare version 1 and store version 2. Their weights are symmetric: every zero point is in the middle of
+        # the range (https://github.com/vllm-project/vllm/pull/38966).
         if self._stored_zero_offset == 0 or bool((stored == 2 ** (bits - 1)).all()):
             return stored.to(torch.float32)
         zero_points: Tensor = (stored.int() + self._stored_zero_offset) & (2**bits - 1)  # 0 is stored as -1
@@ -103,7 +103,7 @@ def _check_dimensions(parts: Mapping[str, StoredTensor]) -> None:
 
 
 def _gptq_bits(parts: Mapping[str, StoredTensor]) -> int:
-    """32 times the columns of the zero points, divided by those of the scales."""
+    """Returns the bits of an integer: 32 * (columns of the zero points) / (columns of the scales)."""
     _check_dimensions(parts)
     bits = 32 * parts["qzeros"].shape[1] / parts["scales"].shape[1]
     if bits not in (4, 8):
@@ -114,7 +114,7 @@ def _gptq_bits(parts: Mapping[str, StoredTensor]) -> int:
 def _checked_shape(
     parts: Mapping[str, StoredTensor], packed: tuple[int, int], out_features: int, in_features: int, bits: int
 ) -> tuple[int, int]:
-    """(out_features, in_features), if the other tensors fit `packed`, the shape of qweight."""
+    """Returns (out_features, in_features), after a check that the other tensors fit `packed`, the shape of qweight."""
     num_groups = parts["scales"].shape[0]
     check(parts, "qweight", ("I32",), packed)
     check(parts, "qzeros", ("I32",), (num_groups, out_features * bits // 32))
@@ -125,16 +125,16 @@ def _checked_shape(
 
 
 def _read_scales(read: ReadTensor, start: int, stop: int) -> Tensor:
-    """float32 [stop - start, num_groups]."""
+    """Returns the scales of output features `[start, stop)`: float32 [stop - start, num_groups]."""
     return read("scales", (ALL, slice(start, stop))).t().to(torch.float32).contiguous()
 
 
 def _read_columns(
     read: ReadTensor, suffix: str, bits: int, start: int, stop: int, positions: tuple[int, ...] | None = None
 ) -> Tensor:
-    """Columns `[start, stop)` of an int32 tensor whose words hold neighbouring columns: uint8 [rows, stop - start].
+    """Reads columns `[start, stop)` of an int32 tensor whose words hold neighbouring columns: uint8 [rows, stop - start].
 
-    `positions`: where a word has each of its columns; None for the lowest bits first.
+    `positions`: the position in a word of each of its columns. None if the first column is in the lowest bits.
     """
     per_word = 32 // bits
     first = start // per_word

@@ -38,7 +38,7 @@ from inflight.models.registry import get_model_class
 
 logger = logging.getLogger(__name__)
 
-_DEQUANTIZED_AT_ONCE = 2**24  # weights: 64 MB of floats
+_DEQUANTIZED_AT_ONCE = 2**24  # weights; as floats they take 64 MB
 
 
 def load_model(
@@ -49,14 +49,14 @@ def load_model(
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
 ) -> CausalLM:
-    """A model that can run, with weights in `model_config.dtype`; only one pipeline stage of it, if `stage` is given.
+    """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, it is only this pipeline stage.
 
-    Every stage checks the whole checkpoint against the whole model, and reads its own weights only.
+    Every stage checks the whole checkpoint against the whole model, but reads only its own weights.
 
     Raises:
-        UnsupportedModelError: no such family.
-        ConfigError: the quantization needs kernels that are not there.
-        CheckpointError: tensors are missing, extra, misshapen or in a form that is not read, or a file is missing or corrupt.
+        UnsupportedModelError: the model's family is not supported.
+        ConfigError: the quantization needs kernels that are not installed.
+        CheckpointError: tensors are missing, extra, misshapen or in an unsupported form, or a file is missing or corrupt.
     """
     architecture = model_config.architecture
     whole = PipelineStage(0, architecture.num_layers, architecture.num_layers)
@@ -78,7 +78,7 @@ def load_model(
         fill: Callable[[Loadable, str], None] = partial(fill_from_seed, seed=model_config.seed)
     else:
         source = _open_source(model_config)
-        # tensors of the meta device have shapes and no memory
+        # tensors on the meta device have shapes but no memory
         described = (
             model if stage == whole else model_class(architecture, replace(context, device=torch.device("meta")), whole)
         )
@@ -94,7 +94,8 @@ def load_model(
 
 
 def _allocate(unit: Loadable, device: torch.device) -> None:
-    """Memory for those weights of a unit that have none yet; an embedding that a tied head shares has it already."""
+    """Allocates memory for the weights of a unit that have none yet. If a tied head shares an embedding, the embedding already
+    has memory."""
     for module in unit.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta:
@@ -116,9 +117,10 @@ def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
 
 
 def _check_batch_invariance(context: LayerContext, architecture: ModelArchitecture) -> None:
-    """
+    """Checks that a row's result cannot depend on the other rows of its batch.
+
     Raises:
-        ConfigError: batch invariance cannot be kept; the text names the first reason.
+        ConfigError: a result can depend on other rows; the message gives the first reason.
     """
 
     def refusal(reason: str) -> ConfigError:
@@ -146,7 +148,8 @@ def _open_source(model_config: ModelConfig) -> WeightSource:
 
 
 def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_kept: list[str]) -> None:
-    """Appends to `not_kept` the names of quantized weights that the layer would keep, but that no kernel computes with."""
+    """Loads a unit's weights from `source`. Appends to `not_kept` the names of quantized weights that become floats because no
+    kernel supports them."""
     with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
@@ -164,7 +167,8 @@ def _fill_from_source(unit: Loadable, prefix: str, *, source: WeightSource, not_
 
 
 def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
-    """Some rows at a time: the floats of an embedding of 150,000 rows would take more memory than the quantized model."""
+    """Dequantizes some rows at a time: an embedding of 150,000 rows in floats would take more memory than the quantized
+    model."""
     num_rows, num_columns = slot.destination.shape
     step = max(1, _DEQUANTIZED_AT_ONCE // num_columns)
     for first in range(0, num_rows, step):

@@ -1,4 +1,4 @@
-"""`PackedCheckpoint`: safetensors whose linear weights are several tensors each: GPTQ, AWQ and compressed-tensors."""
+"""`PackedCheckpoint`: safetensors in which each linear weight is several tensors: GPTQ, AWQ and compressed-tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layouts of quantized checkpoints share: `PackedLayout`, and how integers, scales and zero points become a weight."""
+"""`PackedLayout`, the interface of quantized layouts, and functions that make a weight of integers, scales and zero points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inflight.model_loader.weight_source import Held, StoredTensor
 
 ALL = slice(None)
 FLOATS = ("BF16", "F16", "F32")
-_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into the largest of these that fits
+_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into groups of the largest of these sizes that fits
 
 
 class ReadTensor(Protocol):
@@ -27,9 +27,9 @@ class ReadTensor(Protocol):
 
 
 class PackedLayout(ABC):
-    """How one format of quantized safetensors divides a weight among tensors. Stateless.
+    """The layout of one format of quantized safetensors: how it divides a weight among tensors. Stateless.
 
-    Its methods raise `ValueError`s that say what is wrong; the caller adds the module's name.
+    Its methods raise a `ValueError` that describes the problem; the caller adds the module's name.
 
     Attributes:
         marker: the suffix of a tensor that only quantized modules have.
@@ -43,19 +43,20 @@ class PackedLayout(ABC):
 
     @abstractmethod
     def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:
-        """(out_features, in_features), after a check of every dtype and shape. No large tensor is read."""
+        """Returns (out_features, in_features), after a check of every dtype and shape. Reads no large tensor."""
 
     @abstractmethod
     def read(
         self, parts: Mapping[str, StoredTensor], shape: tuple[int, int], read: ReadTensor, start: int, stop: int
     ) -> QuantizedWeight | Tensor:
-        """Rows `[start, stop)` of the weight, whose whole shape is `shape`, with all their columns."""
+        """Reads rows `[start, stop)` of the weight, with all their columns. `shape` is the shape of the whole weight."""
 
 
 def check(parts: Mapping[str, StoredTensor], suffix: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
-    """
+    """Checks the dtype and shape of the tensor with this suffix, if there is one.
+
     Raises:
-        ValueError: there is a tensor with this suffix, and it has another dtype or shape.
+        ValueError: the tensor has another dtype or shape.
     """
     part = parts.get(suffix)
     if part is not None and (part.dtype not in dtypes or part.shape != shape):
@@ -63,9 +64,10 @@ def check(parts: Mapping[str, StoredTensor], suffix: str, dtypes: tuple[str, ...
 
 
 def check_group_index(group_index: Tensor, num_groups: int) -> Tensor:
-    """
+    """Returns `group_index`, after a check of its values.
+
     Raises:
-        ValueError: it names a group that does not exist.
+        ValueError: a value is not the number of a group.
     """
     if bool(((group_index < 0) | (group_index >= num_groups)).any()):
         raise ValueError(f"its g_idx names groups outside [0, {num_groups}): the file is corrupt")
@@ -74,7 +76,7 @@ def check_group_index(group_index: Tensor, num_groups: int) -> Tensor:
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
     """int32 [rows, words], each of 32 / bits unsigned numbers, the lowest bits first -> uint8 [rows, words * 32 / bits]."""
-    packed = words.contiguous().view(torch.uint8)  # the machines served are little-endian
+    packed = words.contiguous().view(torch.uint8)  # all supported machines are little-endian
     return unpack_nibbles(packed) if bits == 4 else packed
 
 
@@ -89,9 +91,10 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 def make_weight(
     values: Tensor, scales: Tensor, zero_points: Tensor, bits: int, group_index: Tensor | None = None
 ) -> QuantizedWeight | Tensor:
-    """weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
+    """Makes weight[n, k] = scales[n, g] * (values[n, k] - zero_points[n, g]), where g is column k's group.
 
-    Returns floats if a `QuantizedWeight` cannot hold the groups: columns in another order, or sizes that 32 does not divide.
+    Returns floats if a `QuantizedWeight` cannot hold the groups: their columns are not neighbours, or 32 does not divide their
+    size.
 
     Args:
         values: uint8 [out_features, in_features], below 2**bits.
@@ -119,10 +122,10 @@ def make_weight(
 
 
 def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
-    """Columns `[start, stop)` of a weight, for one tensor-parallel rank. If they begin or end within a group, groups are split.
+    """Returns `columns` of a weight, for one tensor-parallel rank. If they begin or end within a group, groups are split.
 
     Raises:
-        CheckpointError: the groups would be no multiple of 32.
+        CheckpointError: the size of the split groups would not be a multiple of 32.
     """
     total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
     start, stop, _ = columns.indices(total)

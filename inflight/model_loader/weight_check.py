@@ -13,10 +13,10 @@ _MAX_NAMES_SHOWN = 8
 
 
 def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
-    """`is_tied`: the head has the embedding's weights.
+    """Checks the tensors of `source` against `model`. `is_tied`: the head uses the embedding's weights.
 
     Raises:
-        CheckpointError: tensors are missing, extra, misshapen, or in a dtype that is not read.
+        CheckpointError: tensors are missing, extra, misshapen, or in an unsupported dtype.
     """
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
     missing = [name for name in slots if name not in source.tensors]
@@ -48,6 +48,6 @@ def _is_harmless(name: str, is_tied: bool) -> bool:
 
 
 def list_names(names: list[str]) -> str:
-    """The first names, and how many more there are, for a message."""
+    """Formats a list of names for a message: the first names, and the number of the others."""
     more = len(names) - _MAX_NAMES_SHOWN
     return ", ".join(names[:_MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

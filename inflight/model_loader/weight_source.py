@@ -1,4 +1,4 @@
-"""`WeightSource`: the interface of a checkpoint: weights by the model's names and shapes, whatever the format of the files."""
+"""`WeightSource`: the interface of checkpoints. Weights have the model's names and shapes in every file format."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-Held = tuple[slice, ...]  # the part of a tensor that is wanted: `slice(start, stop)` of each dimension
+Held = tuple[slice, ...]  # the part of a tensor that this rank holds: `slice(start, stop)` for each dimension
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is and what its header says.
+    """A tensor's file, shape and dtype, from the header.
 
-    `shape` is the weight's, not that of packed integers. `dtype` is a name of the format ("BF16", "F32", "I8", ...), or the
-    layout of a quantized weight ("gptq", "Q4_0", ...).
+    `shape` is the shape of the weight, also if its integers are packed. `dtype` is the file format's name of a dtype ("BF16",
+    "F32", "I8", ...), or the layout of a quantized weight ("gptq", "Q4_0", ...).
     """
 
     file: Path
@@ -40,10 +40,10 @@ class ReadPart(Protocol):
 
 
 class WeightSource(ABC):
-    """A checkpoint. The constructor reads headers, and checks what they can tell.
+    """A checkpoint. The constructor reads and checks the headers.
 
-    Raises (constructor and `open`'s block):
-        CheckpointError: weights are missing, misshapen, or in a layout that is not read; a file is missing or corrupt.
+    Raises (in the constructor and in the `with` block of `open`):
+        CheckpointError: weights are missing, misshapen, or in an unsupported layout; a file is missing or corrupt.
     """
 
     tensors: dict[str, StoredTensor]

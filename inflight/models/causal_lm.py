@@ -23,7 +23,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
-        """Creates what belongs to `stage`: its layers, the embedding on the first stage, norm and head on the last."""
+        """Creates the modules of `stage`: its layers; on the first stage the embedding; on the last stage the norm and the
+        head."""
         super().__init__()
 
     @abstractmethod
@@ -42,9 +43,10 @@ class CausalLM(nn.Module, ABC):
         Args:
             input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
             attn_metadata: one per KV group.
-            rows: int64 [num_rows], the tokens whose hidden states are wanted, None for all. Only the last stage reads it.
-            num_layers: stop after so many layers, which is enough to measure the memory of a step.
-            intermediate: the result of the previous stage, whose residual is changed; None on the first stage.
+            rows: int64 [num_rows], the tokens whose hidden states are returned; None for all tokens. Only the last stage reads
+                it.
+            num_layers: the number of layers to compute; one layer is enough to measure the memory of a step.
+            intermediate: the result of the previous stage; its residual is changed. None on the first stage.
 
         Returns the hidden states after the final norm, [num_rows, hidden_size], on the last stage, and the input of the next
         stage on the others.
@@ -52,15 +54,16 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; in `out`, if it is given. Last stage
-        only."""
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; it is written to `out` if given. Only
+        for the last stage."""
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:
-        """(checkpoint prefix, block) in loading order. One block at a time is held in plain and in final form."""
+        """Returns (checkpoint prefix, block) pairs in loading order. At any time, only one block is held in both its plain and
+        its final form."""
 
     def attention_layers(self) -> dict[str, Attention]:
-        """Layer name -> layer, in layer order, of this stage."""
+        """Returns layer name -> attention layer, for this stage's layers, in their order."""
         return {module.layer_name: module for module in self.modules() if isinstance(module, Attention)}
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:

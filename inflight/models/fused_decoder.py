@@ -1,8 +1,8 @@
 """`FusedDecoder`: all decoder layers of a stage in one call of the C++ kernels.
 
-It runs the same kernels as the layers one by one, so the results are equal bit for bit. It saves some 250 Python calls a step,
-each of which would find the processor's caches full of weights. During the whole call the interpreter's lock is free for the
-engine's other threads.
+It runs the same kernels as separate calls of the layers, so the results are equal bit for bit. It saves about 250 Python calls
+per step. Each of them would be slow, because the weights have filled the processor's caches. During the whole call the
+interpreter's lock is free for the engine's other threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FusedDecoder:
-    """`layers` are loaded and all have one shape. Only one thread may call it."""
+    """Computes `layers`, which must be loaded and have equal shapes. Only one thread may call it."""
 
     def __init__(self, layers: Sequence[LlamaDecoderLayer]) -> None:
         self._layers = layers
@@ -55,8 +55,8 @@ class FusedDecoder:
         rows: Tensor | None,
         num_layers: int | None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes what the layers compute one after another. `delta` and `residual` [num_tokens, hidden_size] are changed.
-        Returns both, of the tokens in `rows` only, if it is given."""
+        """Computes the layers one after another. `delta` and `residual` [num_tokens, hidden_size] are changed. Returns both. If
+        `rows` is given, the results have only the tokens in `rows`."""
         layers = self._layers[:num_layers]
         attention, dtype = layers[0].self_attn, residual.dtype
         num_tokens, hidden_size = residual.shape
@@ -71,7 +71,9 @@ class FusedDecoder:
             rows = rows.to(torch.int64).contiguous()
             assert len(rows) <= num_tokens, f"{len(rows)} rows of {num_tokens} tokens"
         groups = (ctypes.POINTER(AttentionStep) * len(attn_metadata))()
-        for group in {layer.self_attn.attn.group_index for layer in layers}:  # others may have no layer on this stage
+        for group in {
+            layer.self_attn.attn.group_index for layer in layers
+        }:  # other groups may have no layer on this stage
             groups[group] = ctypes.pointer(_step_of(attn_metadata[group], num_tokens))
         step = DecoderStep(
             kv_groups=groups,
@@ -99,7 +101,8 @@ class FusedDecoder:
         return left[:num_rows], residual[:num_rows]
 
     def _describe(self, num_layers: int) -> ctypes.Array[DecoderLayer]:
-        """The kernels' descriptions of the first layers. They are made again when the layers are bound to another KV cache."""
+        """Describes the first `num_layers` layers to the kernels. The descriptions are made again when the layers are bound to
+        another KV cache."""
         caches = tuple(layer.self_attn.attn.kv_cache for layer in self._layers[:num_layers])
         if len(caches) != len(self._caches) or any(a is not b for a, b in zip(caches, self._caches, strict=True)):
             self._described = (DecoderLayer * num_layers)(*(_describe(layer) for layer in self._layers[:num_layers]))

@@ -1,6 +1,6 @@
 """Llama 2, 3 and 3.1+: pre-norm decoder with rotary embedding, grouped queries and a gated MLP (arXiv:2302.13971).
 
-The other families differ from it by what `ModelArchitecture` says: biases, windows, a norm on queries and keys.
+The other families differ from Llama only by fields of `ModelArchitecture`: biases, windows, a norm on queries and keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from inflight.models.fused_decoder import FusedDecoder
 
 
 class LlamaAttention(Loadable):
-    """Self-attention with its projections. Queries, keys and values come out of one multiplication, heads side by side."""
+    """Self-attention with its projections. One multiplication computes queries, keys and values, with their heads side by
+    side."""
 
     def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class LlamaAttention(Loadable):
 
 
 class LlamaMLP(Loadable):
-    """down(silu(gate(x)) * up(x))."""
+    """Computes down(silu(gate(x)) * up(x))."""
 
     def __init__(self, architecture: ModelArchitecture, context: LayerContext) -> None:
         super().__init__()
@@ -94,9 +95,9 @@ class LlamaMLP(Loadable):
 
 
 class LlamaDecoderLayer(Loadable):
-    """Attention and MLP, each on the norm of the residual stream, each added to it.
+    """Attention and MLP. The input of each is the norm of the residual stream, and its output is added to the stream.
 
-    The next norm adds the MLP's output to the stream, so that adding and norming is one pass.
+    The next layer's norm adds the MLP's output to the stream, so that one pass both adds and norms.
     """
 
     def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:

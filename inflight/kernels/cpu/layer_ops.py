@@ -1,4 +1,4 @@
-"""`LayerOps` by the C++ kernels: one call each, float32 inside, rounded once."""
+"""`CpuLayerOps`: `LayerOps` by the C++ kernels. Each step is one call, which computes in float32 and rounds once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inflight.kernels.layer_ops import LayerOps
 
 
 class CpuLayerOps(LayerOps):
-    """For float32 and bfloat16; weights, cos and sin have the type of the rows."""
+    """Rows are float32 or bfloat16; weights, cos and sin have the dtype of the rows."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self.kernels = kernels
@@ -43,7 +43,7 @@ class CpuLayerOps(LayerOps):
         return out
 
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """In place."""
+        """See `LayerOps`. The result is `heads` itself, changed in place."""
         num_tokens, num_heads, head_dim = heads.shape
         assert heads.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
         self.kernels.inflight_norm_and_rotate(

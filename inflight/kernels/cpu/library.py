@@ -1,4 +1,4 @@
-"""Loads the C++ kernels, the library for the best instruction set that the processor has, and binds their threads to cores.
+"""Loads the library of C++ kernels for the processor's best instruction set, and binds the kernels' threads to cores.
 
 The libraries are built by `pip install` (setup.py). They use neither Python nor torch: functions take pointers and are called
 through ctypes, which releases the interpreter lock. They run in the OpenMP pool that torch has loaded: two pools on the same
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 _AVX2 = frozenset("avx avx2 bmi1 bmi2 f16c fma movbe".split())
 _AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
-# best first; the flags as /proc/cpuinfo spells them
+# The best set comes first. Each set lists its flags as /proc/cpuinfo spells them.
 INSTRUCTION_SETS = {"avx512_bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `DType` of kernels.h
 
 
 class AttentionStep(ctypes.Structure):
-    """As in kernels.h. The code that makes one keeps the arrays behind its pointers alive."""
+    """The struct of this name in kernels.h. Whoever creates one must keep the arrays behind its pointers alive."""
 
     _fields_ = (
         ("num_rows", c_int32),
@@ -50,7 +50,7 @@ class AttentionStep(ctypes.Structure):
 
 
 class HeadLayout(ctypes.Structure):
-    """As in kernels.h."""
+    """The struct of this name in kernels.h."""
 
     _fields_ = (
         ("num_heads", c_int32),
@@ -63,7 +63,7 @@ class HeadLayout(ctypes.Structure):
 
 
 class LinearWeight(ctypes.Structure):
-    """As in kernels.h. The code that makes one keeps the memory behind its pointers alive."""
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
     _fields_ = (
         ("packed", c_void_p),
@@ -79,7 +79,7 @@ class LinearWeight(ctypes.Structure):
 
 
 class DecoderLayer(ctypes.Structure):
-    """As in kernels.h. The code that makes one keeps the memory behind its pointers alive."""
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
     _fields_ = (
         ("input_norm", c_void_p),
@@ -95,7 +95,7 @@ class DecoderLayer(ctypes.Structure):
 
 
 class DecoderStep(ctypes.Structure):
-    """As in kernels.h. The code that makes one keeps the memory behind its pointers alive."""
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
     _fields_ = (
         ("kv_groups", POINTER(POINTER(AttentionStep))),
@@ -142,20 +142,24 @@ _SIGNATURES = {
 }
 
 
-_RESULTS = {"inflight_bind_threads": c_int32, "inflight_attention_scratch_bytes": c_int64}  # others return nothing
+_RESULTS = {
+    "inflight_bind_threads": c_int32,
+    "inflight_attention_scratch_bytes": c_int64,
+}  # the other functions return nothing
 
 
 class KernelsUnavailableError(Exception):
-    """Why the kernels cannot be used here. Not an error for the user: plain torch serves."""
+    """The kernels cannot be used on this machine; the message gives the reason. The user sees no error: plain torch is used."""
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """The library, or None: then plain torch serves, and the reason has been logged, once.
+    """Returns the library. If it cannot be used, the reason is logged once and the result is None: plain torch is used.
 
-    `INFLIGHT_CPU_KERNELS` chooses: "auto", "off", or the name of an instruction set.
+    The environment variable `INFLIGHT_CPU_KERNELS` is "auto", "off", or the name of an instruction set.
 
     Raises:
-        ConfigError: the instruction set asked for cannot be used here, or `INFLIGHT_REQUIRE_KERNELS=1` and none can.
+        ConfigError: the requested instruction set cannot be used here, or `INFLIGHT_REQUIRE_KERNELS` is 1 and no instruction
+            set can be used.
     """
     return _load(envs.cpu_kernels(), envs.require_kernels())
 
@@ -174,10 +178,10 @@ def _load(wanted: str, required: bool) -> ctypes.CDLL | None:
 
 
 def open_kernels(wanted: str) -> ctypes.CDLL:
-    """The library for `wanted`, or for "auto" the best.
+    """Opens the library for the instruction set `wanted`. If `wanted` is "auto", it is the best set of this processor.
 
     Raises:
-        KernelsUnavailableError: with the reason.
+        KernelsUnavailableError: the library cannot be used; the message gives the reason.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise KernelsUnavailableError(f"they are for Linux on x86-64, this is {platform.system()} {platform.machine()}")
@@ -207,9 +211,9 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
 
 
 def _check_sources(library: ctypes.CDLL, path: Path) -> None:
-    """Refuse a stale library: an editable install keeps its libraries when sources or flags change."""
+    """Refuses a stale library: an editable install does not rebuild its libraries when sources or flags change."""
     if not source_files(_FOLDER):
-        return  # a wheel
+        return  # a wheel contains no sources
     library.inflight_source_hash.restype = c_char_p
     if library.inflight_source_hash().decode() != source_digest(_FOLDER):
         raise KernelsUnavailableError(
@@ -225,7 +229,7 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _share_openmp_runtime() -> None:
-    """Make the symbols of the OpenMP runtime that torch has loaded visible to the library, which is linked to none."""
+    """Makes torch's OpenMP runtime visible to the library, which is not linked to an OpenMP runtime."""
     mapped = dict.fromkeys(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line)
     runtimes = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))]
     of_torch = [path for path in runtimes if path.startswith(str(Path(torch.__file__).parent))]
@@ -239,10 +243,10 @@ def _share_openmp_runtime() -> None:
 
 
 def bind_threads(kernels: ctypes.CDLL, cores: Sequence[int]) -> None:
-    """Thread i of the calling thread's OpenMP pool may run on `cores[i]` only; the calling thread, number 0, on all `cores`.
+    """Binds thread i of the calling thread's OpenMP pool to `cores[i]`. The calling thread is thread 0 and may use all `cores`.
 
-    OpenMP may end threads and later start others. These inherit the cores of the calling thread, and must not all be on one
-    core. While the other threads compute, only `cores[0]` is free for the calling thread.
+    OpenMP may end threads and later start new ones. New threads inherit the cores of the calling thread: if it were bound to
+    one core, they would all run on that core. While the other threads compute, only `cores[0]` is free for the calling thread.
 
     Raises:
         ConfigError: the operating system refuses.

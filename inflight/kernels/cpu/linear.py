@@ -1,4 +1,4 @@
-"""Linear layers by the C++ kernels: a weight is packed once, in the types it is given in, and multiplies any number of rows."""
+"""Linear layers by the C++ kernels. A weight is packed once, in its own dtypes, and then multiplies any number of rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from inflight.device.host_memory import advise_huge_pages
 from inflight.kernels.cpu.library import DTYPES, LinearWeight
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-IN_FEATURES_MULTIPLE = 4  # bytes are multiplied in fours
-MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # of one group: its sum of products is in 32 bits
+IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
+MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # in one group: the sum of its products must fit 32 bits
 
 
 _HUGE_PAGE = 2 << 20
@@ -24,14 +24,14 @@ _LINE = 64
 
 
 class HugePages:
-    """Memory for packed weights: pieces of large mappings, one after the other. A mapping lives as long as a piece of it."""
+    """Allocates memory for packed weights from large mappings. A mapping stays until the last tensor in it is deleted."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes], zeroed, at a multiple of 64. Pages that nobody touches take no memory."""
+        """Returns uint8 [num_bytes], zeroed, at an address that 64 divides. Pages that nobody touches take no memory."""
         start = -(-self._used // _LINE) * _LINE
         if start + num_bytes > len(self._chunk):
             self._chunk, start = _map(max(num_bytes, _CHUNK)), 0
@@ -47,7 +47,7 @@ def _map(num_bytes: int) -> Tensor:
 
 
 class PackedLinear:
-    """One packed weight, with its bias. Threads may share it.
+    """One packed weight, with its bias. Several threads may use it at once.
 
     Args:
         weight: a LinearWeight without its pointers.
@@ -70,8 +70,8 @@ class PackedLinear:
         self.num_columns = weight.out_features // 2 if weight.is_gated else weight.out_features
 
     def pack(self, parts: Sequence[Tensor], scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
-        """parts: [out_features, in_features] in all, one below the other, each with rows of its own stride; scales and
-        offsets float32, as `QuantizedWeight` has them."""
+        """Packs `parts`. Stacked along the rows they are [out_features, in_features]; each part has its own row stride.
+        `scales` and `offsets` are float32, in the form of `QuantizedWeight`."""
         assert sum(len(part) for part in parts) == self.weight.out_features
         assert all(part.stride(1) == 1 and part.shape[1] == self.weight.in_features for part in parts)
         assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
@@ -80,7 +80,8 @@ class PackedLinear:
         self._kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, self.weight)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """x [num_rows, in_features] -> [num_rows, num_columns], in `out` if it is given. x of a float weight has its dtype."""
+        """x [num_rows, in_features] -> [num_rows, num_columns], in `out` if it is given. If the weight is float, x has the same
+        dtype."""
         num_rows = x.shape[0]
         assert x.stride(1) == 1 and x.shape[1] == self.weight.in_features
         if out is None:
@@ -102,8 +103,8 @@ class PackedLinear:
 def pack_float(
     kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, is_gated: bool
 ) -> PackedLinear:
-    """parts: as `PackedLinear.pack` takes them, all float32 or all bfloat16. `is_gated`: the layer's result is
-    silu(first half) * second."""
+    """Packs a float weight. `parts`: see `PackedLinear.pack`; all are float32 or all are bfloat16. `is_gated`: the layer's
+    result is silu(first half) * second half."""
     in_features = parts[0].shape[1]
     described = LinearWeight(
         in_features=in_features,
@@ -126,11 +127,11 @@ def pack_integers(
     *,
     is_gated: bool,
 ) -> PackedLinear:
-    """Scales and offsets of groups are held in float16, after the largest is brought to one."""
+    """Packs integers. Scales and offsets of groups become float16, after they are divided by the largest of them."""
     out_features, in_features = weight.shape
     scales, offsets = weight.scales, weight.offsets
     if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):
-        offsets = None  # as the kernel assumes where there are none
+        offsets = None  # the kernel assumes these offsets if it gets none
     largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
     exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
     described = LinearWeight(
@@ -149,10 +150,10 @@ def pack_integers(
 
 
 def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int) -> QuantizedWeight:
-    """parts: [out_features, in_features] in total, one below the other.
+    """Quantizes `parts`. Stacked along the rows they are [out_features, in_features].
 
-    8 bits: one scale for each row, symmetric. 4 bits: a scale and an offset for each group. Of five ranges for a group (from
-    its smallest to its largest weight, and four narrower ones) the one with the least squared error is taken.
+    8 bits: one scale per row, symmetric. 4 bits: one scale and one offset per group. Each group tries five ranges: from its
+    smallest to its largest weight, and four narrower ranges. It uses the range with the least squared error.
     """
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size

@@ -1,1 +1,1 @@
-"""Kernels for GPUs, in Triton. Imported only where the device is one, or Triton's interpreter stands in for it."""
+"""Kernels for GPUs, in Triton. Imported only if the device is a GPU, or if Triton's interpreter replaces it."""

@@ -1,9 +1,9 @@
 """Paged attention in Triton for rows with one query token: one kernel splits the keys and combines the partial results.
 
-Each program has a row, a key head and a split. Short rows use one split. So do full batches without very long rows. Otherwise
-each program stores its result in `partials`. A counter shows which program is the last one of its row and head: this one
-combines the results, in the order of the splits, so the result does not depend on which program is the last. Then it resets the
-counter.
+Each program computes one split of one row and one key head. Short rows use one split, and so do full batches without very long
+rows. Otherwise each program stores its result in `partials`. A counter shows which program is the last one of its row and head.
+The last program combines the results in the order of the splits, so the result does not depend on which program is the last.
+Then it resets the counter.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from torch import Tensor
 
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
-PROGRAMS_PER_SM = 3  # resident at once on sm_90, by shared memory (`tile_of`)
-MAX_REGISTERS = 168  # so that registers allow it, too, with float8 as well; no registers are spilled
-MIN_SPLIT_TOKENS = 128  # below it, starting a program and combining cost more than they save
-LONG_SPLIT_TOKENS = 4096  # least size of the splits of a long row among short rows that fill the device
+PROGRAMS_PER_SM = 3  # resident at once on sm_90; shared memory is the limit (`tile_of`)
+MAX_REGISTERS = (
+    168  # per thread, so that three programs also fit the registers; no registers are spilled, even with float8
+)
+MIN_SPLIT_TOKENS = 128  # a shorter split saves less time than it costs to start a program and to combine the results
+LONG_SPLIT_TOKENS = 4096  # least size of a long row's splits, if the other rows are short and fill the device
 LONG_SPLITS = 4
 MAX_PROGRAMS_PER_SM = 32
-COMBINED_PER_THREAD = 32  # numbers of partial results in flight at once
+COMBINED_PER_THREAD = 32  # values of partial results that a thread loads at once
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How many splits a row has: up to `usual`; a long row up to `most`, of at least LONG_SPLIT_TOKENS each but for the
-    last."""
+    """How many splits a row has: at most `usual`. A long row has at most `most` splits; each of them, except the last, has at
+    least LONG_SPLIT_TOKENS tokens."""
 
     usual: int
     most: int
 
 
 def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_multiprocessors: int) -> Splits:
-    """As many splits as keep all programs resident at once, but no more than sequences of `max_seq_len` can use.
+    """Returns as many splits as fit the device at once, but no more than a sequence of `max_seq_len` tokens can use.
 
     If `most` is more than 1, `num_rows * num_kv_heads * most` is at most `max_partials`.
     """
@@ -67,14 +69,14 @@ def combine(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The heads `[first_head, first_head + PER_HEAD)` of `output`, from the parts that begin at row `first_part`.
+    """Combines the parts that begin at row `first_part` into heads `[first_head, first_head + PER_HEAD)` of `output`.
 
-    A thread has its elements of all parts: loads of COMBINED parts are in flight together, and threads do not wait for each
-    other. Loads go past the first-level cache, which does not see what other multiprocessors write.
+    A thread reads the same elements of every part, so threads do not wait for each other. It loads COMBINED parts at once. The
+    loads bypass the first-level cache, which does not see what other multiprocessors write.
     """
     h = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
-    source = tl.minimum(h, PER_HEAD - 1)  # heads that are none do as the last one, and are not stored
+    source = tl.minimum(h, PER_HEAD - 1)  # indices beyond the last head read the last head, and are not stored
     in_head = (d < HEAD_DIM)[None, :]
     acc = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
     largest = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
@@ -87,7 +89,7 @@ def combine(
             their_largest = tl.load(largest_scores + rows, mask=there, other=float("-inf"), cache_modifier=".cg")
             their_total = tl.load(totals + rows, mask=there, other=0.0, cache_modifier=".cg")
             theirs = tl.load(partials + at, mask=there & in_head, other=0.0, cache_modifier=".cg")
-            highest = tl.maximum(largest, their_largest)  # of a number from the first part on
+            highest = tl.maximum(largest, their_largest)  # not -inf, because the first part is never empty
             fade = tl.exp2(largest - highest)
             weight = tl.exp2(their_largest - highest)
             acc = acc * fade[:, None] + theirs * weight[:, None]
@@ -131,7 +133,7 @@ def attention_decode_kernel(
     inside = (m < PER_HEAD)[:, None] & (d < HEAD_DIM)[None, :]
     pair = row * num_kv_heads + head
     at = (pair * PER_HEAD + m)[:, None] * HEAD_DIM + d[None, :]
-    # loaded together, even if the split turns out to be empty: one latency instead of three
+    # These are loaded together, even if the split is empty: this costs one latency instead of three.
     seq_len = tl.load(seq_lens + row)
     slot = tl.load(slots + row)
     q = tl.load(query + at, mask=inside, other=0.0)
@@ -180,7 +182,7 @@ def attention_decode_kernel(
 
 
 def tile_of(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """(keys in a tile, warps, stages). Of five stages two are for block ids, three for keys and values."""
+    """Returns (keys in a tile, warps, stages). Of five stages, two are for block ids and three are for keys and values."""
     if dtype == torch.float32:
         return (32 if head_dim <= 64 else 16), 4, 2
     block_n = 128 if head_dim <= 64 else 64 if head_dim <= 128 else 32
@@ -197,12 +199,13 @@ class DecodeScratch:
 
     @staticmethod
     def num_bytes(num_multiprocessors: int, per_head: int, head_dim: int) -> int:
-        """The size of what `allocate` returns."""
+        """The bytes that `allocate` allocates."""
         return 4 * max_partials(num_multiprocessors) * (per_head * (head_dim + 2) + 1)
 
     @staticmethod
     def allocate(num_multiprocessors: int, per_head: int, head_dim: int, device: torch.device) -> DecodeScratch:
-        """For `per_head` query heads of each key head and any number of rows: 9 MB for 132 multiprocessors, 4 heads of 128."""
+        """Allocates memory for any number of rows and `per_head` query heads per key head. It takes 9 MB with 132
+        multiprocessors, 4 query heads per key head and head_dim 128."""
         size = max_partials(num_multiprocessors)
         return DecodeScratch(
             torch.empty(size * per_head * head_dim, dtype=torch.float32, device=device),
@@ -223,10 +226,11 @@ def attention_decode(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """query [num_rows, num_heads, head_dim], contiguous: the last token of each row, key and value in the cache -> as query.
+    """Attends from the last token of each row, whose key and value are in the cache. Returns a tensor in the shape of `query`.
 
-    kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim], contiguous but for its blocks; in the dtype of the query or
-    float8_e4m3fn. block_table int32 [num_slots, max_blocks], slots and seq_lens int32 [num_rows]. `splits`: `num_splits`.
+    query [num_rows, num_heads, head_dim], contiguous. kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim], each block
+    contiguous, in the dtype of the query or float8_e4m3fn. block_table int32 [num_slots, max_blocks]; slots and seq_lens int32
+    [num_rows]. `splits`: the result of `num_splits`.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -268,7 +272,7 @@ def decode_constants(per_head: int, head_dim: int, block_size: int, block_n: int
         "LONG_TILES": LONG_SPLIT_TOKENS // block_n,
         "COMBINED": min(8, max(1, COMBINED_PER_THREAD * 128 // (block_h * block_d))),
         "BLOCK_H": block_h,
-        "BLOCK_M": max(16, block_h),  # the least that tensor cores take
+        "BLOCK_M": max(16, block_h),  # the smallest size that tensor cores support
         "BLOCK_N": block_n,
         "BLOCK_D": block_d,
     }

@@ -2,8 +2,8 @@
 
 Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of one key head:
 
-    tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough,
-    tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     whatever the rows: the grid has so many
+    tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough
+    tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     for any rows, so this is the size of the grid
 
 Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some have no tokens. Programs share no sum over keys, and tiles of
 keys begin at multiples of their size. So the result of a token depends only on its own row, not on the batch or on how the row
@@ -20,7 +20,7 @@ from torch import Tensor
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
 ROWS_AT_ONCE = 256  # rows that a program compares with its tile at once
-LEAST_SHARED_BYTES = 99 << 10  # shared memory of a program on the GPUs with the least of it: sm_86 and sm_89
+LEAST_SHARED_BYTES = 99 << 10  # shared memory per program on sm_86 and sm_89, the supported GPUs that have the least
 
 
 @triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc"])
@@ -47,7 +47,8 @@ def attention_mixed_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # Tiles and heads share axis 0: the other axes end at 65,535. A row's last tiles have the most keys, so they start first.
+    # Tiles and heads share axis 0, because the size of the other axes is limited to 65,535. A row's last tiles have the most
+    # keys, so they start first.
     head = tl.program_id(0) % NUM_KV_HEADS
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
     row = -1
@@ -57,7 +58,7 @@ def attention_mixed_kernel(
         row += tl.sum(((r < num_rows) & (starts // BLOCK_Q + r <= tile)).to(tl.int32), 0)
     row_start = tl.load(query_start_loc + row)
     num_queries = tl.load(query_start_loc + row + 1) - row_start
-    first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # of the row
+    first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # its index in the row
     if first_query >= num_queries:
         return
 
@@ -74,7 +75,7 @@ def attention_mixed_kernel(
     q = tl.load(query + at, mask=inside, other=0.0)
     positions = num_computed + token
 
-    # all queries of the tile see the keys in [unmasked_from, unmasked_to), some see the others in [first_key, end_key)
+    # All queries of the tile see the keys in [unmasked_from, unmasked_to). Some see the other keys in [first_key, end_key).
     first_key = 0
     first_tile = 0
     end_key = last_position + 1
@@ -105,18 +106,23 @@ def attention_mixed_kernel(
 
 
 def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHARED_BYTES) -> tuple[int, int, int, int]:
-    """(queries in a tile, that is tokens times heads; keys in a tile; warps; stages). Two stages are for block ids, the others
-    for keys and values.
+    """Returns (queries in a tile, keys in a tile, warps, stages). The number of queries is tokens times heads. Two stages are
+    for block ids, the others for keys and values.
 
     `max_shared_bytes`: shared memory that a program can use on the device, at least `LEAST_SHARED_BYTES`. With fewer queries in
-    a tile, keys and values would be read more often than the second-level cache can deliver; more queries do not fit the
-    registers.
+    a tile, keys and values would be read more often than the second-level cache can deliver them. More queries would not fit
+    the registers.
     """
     if dtype == torch.float32:
         return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
     if head_dim <= 128:
         return 128, 64, 8, 5
-    return 64, 32, 8, 5 if max_shared_bytes >= 132 << 10 else 4  # with keys and values of 256 a stage takes 32 KiB
+    return (
+        64,
+        32,
+        8,
+        5 if max_shared_bytes >= 132 << 10 else 4,
+    )  # with head_dim 256, a stage of keys and values takes 32 KiB
 
 
 def attention_mixed(
@@ -131,11 +137,11 @@ def attention_mixed(
     sliding_window: int | None,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
-    """query [num_tokens, num_heads, head_dim], contiguous: the last tokens of rows, whose keys and values are in the cache.
-    Returns a tensor like query.
+    """Attends from the last tokens of each row, whose keys and values are in the cache. Returns a tensor with the shape of
+    `query`.
 
-    query_start_loc int32 [num_rows + 1]; the output of a token that belongs to no row is not set. `max_shared_bytes`: see
-    `tile_of`. Other arguments: see `attention_decode`.
+    query [num_tokens, num_heads, head_dim], contiguous. query_start_loc int32 [num_rows + 1]. If a token belongs to no row, its
+    output is not set. `max_shared_bytes`: see `tile_of`. For the other arguments see `attention_decode`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]

@@ -30,12 +30,12 @@ def attend_keys(
     scale, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Continue the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N at a time.
+    """Continues the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N keys at a time.
 
-    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. MASKED: each query sees the keys that its position and WINDOW (0: none)
-    allow, and only keys in `[first_key, end_key)` are read. Not MASKED: every query sees all keys, and both ends are multiples
-    of BLOCK_N. `keys`, `values`: of the key head, in block 0. `block_ids`: the sequence's row of the block table. `scale`:
-    factor of the scores, above 0.
+    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position and WINDOW (0: no
+    window) allow, and only keys in `[first_key, end_key)` are read. If not, every query sees all keys, and both ends are
+    multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`: the sequence's row of the block
+    table. `scale`: the factor of the scores, above 0.
     """
     d = tl.arange(0, BLOCK_D)
     to_base_2 = scale * LOG2_E
@@ -47,7 +47,7 @@ def attend_keys(
         else:
             keep = n >= 0
             ids = tl.load(block_ids + n // BLOCK_SIZE)
-        # the arena is larger than 2 ** 31 elements
+        # the arena can have more than 2 ** 31 elements
         at = (ids.to(tl.int64) * block_stride + (n % BLOCK_SIZE) * HEAD_DIM)[:, None] + d[None, :]
         # sm_89 converts float8 to bfloat16 only by way of float32; elsewhere this costs nothing
         if MASKED or BLOCK_D != HEAD_DIM:

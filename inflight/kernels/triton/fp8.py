@@ -1,4 +1,4 @@
-"""Quantizes rows of activations to float8_e4m3fn in Triton, each row with a scale, for products of 8-bit floats."""
+"""Quantizes activations to float8_e4m3fn in Triton, with one scale per row, for products of 8-bit floats."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def quantize_rows_kernel(
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [num_rows, size], rows may be strided -> float8_e4m3fn [num_rows, size] and scales, float32 [num_rows, 1].
+    """x [num_rows, size], whose rows may be strided -> float8_e4m3fn [num_rows, size] and scales, float32 [num_rows, 1].
 
-    Values times scales are x, rounded. If a row has an infinity or a NaN, its scale is NaN.
+    The values times the scales are x, rounded. If a row has an infinity or a NaN, its scale is NaN.
     """
     num_rows, size = x.shape
     assert x.stride(1) == 1

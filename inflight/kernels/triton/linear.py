@@ -1,7 +1,7 @@
-"""x @ weight.T for few rows in Triton: reads every weight once, with enough programs to keep the memory busy.
+"""x @ weight.T for few rows in Triton. It reads every weight once, with enough programs to keep the memory busy.
 
 The weights are the left operand of the tensor cores, which has at least 64 rows on Hopper. The rows of x are the right operand,
-which has at least 8 columns: so few rows waste little.
+which needs only 8 columns, so a product with few rows wastes little work.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, finish_tile, tile_features
 
-# (block_n, block_k, num_warps, num_stages): each program has loads of 24 to 64 KB of weights in flight
+# (block_n, block_k, num_warps, num_stages): each program loads 24 to 64 KB of weights at once
 TILES = (
     (16, 512, 4, 3), (32, 128, 4, 6), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3),
 )  # fmt: skip
 FP8_TILES = ((16, 512, 4, 3), (32, 256, 4, 5), (64, 128, 4, 5), (64, 256, 8, 4), (128, 128, 8, 4))
-PROGRAMS = (1, 2)  # for each multiprocessor: with most tiles the shared memory is too small for more
+PROGRAMS = (1, 2)  # per multiprocessor; with most tiles, the shared memory is too small for three programs
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -45,7 +45,7 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Each program has a tile of output features and a split of input features. `EVEN_K`: BLOCK_K divides in_features."""
+    """Each program computes a tile of output features over a split of input features. `EVEN_K`: BLOCK_K divides in_features."""
     features = tile_features(out_features, IS_GATED, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]
@@ -81,11 +81,12 @@ def linear(
     scales: Tensor | None = None,
     is_gated: bool = False,
 ) -> None:
-    """x [num_rows, in_features], its rows strided, weight [out_features, in_features] contiguous and of x's dtype, bias
-    [out_features] -> out [num_rows, out_features] of any float dtype, its rows strided; `scratch` has room for it.
+    """Computes x @ weight.T + bias. Writes it to `out` [num_rows, out_features], which has any float dtype.
 
-    `scales`, float32 [out_features]: the weight's rows are in fp8, times these. `is_gated`: out [num_rows, out_features / 2]
-    is silu(first half of the features) * second half.
+    x [num_rows, in_features]; weight [out_features, in_features], contiguous, in x's dtype; bias [out_features]. The rows of x
+    and `out` may be strided. `scratch` must have room for the product. If there are `scales`, float32 [out_features], the
+    weight is in fp8 and row i is multiplied by scales[i]. `is_gated`: `out` is [num_rows, out_features / 2], and is silu(first
+    half of the features) * second half.
     """
     (num_rows, in_features), out_features = x.shape, len(weight)
     assert (
@@ -137,14 +138,14 @@ def linear_configs(
 
 
 def split_counts(num_tiles: int, num_steps: int, num_multiprocessors: int, programs: Sequence[int]) -> list[int]:
-    """Numbers of splits, ascending: one for each number of `programs` per multiprocessor. A split has at least two of the
-    `num_steps` blocks of input features, if there are two."""
+    """Returns numbers of splits, ascending: one for each number of `programs` per multiprocessor. A split has at least two of
+    the `num_steps` blocks of input features, unless there is only one block."""
     most = max(1, num_steps // 2)
     return sorted({min(most, max(1, times * num_multiprocessors // num_tiles)) for times in programs})
 
 
 def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """As `linear`, by torch's own library, for any number of rows."""
+    """Computes the same as `linear` with torch's own library, for any number of rows."""
     if out.dtype != x.dtype:
         torch.mm(x, weight.t(), out_dtype=out.dtype, out=out)
         if bias is not None:

@@ -29,7 +29,7 @@ def rms_norm_kernel(
     if HAS_RESIDUAL:
         stream = residual + row * residual_stride + columns
         before = tl.load(stream, mask=is_there, other=0.0)
-        # the norm is of the sum as it is stored, so it is rounded first
+        # the norm is computed from the stored sum, so the sum is rounded first
         summed = (summed.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
         tl.store(stream, summed, mask=is_there)
     wide = summed.to(tl.float32)
@@ -39,7 +39,8 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Norm the rows of x [num_rows, size]; x is first added to `residual`, in place. Rows of both may be strided."""
+    """Returns the norm of each row of x [num_rows, size]. If there is a `residual`, x is first added to it in place, and the
+    norm is computed from the sum. Rows of both may be strided."""
     num_rows, size = x.shape
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1 and weight.is_contiguous() and (residual is None or residual.stride(1) == 1)
@@ -63,5 +64,5 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def num_warps(block: int) -> int:
-    """Each thread has 8 elements (16 bytes of a 16-bit type); at most 16 warps."""
+    """Returns so many warps that each thread has 8 elements (16 bytes of a 16-bit type), but at most 16."""
     return min(16, max(1, block // 256))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 128  # pairs: one for each thread
+BLOCK = 128  # pairs per program, one for each thread
 
 
 @triton.jit(do_not_specialize=["positions", "num_pairs"])
@@ -37,7 +37,7 @@ def cos_and_sin_kernel(
 
 
 def cos_and_sin(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `LayerOps.cos_and_sin`."""
+    """See `LayerOps.cos_and_sin`."""
     num_tokens, head_dim = len(positions), len(frequencies)
     assert positions.is_contiguous() and frequencies.is_contiguous() and frequencies.dtype == torch.float32
     cos = torch.empty((num_tokens, head_dim), dtype=dtype, device=positions.device)

@@ -81,7 +81,7 @@ def rotary_kv_kernel(
     position = tl.load(positions + token)
     slot = tl.load(token_slots + token).to(tl.int64)
     block_id = tl.load(block_table + slot * table_stride + position // BLOCK_SIZE).to(tl.int64)
-    # in a block: keys of all heads, then values of all heads, as they follow each other in `heads`
+    # A block has the keys of all heads, then the values of all heads. This is also their order in `heads`.
     cell = ((h - NUM_HEADS) * BLOCK_SIZE + position % BLOCK_SIZE)[:, None] * HEAD_DIM + d[None, :]
     to_cache = cache + block_id * block_stride + cell
     _store(to_cache, x, inside & (h >= NUM_HEADS)[:, None])
@@ -100,12 +100,12 @@ def rotary_kv(
     *,
     num_heads: int,
 ) -> Tensor:
-    """Write keys and values to the cache, at `positions` of the slots `token_slots`; return queries [num_tokens, num_heads,
-    head_dim].
+    """Norms and rotates queries and keys. Writes keys and values to the cache, at `positions` of the slots `token_slots`.
+    Returns the queries, [num_tokens, num_heads, head_dim].
 
-    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its heads contiguous; head_dim even. norm_weight [num_heads +
-    num_kv_heads, head_dim]; cos and sin [num_tokens, head_dim]; None: no norm, no rotation. kv_cache and block_table as
-    `attention_decode` takes them; token_slots and positions int32 [num_tokens].
+    heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its heads contiguous; head_dim is even. norm_weight [num_heads +
+    num_kv_heads, head_dim], None for no norm. cos and sin [num_tokens, head_dim]; `cos_sin` is None for no rotation. For
+    kv_cache and block_table see `attention_decode`. token_slots and positions: int32 [num_tokens].
     """
     num_tokens, num_all, head_dim = heads.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]

@@ -1,6 +1,6 @@
-"""Split-K for Triton products: several programs share the inner dimension of one tile, and the last one adds up their sums.
+"""Split-K for Triton products: several programs share the inner dimension of a tile, and the last program adds up their sums.
 
-It adds in the order of the splits, whichever program is the last. So a result does not depend on timing.
+The sums are added in the order of the splits, whichever program is the last. So a result does not depend on timing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TileConfig:
 
 
 def is_of_the_tile(error: Exception) -> bool:
-    """Whether the error is due to the tile, so that another tile may succeed: it needs more of a resource than the GPU has, or
-    the compiler failed. False for an error of the device, after which nothing runs on it."""
+    """Whether the error is due to the tile, so that another tile may succeed: the tile needs more of a resource than the GPU
+    has, or the compiler failed. False for an error of the device, after which the device cannot run anything."""
     if isinstance(error, (OutOfResources, CompilationError, PTXASError)):
         return True
     return isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)  # a compiler pass failed
@@ -53,7 +53,7 @@ class SplitKScratch:
         self.counters = torch.zeros(1, dtype=torch.int32, device=device)
 
     def reserve(self, out_features: int, num_rows: int, config: TileConfig) -> None:
-        """Make room for such a product. The memory may move, so this must not be called once a graph is recorded."""
+        """Makes room for a product of this size. The memory may move, so do not call this after a graph was recorded."""
         num_tiles = triton.cdiv(out_features, config.block_n)
         if config.num_splits == 1:
             return
@@ -65,15 +65,16 @@ class SplitKScratch:
 
 
 def block_m(num_rows: int) -> int:
-    """Rows of a tile: room for all rows of the product."""
+    """The number of rows of a tile, large enough for all rows of the product."""
     return max(MIN_BLOCK_M, 1 << (num_rows - 1).bit_length())
 
 
 @triton.jit
 def tile_features(out_features, IS_GATED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The rows of the weight for this program's tile, [BLOCK_N]; IS_GATED: gates and the features that they multiply alternate.
+    """The rows of the weight for this program's tile, [BLOCK_N]. If IS_GATED, gates and the features that they multiply
+    alternate.
 
-    Beyond the last feature the index is that of the last one again; its result is not stored.
+    Beyond the last feature, the index of the last feature is repeated; the results of these copies are not stored.
     """
     index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if IS_GATED:

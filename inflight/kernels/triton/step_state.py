@@ -75,12 +75,13 @@ def advance(
 ) -> None:
     """Advance the state: token i was drawn for `draw_slots[i]` at `draw_positions[i]`.
 
-    The token becomes the slot's last token and a part of its history. Row i becomes the inputs of the next step, for the case
-    that row i has the same slot there.
+    The token becomes the slot's last token and a part of its history. It also becomes row i of the next step's inputs, in case
+    row i of that step has the same slot.
 
-    All int32: tokens, draw_slots, draw_positions [n]; last_tokens [num_slots + 1], history [num_slots + 1, max_model_len]; the
-    last slot is the dummy slot and does not change; input_ids, positions, seq_lens at least [n]. If no token could be drawn
-    (-1), it becomes 0: the request fails when the step is committed, but steps under way may compute it.
+    All tensors are int32: tokens, draw_slots, draw_positions [n]; last_tokens [num_slots + 1]; history [num_slots + 1,
+    max_model_len]; input_ids, positions, seq_lens at least [n]. The last slot is the dummy slot and does not change. If no
+    token could be drawn, the token is -1 and is replaced by 0: the request fails when the step is committed, but steps under
+    way may still compute this token.
     """
     num_draws = len(tokens)
     _advance_kernel[(triton.cdiv(num_draws, BLOCK),)](

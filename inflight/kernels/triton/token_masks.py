@@ -9,15 +9,15 @@ from torch import Tensor
 
 from inflight.kernels.token_masks import WORD_BITS
 
-_WORDS = 64  # mask words for each program: 2048 tokens
+_WORDS = 64  # mask words per program, for 2048 tokens
 
 
 def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Forbidden logits become -inf, in place. Does not wait for the device.
+    """Sets forbidden logits to -inf, in place. Does not wait for the device.
 
     Args:
         logits: float32 [num_rows, vocab_size], contiguous.
-        rows: int32 or int64 [n], of the logits; if a row occurs twice, both masks apply.
+        rows: int32 or int64 [n], indices of rows of `logits`. If a row occurs twice, both masks apply.
         masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn;
             bits beyond the vocabulary are ignored.
     """

@@ -1,13 +1,13 @@
-"""x @ weight.T with weights of 4 or 8 bits in Triton: a program converts weights to x's dtype in registers.
+"""x @ weight.T with weights of 4 or 8 bits in Triton. A program converts the weights to x's dtype in registers.
 
 Weights are stored group after group, so that a program reads one range of memory for its output features:
 
     values   uint8 or int8 [num_groups, out_features, group_size * bits / 8]
     scales   [num_groups or 1, out_features]
-    offsets  as scales; none if each is its scale times the middle value
+    offsets  in the shape of scales; left out if each offset is its scale times the middle value
 
-    4 bits:  byte j of a group has its feature j in the low half and feature group_size / 2 + j in the high half, so that each
-             half of the group is a product of its own and nothing is interleaved.
+    4 bits:  byte j of a group has the group's feature j in the low half and feature group_size / 2 + j in the high half. So
+             each half of the group is a separate product, and nothing is interleaved.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, 
 GROUP_SIZES = (128, 64, 32)
 # (block_n, num_warps, num_stages)
 TILES = ((64, 4, 6), (128, 8, 6))
-PROGRAMS = (1, 2, 4)  # for each multiprocessor
-_DEQUANTIZED_FEATURES = 32  # for each program
+PROGRAMS = (1, 2, 4)  # per multiprocessor
+_DEQUANTIZED_FEATURES = 32  # per program
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedIntegers:
-    """A weight in the layout above. Dequantized values times `factor`, a power of two, are the weight."""
+    """A weight in the layout of the module docstring. Dequantized values times `factor`, a power of two, are the weight."""
 
     values: Tensor
     scales: Tensor
@@ -62,8 +62,8 @@ def can_pack(in_features: int, group_size: int) -> bool:
 
 
 def pack_integers(weight: QuantizedWeight, *, dtype: torch.dtype) -> PackedIntegers:
-    """Packs a weight that `can_pack`. Scales become float16, divided by a power of two so that they fit; for a model in
-    float32 they stay as they are."""
+    """Packs a weight for which `can_pack` is true. Scales are divided by a power of two and become float16. For a model in
+    float32 they do not change."""
     values, scales, offsets, bits = weight.values, weight.scales, weight.offsets, weight.bits
     stored_group_size = weight.group_size
     group_size = next(size for size in GROUP_SIZES if stored_group_size % size == 0)
@@ -96,7 +96,7 @@ def pack_integers(weight: QuantizedWeight, *, dtype: torch.dtype) -> PackedInteg
 
 @triton.jit
 def load_scales(scales, offsets, group, stride, features, HAS_OFFSETS: tl.constexpr):
-    """[BLOCK_N] each, as stored. If there are no offsets, the scales are returned twice."""
+    """Returns scales and offsets, [BLOCK_N] each, in their stored dtype. If there are no offsets, returns the scales twice."""
     at = group * stride + features
     scale = tl.load(scales + at)
     if HAS_OFFSETS:
@@ -108,7 +108,7 @@ def load_scales(scales, offsets, group, stride, features, HAS_OFFSETS: tl.conste
 
 @triton.jit
 def widened(scale, offset, BITS: tl.constexpr, HAS_OFFSETS: tl.constexpr):
-    """What `load_scales` has loaded in float32: weight = value * scale - offset."""
+    """Converts the results of `load_scales` to float32, so that weight = value * scale - offset."""
     scale = scale.to(tl.float32)
     if HAS_OFFSETS:
         offset = offset.to(tl.float32)
@@ -144,7 +144,7 @@ def weight_only_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (tile of output features, split of groups)."""
+    """Each program computes a tile of output features over a split of the groups."""
     BYTES: tl.constexpr = GROUP * BITS // 8
     features = tile_features(out_features, IS_GATED, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
