@@ -3,7 +3,7 @@
 The filters, on logits already divided by the temperature, in this order:
 
     min_p   keep p >= min_p * max(p)
-    top_k   keep the k most probable, and all that tie with the k-th
+    top_k   keep the k most probable tokens, and all tokens that tie with the k-th
     top_p   of what is left, renormalised: keep the shortest prefix, by falling probability and rising id, that reaches top_p
 
 The survivors are a prefix of the tokens in this order. First a window of the most probable tokens is examined. If
@@ -50,10 +50,10 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
 
 
 def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Which tokens of a window survive, and for which rows the window was wide enough to decide this.
+    """Find which tokens of a window survive, and for which rows the window was wide enough to decide this.
 
     Args:
-        values: float32 [n, C], `top_window`'s.
+        values: float32 [n, C], the values of `top_window`.
 
     Returns:
         kept, bool [n, C], a prefix of each row; and decided, bool [n].

@@ -1,7 +1,8 @@
 """`DeviceSampler`: draws one token per row on a GPU, by kernels that a CUDA graph can record.
 
-Owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. The host writes a
-column of parameters when a request takes its slot; the device does everything else, and computes the keys of the draws too.
+The sampler owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. The
+host writes a column of parameters when a request takes its slot; the device does everything else, and computes the keys
+of the draws too.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from inflight.sample.rows import RANDOM, RESTRICTED
 from inflight.sample.seeds import seed_words
 from inflight.sample.state import features_of, parameters_of
 
-BLOCK_SIZE = 2048  # tokens of a program that reads the logits: 75 programs for a vocabulary of 152,000, 8 KB each
+BLOCK_SIZE = 2048  # tokens per program that reads the logits: 75 programs for a vocabulary of 152,000, 8 KB each
 GROUP_SIZE = 64  # tokens; the largest logit of each group is kept: 2,400 groups for such a vocabulary
 SEARCH_BLOCK_SIZE = 2048  # maxima, or tokens of listed groups, that a program looks at together
 
 
 class DeviceSampler:
-    """Draws the tokens that `Sampler` draws from the same logits. They can differ only if two scores, or top_p's share and the
-    mass before a token, differ by less than the rounding errors of sums and logarithms.
+    """Draws the tokens that `Sampler` draws from the same logits. Two draws can differ only if two scores, or top_p's
+    share and the mass before a token, are closer than the rounding errors of sums and logarithms.
 
     Args:
         max_num_draws: the most rows of a `draw`.
@@ -82,7 +83,7 @@ class DeviceSampler:
             logits: float32 [n, vocab_size], contiguous; not modified.
             columns: int32 [NUM_COLUMNS, num_slots], its last dimension contiguous: `parameters`, by slot.
             slots: int32 [n], which column each row uses; a slot may occur several times.
-            positions: int32 [n], of the token to be drawn: the number of tokens before it.
+            positions: int32 [n], the position of the token to be drawn: the number of tokens before it.
             tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN where all logits are -inf, or one is NaN.
         """
         num_rows = len(logits)

@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.sample.noise import bound_from_below, log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks
 
-FEW_NUMBERS = 64 * 1024  # for up to so many logits the simple way is faster: fewer calls, more logarithms
+FEW_NUMBERS = 64 * 1024  # up to this many logits the simple way is faster: it has fewer calls, but more logarithms
 
 IndexArray = npt.NDArray[np.intp]
 
@@ -38,7 +38,7 @@ def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor
     time.
 
     First each score gets a cheap upper bound. The token with the largest bound is the leader. Only tokens whose bound reaches
-    the leader's exact score can win: mostly there is no other.
+    the leader's exact score can win; mostly that is only the leader itself.
     """
     tokens = np.empty(len(logits), dtype=np.int64)
     scores = np.empty(len(logits), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Log-probabilities of raw logits: of drawn tokens and of prompt tokens."""
+"""Log-probabilities of drawn tokens and of prompt tokens, from raw logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.sample.reductions import row_chunks, softmax_mass, top_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsTensors:
-    """`LogprobsColumns` still on the device."""
+    """The data of `LogprobsColumns` while it is still on the device."""
 
     token_ids: Tensor  # int32 [n, 1 + k]
     logprobs: Tensor  # float32 [n, 1 + k]
@@ -27,14 +27,16 @@ class LogprobsTensors:
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:
-    """The log-probabilities of `token_ids` (column 0) and of the k most probable tokens, equal ones by rising id.
+    """Compute the log-probabilities of `token_ids` (column 0) and of the k most probable tokens.
+
+    Tokens of equal probability come by rising id.
 
     A token's rank is 1 + the number of tokens with a larger logit.
 
     Args:
         logits: float32 [n, vocab_size], raw; not modified.
         token_ids: integers [n]; a token outside the vocabulary (IMPOSSIBLE_TOKEN) gets NaN and rank 1.
-        k: 0 or more; at most the vocabulary's size is used.
+        k: 0 or more; if it exceeds the vocabulary's size, that size is used.
     """
     given = token_ids.to(torch.int64)[:, None]
     known = (given >= 0) & (given < logits.shape[1])
@@ -43,7 +45,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensor
     ranks = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     for rows in row_chunks(logits):
         chunk = logits[rows]
-        greater = torch.gt(chunk, own[rows], out=torch.empty_like(chunk))  # sums of floats are four times as fast
+        greater = torch.gt(chunk, own[rows], out=torch.empty_like(chunk))  # floats: they are summed four times as fast
         ranks[rows] = 1 + greater.sum(dim=1, dtype=torch.float32).to(torch.int32)
     values, ids = own, given
     if k > 0:

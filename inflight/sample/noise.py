@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MULTIPLIER = 0x7FEB352D  # of Wellons' "lowbias32", found by search for the least bias
+_MULTIPLIER = 0x7FEB352D  # from Wellons' "lowbias32", which a search for the least bias found
 _LOW_31 = 0x7FFFFFFF
 _SMALLEST = 2.0**-32  # used for a hash of 0
 _LOG_PER_BIT = math.log(2.0) * 2.0**-23
@@ -41,7 +41,7 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
 
     Args:
         hashes: int32 [m] or [n, m], `token_hashes` of the tokens.
-        keys: int32 [n, 2] of `draw_keys`.
+        keys: int32 [n, 2], `draw_keys`.
     """
     words = torch.bitwise_xor(hashes, keys[:, :1], out=out)
     words.mul_(keys[:, 1:])
@@ -56,11 +56,12 @@ def log_exponential(words: Tensor) -> Tensor:
 
 
 def bound_from_below(words: Tensor, out: Tensor) -> Tensor:
-    """A lower bound of `log_exponential(words)`, float32, into `out`; it takes a quarter of the time.
+    """Write a lower bound of `log_exponential(words)`, float32, to `out`. It takes a quarter of the time of
+    `log_exponential`.
 
-    Rounding can lift it above the exact value by less than 1e-4. E = -log(1 - u) is at least u. The bits of a float, read as an
-    integer, give its logarithm interpolated between powers of two (Mitchell 1962): this is at most the logarithm, and at most
-    0.087 * log(2) below it.
+    Rounding can lift the bound above the exact value by less than 1e-4. E = -log(1 - u) is at least u. The bits of a
+    float, read as an integer, give its logarithm interpolated between powers of two (Mitchell 1962): this is at most
+    the logarithm, and at most 0.087 * log(2) below it.
     """
     out.copy_(words)
     out.copy_(out.view(torch.int32))

@@ -24,7 +24,7 @@ class Limits:
     top_k: Tensor  # int64 [n, 1]
     top_p: Tensor  # float64 [n, 1]
     log_min_p: Tensor  # float32 [n, 1]
-    floored: Tensor  # bool [n, 1]: top_k or min_p give a least logit
+    floored: Tensor  # bool [n, 1]: whether top_k or min_p sets a least logit
     vocab_mass: Tensor  # float64 [n, 1], set where `floored` is false: top_p is a share of it there
 
     @staticmethod
@@ -64,16 +64,16 @@ def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tu
 class Prefix:
     """Tests whether a token survives: the weight of the tokens before it must not reach top_p's share.
 
-    Shares the memory of the logits it was made from; logits outside the prefix may be overwritten with -inf.
+    It shares the memory of the logits it was made from. Logits outside the prefix may be overwritten with -inf.
     """
 
     logits: Tensor  # float32 [n, vocab_size]; -inf below what min_p and top_k leave
-    weights: Tensor  # float32 [n, vocab_size], exp(logit - max) of those
+    weights: Tensor  # float32 [n, vocab_size], exp(logit - max) of these logits
     share: Tensor  # float64 [n, 1]
 
     @staticmethod
     def of(logits: Tensor, limits: Limits) -> Prefix:
-        """Overwrites `logits`."""
+        """Make the prefixes of all rows. Overwrites `logits`."""
         top = logits.amax(dim=1, keepdim=True)
         mass = limits.vocab_mass
         if bool(limits.floored.any()):
@@ -94,7 +94,7 @@ class Prefix:
         logit = self.logits.gather(1, tokens)
         upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
         weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)
-        held = weight < self.share  # even if all that tie with it came first
+        held = weight < self.share  # true even if all tokens that tie with it came first
         if bool(held.all()):
             return held
         weight = torch.where(self.before(tokens), self.weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)

@@ -1,10 +1,11 @@
-"""`LogitsProcessors`: what changes a step's logits before the draw: masks, biases, bans, penalties; and the log-probabilities.
+"""`LogitsProcessors`: changes a step's logits before the draw (masks, biases, bans, penalties); computes
+log-probabilities.
 
-    of         on the host; everything that is known then goes to the device in one copy
+    of         runs on the host; copies all data that is known by then to the device, in one copy
     apply      keeps the raw logits of rows with logprobs, then changes the logits in place
-    logprobs   of the drawn tokens, from the raw logits
+    logprobs   computes the log-probabilities of the drawn tokens from the raw logits
 
-Order and arithmetic are vLLM's and transformers':
+The order and the arithmetic are the same as in vLLM and transformers:
 
     1. grammar masks and allowed_token_ids: all other tokens become -inf
     2. logit_bias
@@ -45,12 +46,15 @@ from inflight.sample.rows import (
     SamplingRows,
 )
 
-AnyArray = npt.NDArray[Any]  # of whatever dtype
+AnyArray = npt.NDArray[Any]  # Any: all dtypes
 Int64Array = npt.NDArray[np.int64]
 Arrays = dict[str, AnyArray]
 Tensors = dict[str, Tensor]
 
-CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}  # of temporaries: in a CPU's cache, at most 64 MB on a GPU
+CHUNK_ELEMENTS = {
+    "cpu": 64 * 1024,
+    "cuda": 8 * 1024 * 1024,
+}  # of temporaries: in a CPU's cache; at most 64 MB on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class TokenLists:
     bias_ids: Int64Array
     bias_values: npt.NDArray[np.float32]
     stop_ids: Int64Array
-    bad_words: tuple[tuple[tuple[int, ...], int], ...]  # (the tokens before, the one that would complete the word)
+    bad_words: tuple[tuple[tuple[int, ...], int], ...]  # (the word's first tokens, its last token)
 
     @staticmethod
     def of(sampling: ResolvedSampling, vocab_size: int) -> TokenLists:
@@ -83,12 +87,12 @@ class TokenLists:
 
 @dataclass(slots=True, kw_only=True)
 class LogitsProcessors:
-    """Of one step; made by `of` only. `apply` and `logprobs` are called once each, in this order, on one stream."""
+    """The processors of one step. Only `of` makes them. Call `apply` once, then `logprobs` once, on the same stream."""
 
     tensors: Tensors
-    spans: dict[str, tuple[IntArray, IntArray]]  # of each kind of penalty: [n], where its rows' tokens begin and end
-    longest_history: int  # how many tokens of a slot's history are looked at, at most
-    logprobs_rows: Int32Array | None  # [n], the rows that asked
+    spans: dict[str, tuple[IntArray, IntArray]]  # by kind of penalty: [n], where its rows' tokens begin and end
+    longest_history: int  # the most tokens that are read from a slot's history
+    logprobs_rows: Int32Array | None  # [n], the rows that asked for log-probabilities
     num_logprobs: int  # the most that any of them asked for
     _raw: Tensor | None = field(default=None, init=False)  # float32 [n, vocab_size], from `apply` to `logprobs`
 
@@ -100,10 +104,10 @@ class LogitsProcessors:
         masks: GrammarMasks | None,
         upload: Callable[[AnyArray], Tensor],
     ) -> LogitsProcessors | None:
-        """None if no row asks for anything.
+        """Make the processors of a step; None if no row asks for anything.
 
         Args:
-            positions: [num_rows], of the draws: how many tokens (prompt and output) come before each.
+            positions: [num_rows], the position of each draw: how many tokens (prompt and output) come before it.
             num_prompt_tokens: [num_rows].
             upload: makes a device tensor of an int64 array [n]; called at most once. Nothing reads the tensor before `apply`.
         """
@@ -163,14 +167,17 @@ class LogitsProcessors:
             self._penalise_output(logits, history)
 
     def logprobs(self, tokens: Tensor) -> LogprobsTensors | None:
-        """Of the rows `logprobs_rows`. tokens: int32 [num_rows]."""
+        """The log-probabilities of the rows `logprobs_rows`. `tokens`: the drawn tokens, int32 [num_rows]."""
         if self._raw is None:
             return None
         raw, self._raw = self._raw, None
         return gather_logprobs(raw, tokens.index_select(0, self.tensors["logprobs_rows"]), self.num_logprobs)
 
     def _penalise_repetition(self, logits: Tensor, history: Tensor) -> None:
-        """Keskar et al. 2019 (CTRL): divide positive logits, multiply negative ones, of all tokens before the draw.
+        """Divide the positive logits of all tokens before the draw by the penalty, and multiply the negative ones by
+        it.
+
+        This is the penalty of Keskar et al. 2019 (CTRL).
 
         A token that occurs several times is written several times, with one value. So positions at or after the draw can be
         replaced by the row's first token.
@@ -184,7 +191,7 @@ class LogitsProcessors:
             flat.scatter_(0, entries.view(-1), penalised.view(-1))
 
     def _penalise_output(self, logits: Tensor, history: Tensor) -> None:
-        """count * frequency_penalty + presence_penalty, subtracted from each token behind the prompt.
+        """Subtract count * frequency_penalty + presence_penalty from the logit of each token behind the prompt.
 
         A token that occurs several times is written several times, with one value. So token 0, with its own penalty if it
         occurs, can replace what does not count.
@@ -200,7 +207,8 @@ class LogitsProcessors:
             flat.scatter_(0, entries.view(-1), penalised.view(-1))
 
     def _parts(self, name: str, history: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """The rows with a penalty, some at a time: which, their tokens (int32 [n, m]), which of these count ([n, m])."""
+        """Yield the rows with a penalty, some at a time: the rows, their tokens (int32 [n, m]), which tokens count ([n,
+        m])."""
         starts, stops = self.spans[name]
         first = 0
         while first < len(stops):
@@ -217,7 +225,7 @@ class LogitsProcessors:
 
 
 def in_one_copy(arrays: Arrays, upload: Callable[[AnyArray], Tensor]) -> Tensors:
-    """The arrays as tensors of the same shapes and dtypes, uploaded as one array of int64."""
+    """Upload the arrays as one array of int64. Returns them as tensors of the same shapes and dtypes."""
     starts = np.cumsum([0, *(-(-array.nbytes // 8) for array in arrays.values())])
     words = np.zeros(starts[-1], dtype=np.int64)
     for array, start in zip(arrays.values(), starts[:-1].tolist(), strict=True):
@@ -270,7 +278,8 @@ def _stop_arrays(rows: SamplingRows, num_emitted: IntArray) -> Arrays:
 
 
 def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
-    """A table of the words that could be completed, one a line; the tokens before the last one end at the right."""
+    """Make a table of the words that a draw could complete, one per line. The tokens before a word's last token are
+    aligned at the right."""
     having = rows.having(BAD_WORDS)
     words = [
         (row, owner, before, last)
@@ -296,9 +305,9 @@ def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
 
 
 def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies: Tensor) -> None:
-    """Forbid tokens; a row that this leaves without any token gets its own back.
+    """Forbid tokens. If this leaves a row without any token, the row's forbidden tokens get their logits back.
 
-    A token may come several times, and not every time apply: so minima and maxima are written, not values.
+    A token may occur in several entries, and only some of them may apply. So minima and maxima are written, not values.
 
     Args:
         entries: int64 [m], into the flat logits.
@@ -314,7 +323,7 @@ def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies:
 
 
 def _lists_of(rows: SamplingRows, having: Int64Array) -> Sequence[TokenLists]:
-    """Of rows that have them."""
+    """The token lists of the rows `having`, which all have some."""
     return rows.lists[having].tolist() if len(having) else ()
 
 

@@ -1,7 +1,7 @@
 """Reductions over the vocabulary: argmax, the mass of the softmax, the most probable tokens in order.
 
-On a CPU they handle as many rows at a time as fit a core's cache: temporaries as large as all logits would take three times as
-long. A row's result does not depend on the other rows.
+On a CPU they handle as many rows at a time as fit a core's cache: with temporaries as large as all logits they would
+take three times as long. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 128 * 1024  # half a megabyte of float32: temporaries stay in a core's second-level cache
-_NAN_BITS = 0x7FC00000  # of a float32, without a sign
+_NAN_BITS = 0x7FC00000  # the bits of a NaN in float32, without a sign
 
 
 def row_chunks(values: Tensor) -> Iterator[slice]:
@@ -34,7 +34,7 @@ def argmax_rows(values: Tensor) -> Tensor:
 
 
 def softmax_mass(logits: Tensor) -> Tensor:
-    """Sum of exp(logit - max) of each row, float32 [n, 1]: 1 over the largest probability."""
+    """The sum of exp(logit - max) of each row, float32 [n, 1]. It is 1 divided by the largest probability."""
     mass = logits.new_empty(len(logits), 1)
     for rows in row_chunks(logits):
         torch.reciprocal(logits[rows].softmax(dim=1).amax(dim=1, keepdim=True), out=mass[rows])
@@ -44,7 +44,7 @@ def softmax_mass(logits: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest logits of each row, falling, equal ones by rising id; and their token ids, int64. Both [n, k].
 
-    If several tokens have the k-th logit, it is arbitrary on a GPU which of them are named: a test would wait for the device.
+    If several tokens have the k-th logit, a GPU returns any of them: a test would have to wait for the device.
     """
     num_rows, vocab_size = logits.shape
     values = logits.new_empty(num_rows, k)
@@ -61,7 +61,7 @@ def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The `width` largest logits of each row, falling, equal ones by rising id; and their token ids, int64. Both [n, width].
 
-    If several tokens have the last of these logits, it is arbitrary which of them are in the window.
+    If several tokens have the last of these logits, any of them may be in the window.
 
     Token j is in group j % G. Each of the top C tokens is in one of the C groups with the largest maxima, so only the members
     of these groups are ordered. With groups of about sqrt(V / C) tokens, both steps look at few numbers.
@@ -85,6 +85,6 @@ def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 def sort_keys(values: Tensor, ids: Tensor) -> Tensor:
     """int64 keys that are larger where the value is larger or, of equal values, the id smaller. A NaN is the largest."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0: no negative zero
-    bits = torch.where(values.isnan(), _NAN_BITS, bits)  # whatever its sign
+    bits = torch.where(values.isnan(), _NAN_BITS, bits)  # of either sign
     ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # floats are sign and magnitude: reverse the order of negative ones
     return (ordered.to(torch.int64) << 32) - ids

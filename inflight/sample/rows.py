@@ -1,4 +1,5 @@
-"""`SamplingRows`: a frozen copy of some slots' sampling columns; and `SamplingMetadata`, what a step's draws need of them.
+"""`SamplingRows`: a frozen copy of some slots' sampling columns; and `SamplingMetadata`, the part that a step's draws
+need.
 
 A step that verifies drafts learns its rows and their positions only when its forward begins, on the thread that computes. By
 then a later plan may have given the slots to other requests. So `SamplingState.take` copies the columns when a step is
@@ -35,8 +36,8 @@ LOGPROBS = 256
 HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
-WINDOW = 128  # so many most probable tokens mostly include all that top_p and min_p leave
-MAX_WINDOW = 256  # with a larger top_k all tokens race
+WINDOW = 128  # this many most probable tokens mostly include all tokens that top_p and min_p leave
+MAX_WINDOW = 256  # if top_k is larger, all tokens race
 
 PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of them
     [
@@ -59,7 +60,7 @@ NO_PARAMETERS = np.empty(0, dtype=PARAMETERS)
 NO_LISTS = np.empty(0, dtype=np.object_)
 
 
-def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: of whatever dtype
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: all dtypes
     """The array as a tensor of the same dtype, sharing its memory on the CPU."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
@@ -69,8 +70,8 @@ class RandomRows:
     """Rows that draw from the whole vocabulary. `rows` is None if these are all rows of the step."""
 
     rows: Tensor | None  # int64 [n]
-    temperature: Tensor | None  # float32 [n, 1]; None: all are 1
-    keys: Tensor  # int32 [n, 2], of (seed, position)
+    temperature: Tensor | None  # float32 [n, 1]; None if all are 1
+    keys: Tensor  # int32 [n, 2], the `draw_keys` of (seed, position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class GrammarMasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Sampling parameters, one row per draw; made by `take` only."""
+    """Sampling parameters, one row per draw. Only `take` makes them."""
 
     vocab_size: int
     device: torch.device  # where the metadata's tensors go
@@ -153,7 +154,7 @@ class SamplingRows:
         return np.flatnonzero(self.features & feature) if self._union & feature else NO_ROWS
 
     def metadata(self, positions: IntArray) -> SamplingMetadata:
-        """What one step's draws need to know of these rows.
+        """The metadata of these rows for one step's draws.
 
         Args:
             positions: [num_rows], the position of the token to be drawn: the number of tokens before it.

@@ -34,7 +34,8 @@ class SamplerOutput:
     """One token per row, still on the device.
 
     If all logits of a row are -inf at the draw (a grammar admits no token), or one is NaN (a broken model), no token can be
-    drawn: `token_ids` is IMPOSSIBLE_TOKEN (-1) there, and the request must fail. `logprobs` are of the rows `logprobs_rows`.
+    drawn: `token_ids` is IMPOSSIBLE_TOKEN (-1) there, and the request must fail. `logprobs` has the rows
+        `logprobs_rows`.
     """
 
     token_ids: Tensor  # int32 [num_rows]
@@ -43,7 +44,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Keeps only the hashes of the vocabulary, so calls are independent of each other."""
+    """Draws one token per row. It keeps only the hashes of the vocabulary, so calls are independent of each other."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._hashes = token_hashes(vocab_size, torch.device(device))
@@ -57,8 +58,8 @@ class Sampler:
     ) -> SamplerOutput:
         """Draw a token for each row.
 
-        If a mask admits one token, the row draws it, whatever its other parameters are: they move this token's logit or forbid
-        other tokens. allowed_token_ids is a second mask: a token is drawn if both admit it.
+        If a mask admits only one token, the row draws it, with any other parameters: they move this token's logit or
+        forbid other tokens. allowed_token_ids is a second mask: a token is drawn if both admit it.
 
         Args:
             logits: float32 [num_rows, vocab_size], contiguous; overwritten.
@@ -79,7 +80,7 @@ class Sampler:
         )
 
     def _choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-        """int32 [num_rows]."""
+        """Choose a token for each row: int32 [num_rows]."""
         if not len(logits):
             return torch.empty(0, dtype=torch.int32, device=logits.device)
         if metadata.all_greedy:
@@ -109,5 +110,5 @@ def scaled_rows(logits: Tensor, random: RandomRows) -> Tensor:
 
 
 def possible(tokens: Tensor, scores: Tensor) -> Tensor:
-    """`tokens` as int32; IMPOSSIBLE_TOKEN where the score is -inf or NaN."""
+    """Returns `tokens` as int32, with IMPOSSIBLE_TOKEN where the score is -inf or NaN."""
     return torch.where(scores > -torch.inf, tokens, IMPOSSIBLE_TOKEN).to(torch.int32)

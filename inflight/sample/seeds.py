@@ -22,7 +22,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def derive_seed(seed: int, index: int) -> int:
     """The seed, in [0, 2**64), of completion `index` of a request with `seed`; index 0 keeps the request's own.
 
-    The same seed alone (n=1) and as child 0 of n > 1 thus gives the same tokens.
+    So a seed gives the same tokens for n=1 and for completion 0 of n > 1.
     """
     assert index >= 0, f"completion index {index} is negative"
     if index == 0:
@@ -32,11 +32,13 @@ def derive_seed(seed: int, index: int) -> int:
 
 
 def front_end_seed(seed: int | None, index: int) -> int:
-    """The seed of front end `index`, in [0, 2**64): requests of this front end that have no seed get theirs from it.
+    """The seed of front end `index`, in [0, 2**64): if a request of this front end has no seed, it gets one made from
+    it.
 
     Args:
         seed: the engine's seed; None draws a new one from the operating system at each call.
-        index: for 0 the result is `seed`, so an engine with one front end draws the same tokens as `LLM` with this seed.
+        index: if it is 0, the result is `seed`; so an engine with one front end draws the same tokens as `LLM` with
+            this seed.
     """
     if seed is None:
         return secrets.randbits(64)
@@ -47,7 +49,8 @@ def front_end_seed(seed: int | None, index: int) -> int:
 
 
 def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit words in which every bit moves every other."""
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit words in which every input bit affects
+    every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -63,7 +66,7 @@ def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer])
 
     Args:
         seeds: [n].
-        positions: [n], the number of tokens before the one to be drawn.
+        positions: [n], the number of tokens before the token to be drawn.
     """
     words = mix64(seed_words(seeds) + positions.astype(np.uint64) * _GOLDEN)
     keys = words.view(np.int32).reshape(-1, 2)

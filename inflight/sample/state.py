@@ -27,7 +27,7 @@ from inflight.sample.rows import (
 )
 from inflight.sample.seeds import MASK64
 
-MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; already at 1e-6 every draw is the argmax
+MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; at 1e-6 and below every draw is the argmax
 MIN_REPETITION_PENALTY = 1e-10  # logits / penalty must stay finite, too
 
 
@@ -37,7 +37,7 @@ class SamplingState:
     Args:
         max_num_seqs: the number of slots.
         vocab_size: the width of the logits. Token ids beyond it are dropped (`validation.py` has refused the user's own).
-        device: where the metadata's tensors go.
+        device: the device of the metadata's tensors.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | str) -> None:

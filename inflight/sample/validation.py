@@ -1,4 +1,5 @@
-"""Checks of sampling parameters that need the vocabulary's size. Without torch: the front end calls them."""
+"""Checks of sampling parameters that need the vocabulary's size. They do not import torch, because the front end calls
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from inflight.sampling_params import SamplingParams
 
 
 def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
-    """
+    """Check that all token ids are in the vocabulary, and that some token can be drawn.
+
     Raises:
         InvalidRequestError: a token id of the user is outside the vocabulary; or nothing could be drawn, because each allowed
             token is an end token that min_tokens forbids, or a bad word of one token.
@@ -35,7 +37,8 @@ def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
 
 
 def check_num_logprobs(params: SamplingParams, vocab_size: int) -> None:
-    """
+    """Check how many log-probabilities are wanted.
+
     Raises:
         InvalidRequestError: more log-probabilities are wanted than the vocabulary has tokens.
     """

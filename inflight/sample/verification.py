@@ -8,11 +8,11 @@ draw is made from the target's logits, with the request's parameters, history an
     draw      draw 0  draw 1    draw 2    draw 3       draw 0 == draft 0, draw 1 == draft 1, draw 2 != draft 2:
               ^^^^^^^^^^^^^^^^^^^^^^^^^^               draws 0, 1 and 2 are emitted
 
-Draw j is right (equal to that of a run without drafts) if all tokens before it are right. So draw 0 is right. If draw 0 equals
-draft 0, draw 1 was made behind the right token, and is right too. By induction all draws are right up to and including the
-first one that differs from its draft, whatever the drafts are. So the tokens, not only their distribution, are those of a run
-without drafts. Speculative sampling (arXiv:2211.17192) accepts a draft of a certain proposer with the probability that the
-target gives it; a draw of the target equals the draft just as often.
+Draw j is right (equal to the draw of a run without drafts) if all tokens before it are right. So draw 0 is right. If
+draw 0 equals draft 0, draw 1 was made behind the right token, and is right too. By induction all draws are right up to
+and including the first one that differs from its draft, whatever the drafts are. So a run without drafts emits the same
+tokens, not only tokens of the same distribution. Speculative sampling (arXiv:2211.17192) accepts a draft of a certain
+proposer with the probability that the target gives it; a draw of the target equals the draft just as often.
 """
 
 from __future__ import annotations

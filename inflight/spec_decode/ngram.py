@@ -17,7 +17,7 @@ from inflight.config.engine import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
-MIN_INDEXED = 16384  # tokens: a search through fewer is as fast as an index
+MIN_INDEXED = 16384  # tokens; a search through fewer tokens is as fast as an index
 TAIL_SHARE = 8  # rebuild an index when the new tokens are an eighth of it: a constant cost per token
 _RECENT = 256  # newest occurrences, which are examined first
 _TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
@@ -28,8 +28,9 @@ _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 
 class NgramProposer(Proposer):
-    """A short sequence is searched in each step. For a long one an index is kept (`_Index`, 8 bytes a token) while the request
-    has its slot. Then a step looks up the occurrences of the last two tokens, and searches only tokens newer than the index."""
+    """A short sequence is searched in each step. For a long one an index is kept (`_Index`, 8 bytes per token) while
+    the request has its slot. Then a step looks up the occurrences of the last two tokens, and searches only tokens
+    newer than the index."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
@@ -59,7 +60,8 @@ class NgramProposer(Proposer):
         return drafts
 
     def _ends_in_all(self, tokens: Int32Array) -> Ends:
-        """Where the longest n-gram at the end of the sequence occurred before. Each n up to it takes one search."""
+        """Where the longest n-gram at the end of the sequence occurred before. Each n up to its length takes one
+        search."""
         length = len(tokens)
         # occurs[i]: the last n tokens are also at [i, i + n), and a token follows them
         occurs = tokens[:-1] == tokens[-1]
@@ -74,7 +76,8 @@ class NgramProposer(Proposer):
         return _NOWHERE if starts is None else starts.nonzero()[0] + size
 
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
-        """The same, with an index. Old occurrences may be missing if a newer one is followed by `room` tokens."""
+        """As `_ends_in_all`, but with an index. Old occurrences may be missing if a newer one is followed by `room`
+        tokens."""
         n, length = self._indexed_n, len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:

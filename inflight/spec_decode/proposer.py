@@ -1,4 +1,4 @@
-"""`Proposer`: the ABC of what guesses a request's next tokens (drafts)."""
+"""`Proposer`: the base class of objects that guess a request's next tokens (drafts)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_TOKEN = -1
 
 class Proposer(ABC):
     """Proposes drafts after each step, on the rank that draws. The compute thread calls `propose` as soon as the step's tokens
-    are known, and its time delays the next forward.
+    are known. The next forward waits until `propose` returns.
 
     It must be a pure function of the tokens. With any drafts the emitted tokens are the same, but the drafts decide how many
     tokens a step emits, and every engine of a torchrun launch, and every repetition of a run, must see the same steps.
@@ -28,7 +28,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
-        """Drafts for n requests.
+        """Propose drafts for n requests.
 
         Args:
             token_ids: [max_num_seqs, max_model_len], row = slot; must not be modified, and no view of it may be kept.

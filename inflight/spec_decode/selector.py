@@ -1,4 +1,4 @@
-"""Which proposer a configuration asks for."""
+"""Makes the proposer that a configuration asks for."""
 
 from __future__ import annotations
 

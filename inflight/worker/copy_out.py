@@ -22,10 +22,11 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 class CopiedStep:
-    """The thread that launches steps starts the copies, the drain thread waits for them. The tensors stay alive until then."""
+    """The thread that launches steps starts the copies. The drain thread waits for them. This object keeps
+    the tensors alive until the copies have ended."""
 
     def __init__(self) -> None:
-        self.prompt_pieces: list[list[LogprobsTensors]] = []  # of each span, made by the forward
+        self.prompt_pieces: list[list[LogprobsTensors]] = []  # one list per span; the forward makes them
         self._logprobs: list[LogprobsTensors] = []
         self._tokens: list[Tensor] = []
         self._on_host: list[LogprobsTensors] = []
@@ -52,7 +53,7 @@ class CopiedStep:
         return self._event
 
     def wait(self, step_id: int) -> ModelRunnerOutput:
-        """Wait for the copies and return the step's answer. The thread that launches steps must not call it."""
+        """Wait for the copies and return the step's output. The thread that launches steps must not call it."""
         if self._event is None:
             return ModelRunnerOutput(step_id=step_id)
         self._event.synchronize()

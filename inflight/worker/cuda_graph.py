@@ -18,14 +18,14 @@ from inflight.device.accelerator import Accelerator, Graph, no_garbage_collectio
 logger = logging.getLogger(__name__)
 
 GraphKey = tuple[str, int]  # name of a program, size
-GRAPH_BYTES = 4 << 20  # what the driver needs for one graph of a model's kernels, besides the pool
+GRAPH_BYTES = 4 << 20  # memory that the driver needs for one graph of a model's kernels, besides the pool
 
-Program = Callable[[int], None]  # launches what is done for a size
+Program = Callable[[int], None]  # launches the kernels for one size
 
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """What recording took."""
+    """The time and memory that recording took."""
 
     num_graphs: int = 0
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class GraphRunner:
             for name, size, program in sorted(keys, key=lambda key: -key[1]):
                 stage_dummies(name, size)
                 launch = partial(program, size)
-                self._device.compute.enqueue(launch)  # compiles kernels, and allocates what stays
+                self._device.compute.enqueue(launch)  # compiles kernels, and allocates memory that is kept
                 self._device.compute.record().synchronize()
                 self._graphs[name, size] = self._device.capture(launch)
         taken = max(0, before - self._device.available_memory_bytes())

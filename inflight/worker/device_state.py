@@ -27,7 +27,7 @@ ALIGNMENT = 64  # elements: parts start at addresses for wide loads
 
 @dataclass(frozen=True, kw_only=True)
 class StateSizes:
-    """`max_num_tokens`: of a step, padding included."""
+    """The sizes that decide the shapes of all parts. `max_num_tokens`: the most tokens of a step, padding included."""
 
     max_num_tokens: int
     max_num_seqs: int
@@ -46,7 +46,7 @@ class StateSizes:
         return self.max_num_seqs
 
     def parts(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape, in order."""
+        """The shape of each part, by name, in the order of the parts in memory."""
         num_slots, tokens, rows = self.max_num_seqs + 1, (self.max_num_tokens,), (self.max_num_rows,)
         return {
             "input_ids": tokens,
@@ -71,7 +71,7 @@ class DeviceState:
         ConfigError: the state would have more elements than a 32-bit index can address.
 
     Attributes:
-        flat: everything, int32 [n].
+        flat: the whole state, int32 [n].
         start: name of a part -> where it starts in `flat`.
     """
 

@@ -24,7 +24,7 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
     """The exact inputs of a step, made from `inputs` at their upper bounds.
 
     Args:
-        num_tokens: [num_rows], tokens of each row's slot; ignored for rows without drafts.
+        num_tokens: [num_rows], the number of tokens in each row's slot; ignored for rows without drafts.
         drafts: [num_rows, k], the drafts behind these tokens, filled up with -1.
     """
     has_drafts = plan.max_draft_tokens >= 0
@@ -59,7 +59,7 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
 
 
 def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
-    """A mask for each draw of the rows under a grammar.
+    """Make a mask for each draw of the rows under a grammar.
 
     Args:
         draw_start_loc: [num_sampling_rows + 1], sampling row j has the draws `[draw_start_loc[j], draw_start_loc[j + 1])`.

@@ -26,8 +26,8 @@ from inflight.interface.step import NewRequestData, TokenDelta
 class DrawnTokens:
     """
     Args:
-        num_speculative_tokens: k.
-        senders: on the last of several stages: send every message to an earlier stage.
+        num_speculative_tokens: k, the most drafts per row.
+        senders: each sends every message to one earlier stage; empty except on the last of several stages.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DrawnTokens:
     ) -> None:
         k = num_speculative_tokens
         self._last = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        # of each slot, the last drawn token included; used if k > 0
+        # how many tokens each slot has, the last drawn token included; used only if k > 0
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.drafts: Int32Array = np.full((max_num_seqs, k), -1, dtype=np.int32)
         # used on the rank that draws; if no penalty or proposer reads a slot, its memory is never touched
@@ -57,8 +57,8 @@ class DrawnTokens:
     def remember(self, requests: Sequence[NewRequestData], forced: TokenDelta | None) -> None:
         """Keep the tokens of new requests and forced tokens, for penalties.
 
-        Called when all older steps have sampled: these may draw for a request that had the slot before, or draw a token that a
-        forced token replaces.
+        Call it only after all older steps have sampled. An older step may draw for a request that had the slot before,
+        or may draw a token that a forced token replaces.
         """
         for data in requests:
             self.token_ids[data.slot, : len(data.token_ids)] = data.token_ids
@@ -71,13 +71,14 @@ class DrawnTokens:
         self.token_ids[slots[fits], positions[fits]] = token_ids[fits]
 
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
-        """Send and apply a step's message, on the last stage. The first token emitted for `slots[i]` is at `positions[i]`."""
+        """On the last stage: send and apply a step's message. The first token emitted for `slots[i]` is at
+        `positions[i]`."""
         for sender in self._senders:
             sender.send(message)
         self.apply(slots, positions, message)
 
     def apply(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
-        """Apply a step's message; the arguments are those of `add`."""
+        """Apply a step's message; the arguments are the same as for `add`."""
         index = torch.from_numpy(slots.astype(np.int64)).to(self._device)
         if not self._k:
             self._last[index] = message[:, 0].to(self._device)

@@ -3,7 +3,7 @@
     prepare   write the plan's entries to a staging slot                                         (host)
     execute   upload and apply the entries; forward and head: a graph, or kernel by kernel       (queued)
     sample    apply entries; masks, penalties, if asked for; draw and advance: a graph; copy out (queued)
-    drain     wait for the copy -> answer                                                        (host)
+    drain     wait for the copy; return the output                                                     (host)
 
 The state is on the device (`DeviceState`), and the entries of a plan update it. After a step of decodes the draw advances ids,
 positions and lengths by itself: if the next step has the same rows, only its new blocks are applied.
@@ -119,8 +119,8 @@ class GraphModelRunner(Runner):
     # -- start-up --------------------------------------------------------------------------------------------------------
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """Bytes for the state, the backend's scratch memory and the graphs: what the largest graph uses while it runs, and the
-        driver's memory for each graph."""
+        """Bytes for the state, the backend's scratch memory and the graphs. For the graphs it counts the memory that
+        the largest graph uses while it runs, and the driver's memory for each graph."""
         state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
         largest = max([0, *self._mixed_sizes, *self._decode_sizes])
         num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
@@ -163,7 +163,7 @@ class GraphModelRunner(Runner):
         self._programs.profile_draws(hidden)
 
     def _stage_dummies(self, kind: str, size: int) -> None:
-        """Put a step into the state that belongs to no request."""
+        """Put a dummy step, which belongs to no request, into the state."""
         num_rows = 1 if kind == "mixed" else size
         self._write(self._ring, self._entries.dummies(size, num_rows))
         self._advanced = self._applied = None
@@ -173,7 +173,7 @@ class GraphModelRunner(Runner):
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
 
     def _num_groups(self) -> int:
-        """The number of KV groups, which `initialize` will get. Layers of one model differ only in their windows."""
+        """The number of KV groups that `initialize` will get. Layers of one model differ only in their windows."""
         return sum(count_groups(self._config.model.architecture.sliding_windows).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
@@ -218,7 +218,8 @@ class GraphModelRunner(Runner):
     def _stage_entries(
         self, staged: StagingSlot, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape, *, whole: bool = False
     ) -> EntryCounts:
-        """Write the step's entries. If the previous draw advances the state to it, and not `whole`, only its new blocks."""
+        """Write the step's entries. If the previous draw advances the state to this step and `whole` is false, write
+        only the step's new blocks."""
         if inputs.continues != NO_STEP and shape.kind == "decode" and not whole:
             count = staged.write(self._entries.tables(plan))
             return EntryCounts(count, count, count, count)
@@ -244,7 +245,7 @@ class GraphModelRunner(Runner):
     def execute_model(
         self, model_input: DeviceStep, intermediate: IntermediateTensors | None = None
     ) -> IntermediateTensors | None:
-        """On the last stage None: the logits stay in `logits`."""
+        """Returns None on the last stage: the logits stay in `logits`."""
         step, plan = model_input, model_input.plan
         if self._receiver is not None:
             with self._timeline.span(plan.step_id, "receive"):
@@ -350,7 +351,7 @@ class GraphModelRunner(Runner):
             return step
 
     def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
-        """Returns the draws' processors."""
+        """Queue the draws of the step. Returns their processors."""
         compute, programs, kept = self._accelerator.compute, self._programs, step.kept_logits
         processors = self._processors(step, grammar_output)
         if processors is not None:
@@ -372,7 +373,7 @@ class GraphModelRunner(Runner):
         if step.rows is None:
             return None
         masks = None
-        if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
+        if grammar_output is not None and len(grammar_output.rows):  # if there are no rows, the step is void
             masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
         return LogitsProcessors.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
 
@@ -409,7 +410,8 @@ class GraphModelRunner(Runner):
             self._accelerator.compute.enqueue(lambda: apply_entries(flat, entries, first, num_pairs, num_entries))
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Upload an array for one step. In the thread that launches: the memory is reused in the order of `compute`."""
+        """Upload an array for one step. Only the thread that launches may call this: the memory is reused in the order
+        of `compute`."""
         source = torch.from_numpy(np.ascontiguousarray(array))
         host = self._accelerator.pinned(source.numel(), source.dtype).view(source.shape)
         host.copy_(source)

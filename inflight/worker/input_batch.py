@@ -1,7 +1,7 @@
 """`InputBatch`: the running requests, each in a stable slot, as numpy columns; plans update it, and steps take their inputs.
 
-Owned by the thread that prepares steps. It runs ahead of the device: of a token that an older step draws it may know only the
-slot and position. Slots that no plan names hold stale data, which is never read.
+Owned by the thread that prepares steps. This thread runs ahead of the device: if an older step draws a token, the
+batch may know only the token's slot and position. Slots that no plan names hold stale data, which is never read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 class StepInputs:
     """A plan's inputs as flat columns; the tokens of row i are `[query_start_loc[i], query_start_loc[i + 1])`.
 
-    `drawn_tokens` are the inputs that the host does not know: each is the token drawn last for its slot, and 0 in `input_ids`.
+    `drawn_tokens` are the inputs that the host does not know. Each is the token drawn last for its slot; `input_ids`
+    has a 0 in its place.
     The j-th sampling row has the draws `[draw_start_loc[j], draw_start_loc[j + 1])`, one behind each of its row's last tokens.
     """
 
@@ -43,7 +44,7 @@ class StepInputs:
 
     @property
     def draw_tokens(self) -> npt.NDArray[np.int64]:
-        """[num_draws]: of each draw the flat token whose hidden state it is made from."""
+        """[num_draws]: for each draw, the index of the flat token whose hidden state it is made from."""
         ends, num_draws = self.query_start_loc[1:][self.sampling_rows], np.diff(self.draw_start_loc)
         return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
@@ -57,7 +58,7 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        # of each slot, up to the last token that a plan has sent
+        # for each slot, the number of tokens up to the last one that a plan has sent
         self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
@@ -89,7 +90,8 @@ class InputBatch:
         return inputs
 
     def _continued(self, plan: SchedulerOutput) -> StepInputs | None:
-        """Fast path for a plan with the same rows as the previous pure-decode step, and nothing new. None for other plans."""
+        """The inputs of a plan that has the same rows as the previous pure-decode step, and nothing new: a fast path.
+        None for other plans."""
         if self._before is None or plan.new_requests or plan.forced_tokens is not None or len(plan.max_draft_tokens):
             return None
         before, inputs = self._before
@@ -164,7 +166,7 @@ class InputBatch:
 
 
 def start_locations(lengths: npt.NDArray[np.integer]) -> Int32Array:
-    """[n + 1]: item i of these lengths takes `[locations[i], locations[i + 1])`."""
+    """Returns [n + 1] locations: item i, of length `lengths[i]`, takes `[locations[i], locations[i + 1])`."""
     locations = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=locations[1:])
     return locations

@@ -1,4 +1,4 @@
-"""`MemoryBudget`: how much memory a rank may use, and what of it is left for the KV cache."""
+"""`MemoryBudget`: how much memory a rank may use, and how much of it is left for the KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.worker.runner import Runner
 
 
 class MemoryBudget:
-    """Made before anything is loaded: it notes how much memory is free then."""
+    """It must be made before anything is loaded, because it notes how much memory is free at that time."""
 
     def __init__(self, config: EngineConfig, rank: int, device: Device) -> None:
         self._config, self._rank, self._device = config, rank, device
@@ -23,7 +23,8 @@ class MemoryBudget:
         self._num_sharing = config.parallel.num_local_ranks if device.kind == "cpu" else 1
 
     def check_before_loading(self) -> None:
-        """
+        """Check early that the weights and the requested KV cache fit.
+
         Raises:
             OutOfMemoryError: the weights do not fit the GPU, or the requested KV cache does not fit the machine.
         """
@@ -47,9 +48,9 @@ class MemoryBudget:
 
     @torch.inference_mode()
     def measure_available(self, runner: Runner) -> int:
-        """The budget less the weights, which are loaded, and the peak of a step. In a stage of the device.
+        """The budget less the loaded weights and less the peak of a step. Call it in a stage of the device.
 
-        Ranks that share memory divide the budget, less the weights of all of them, among themselves.
+        Ranks that share memory first subtract the weights of all of them from the budget, then divide the rest.
         """
         weights = self._free_bytes - self._device.available_memory_bytes()
         peak = self._device.measure_peak_bytes(runner.profile_run)

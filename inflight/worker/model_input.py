@@ -1,6 +1,7 @@
-"""What one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
+"""The data that one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
 
-When a stage has ended, its arrays are not written any more: they are read while the step is drained and later steps run.
+When a stage has ended, its arrays are not written any more, because they are read while the step is drained and later
+steps run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 class ForwardInput:
     """Everything the device needs for one step. It changes once: `execute_model` writes the drawn tokens to `input_ids`."""
 
-    inputs: StepInputs  # the same on the host
+    inputs: StepInputs  # the same inputs, on the host
     input_ids: torch.Tensor  # [num_tokens] int32; 0 at `drawn_tokens` until these are known
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
@@ -34,7 +35,7 @@ class ForwardInput:
     drawn_slots: torch.Tensor  # [num_drawn] int64
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
     sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
-    metadata: SamplingMetadata | None  # of `sampling_rows`
+    metadata: SamplingMetadata | None  # made from `sampling_rows`
     draw_positions: Int32Array  # [num_draws]: how many tokens come before each drawn token
     num_prompt_tokens: Int32Array  # [num_draws]
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
@@ -42,7 +43,7 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A prepared plan. What later plans change is copied here.
+    """A prepared plan. It has copies of all data that later plans change.
 
     If the plan has rows with drafts, `forward` is None: it is made when the forward begins.
     """
@@ -61,7 +62,7 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """What the forward pass of the last stage leaves for `sample`."""
+    """The results of the last stage's forward pass, which `sample` takes."""
 
     logits: torch.Tensor  # [num_draws, vocab_size] float32
     prompt_logprobs: tuple[PromptLogprobs, ...]
@@ -73,14 +74,15 @@ class VerifiedDraws:
     """The outcome of a step's draws, for an engine with drafts."""
 
     num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]
-    positions: Int32Array  # [num_sampling_rows], of the first token emitted
+    positions: Int32Array  # [num_sampling_rows], the position of the first token emitted
     draw_start_loc: Int32Array  # [num_sampling_rows + 1]
     drafts: Int32Array  # [num_sampling_rows, k], for the next step
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnStep:
-    """What a step leaves for the drain thread, still on the device. On ranks that do not draw, only the step id."""
+    """The results of a step for the drain thread, still on the device. On ranks that do not draw, it has only the step
+    id."""
 
     step_id: int
     drawn: SamplerOutput | None = None
@@ -88,7 +90,7 @@ class DrawnStep:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     def to_output(self) -> ModelRunnerOutput:
-        """The step's answer. Copies to the host; waits for the device."""
+        """Return the step's output. Copies to the host; waits for the device."""
         output = ModelRunnerOutput(step_id=self.step_id, prompt_logprobs=self.prompt_logprobs)
         if self.drawn is None:
             return output

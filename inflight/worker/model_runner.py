@@ -1,8 +1,8 @@
 """`ModelRunner`: runs steps on a CPU, and steps with drafts on a GPU: the host knows each draw before the next step.
 
 Besides what every runner owns it has the `DrawnTokens`. The thread that prepares writes the batch and the sampling columns, and
-copies what a step needs of them into its `ModelInput`. Tokens that are drawn later belong to the thread that computes:
-`execute_model` and `sample` put them into the step.
+copies the parts that a step needs into its `ModelInput`. Tokens that are drawn later belong to the thread that
+computes: `execute_model` and `sample` put them into the step.
 
 Tokens are drawn on the first rank of the last stage and broadcast to the other ranks of this stage: ranks on processors that
 round differently could draw different tokens.
@@ -104,7 +104,8 @@ class ModelRunner(Runner):
         )
 
     def _forward_input(self, model_input: ModelInput, inputs: StepInputs) -> ForwardInput:
-        """`inputs`: the exact ones, no upper bounds. In the thread that prepares; with drafts, in the one that computes."""
+        """Make the device's inputs from `inputs`, which are exact, no upper bounds. It runs in the thread that
+        prepares; if the step has drafts, in the thread that computes."""
         device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
         if rows is not None and model_input.inputs is not inputs:
             sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
@@ -205,7 +206,7 @@ class ModelRunner(Runner):
             return DrawnStep(plan.step_id)
         with self._timeline.span(plan.step_id, "sample"):
             inputs = forward.forward_input.inputs
-            if not self._draws:  # another rank of the stage does
+            if not self._draws:  # another rank of the stage draws
                 if len(slots):
                     width = 2 * self._num_speculative_tokens + 1
                     nothing = torch.empty(len(slots), width, dtype=torch.int32, device=self._device.torch_device)
@@ -230,7 +231,7 @@ class ModelRunner(Runner):
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
         masks = None
-        if grammar_output is not None and len(grammar_output.rows):  # none: the step is void
+        if grammar_output is not None and len(grammar_output.rows):  # if there are no rows, the step is void
             masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
         processors = LogitsProcessors.of(
             rows, forward_input.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
@@ -241,7 +242,8 @@ class ModelRunner(Runner):
         return self._sampler(forward.logits, metadata, processors, history)
 
     def _verify(self, sampled: Tensor, inputs: StepInputs, slots: Int32Array) -> tuple[Tensor, VerifiedDraws | None]:
-        """The message to the other ranks; and, in an engine with drafts, the outcome of the draws and the next drafts."""
+        """Returns the message to the other ranks and, in an engine with drafts, the outcome of the draws and the next
+        drafts."""
         positions, drawn = inputs.first_positions, self._drawn_tokens
         if self._proposer is None:
             message = sampled.clamp(min=0)[:, None]

@@ -22,10 +22,10 @@ class Pipeline:
     engine with drafts, to all earlier stages.
 
     Attributes:
-        stage: this rank's.
-        link: None if there is one stage only.
-        senders: on the last of several stages: each sends drawn tokens to one stage.
-        receiver: on the stages that get drawn tokens.
+        stage: this rank's stage.
+        link: sends and receives activations; None if there is only one stage.
+        senders: each sends drawn tokens to one stage; empty except on the last of several stages.
+        receiver: receives drawn tokens; None on stages that get none.
     """
 
     def __init__(
@@ -55,14 +55,15 @@ class Pipeline:
             self.receiver = TokenReceiver(world.channel(layout.rank(tp_rank, last), "tokens"), width=2 * k + 1)
 
     def close(self) -> None:
-        """End the links' threads; who waits for a link gets an error. Idempotent."""
+        """End the links' threads. A thread that waits for a link gets an error. Idempotent."""
         for part in (self.link, *self.senders, self.receiver):
             if part is not None:
                 part.close()
 
 
 def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
-    """The link to both neighbours. All ranks ask for channels in the same order, stage by stage, so both ends meet."""
+    """Make the link to both neighbours. All ranks ask for channels in the same order, stage by stage, so both ends
+    meet."""
     layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
     previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
     next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)

@@ -27,10 +27,10 @@ def run_largest_step(
 ) -> None:
     """Run the largest step through the first layer, the head and the sampler, with a cache of its own.
 
-    All layers use the same working memory one after the other, so one layer shows the peak.
+    The layers use the same working memory, one after the other. So one layer shows the peak.
 
     Args:
-        run_draws: runs head and sampler over hidden states; called on the last stage.
+        run_draws: runs head and sampler over hidden states; called on the last stage only.
     """
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     layer = next(iter(model.attention_layers().values()))
@@ -68,7 +68,7 @@ def zero_activations(
 
 
 def one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
-    """Sequences of one token, all in the dummy block."""
+    """Make the inputs of `num_tokens` sequences of one token each, all in the dummy block."""
     return AttentionInputs(
         query_start_loc=np.arange(num_tokens + 1, dtype=np.int32),
         seq_lens=np.ones(num_tokens, dtype=np.int32),
@@ -79,7 +79,8 @@ def one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
 
 
 def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
-    """Prompts of `num_tokens` tokens in total, as few and as long as possible, each in its own blocks."""
+    """Make the inputs of prompts with `num_tokens` tokens in total: as few and as long as possible, each in its own
+    blocks."""
     starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
     num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
     return AttentionInputs(

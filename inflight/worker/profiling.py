@@ -19,7 +19,7 @@ def is_profiling() -> bool:
 class RankProfiler:
     """Records every thread of the process between `start` and `stop`, and on a GPU its kernels.
 
-    A process can have one running profiler only.
+    A process can have only one running profiler.
     """
 
     def __init__(self, name: str, device_kind: str) -> None:
@@ -28,7 +28,8 @@ class RankProfiler:
         self._running: tuple[profile, Path] | None = None
 
     def start(self, folder: str) -> None:
-        """
+        """Start recording; `stop` will write the trace to `folder`.
+
         Raises:
             InvalidRequestError: it is running already.
         """

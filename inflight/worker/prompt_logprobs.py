@@ -14,12 +14,12 @@ from inflight.interface.step import NewRequestData, SchedulerOutput
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.input_batch import InputBatch
 
-MAX_ROWS = 256  # of logits, held at once
+MAX_ROWS = 256  # the most rows of logits in memory at once
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpan:
-    """Log-probabilities wanted of the prompt tokens `[start, start + len(targets))` of plan row `row`.
+    """A request for the log-probabilities of the prompt tokens `[start, start + len(targets))` of plan row `row`.
 
     They come from the step's hidden states `[first_token, first_token + len(targets))`.
     """
@@ -31,13 +31,15 @@ class PromptLogprobsSpan:
     num_logprobs: int
 
     def columns(self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], device: Device) -> LogprobsColumns:
-        """hidden: of all tokens of the step. Waits for the device."""
+        """Compute them and copy them to the host; waits for the device. `hidden`: the hidden states of all tokens of
+        the step."""
         return joined(self.pieces(hidden, compute_logits, device.to_device(self.targets)))
 
     def pieces(
         self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], targets: Tensor
     ) -> list[LogprobsTensors]:
-        """The same on the device, in consecutive pieces of up to MAX_ROWS rows. targets: `self.targets` on the device."""
+        """Compute them and leave them on the device, in consecutive pieces of up to MAX_ROWS rows. `targets`:
+        `self.targets` on the device."""
         found = []
         for i in range(0, len(targets), MAX_ROWS):
             wanted, first = targets[i : i + MAX_ROWS], self.first_token + i
@@ -57,7 +59,8 @@ def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
 
 
 class PromptLogprobsProgress:
-    """For how many tokens of each slot's prompt log-probabilities were computed. Owned by the thread that prepares steps."""
+    """Counts for each slot the prompt tokens whose log-probabilities are computed. Owned by the thread that prepares
+    steps."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (how many, prompt positions done)

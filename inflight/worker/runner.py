@@ -36,7 +36,7 @@ from inflight.worker.prompt_logprobs import PromptLogprobsProgress
 
 
 class PreparedStep(Protocol):
-    """What `prepare_inputs` returns."""
+    """The type of the object that `prepare_inputs` returns."""
 
     @property
     def plan(self) -> SchedulerOutput: ...
@@ -83,7 +83,7 @@ class Runner(ABC):
         self._batch: InputBatch | None = None
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """Layer name -> spec, in layer order."""
+        """The spec of each layer's cache, by layer name, in layer order."""
         cache = self._config.cache
         layers = self._model.attention_layers().items()
         return {name: layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)) for name, layer in layers}
@@ -123,7 +123,7 @@ class Runner(ABC):
         }
 
     def _apply_plan(self, plan: SchedulerOutput) -> tuple[InputBatch, StepInputs]:
-        """Apply the plan to the batch; return the batch and the plan's inputs. In the thread that prepares."""
+        """Apply the plan to the batch; return the batch and the plan's inputs. It runs in the thread that prepares."""
         assert self._batch is not None, "initialize_from_config comes first"
         self._batch.apply(plan)
         if self._stage.is_last:
@@ -134,18 +134,19 @@ class Runner(ABC):
 
     @abstractmethod
     def prepare_inputs(self, plan: SchedulerOutput) -> PreparedStep:
-        """Host work only."""
+        """Make the step's inputs from the plan. This waits for neither the device nor other ranks."""
 
-    # Any: what one stage of a runner hands to its next is the runner's own business
+    # Any: each runner has its own types for the data that one stage hands to the next
     @abstractmethod
     def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
-        """The forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the head.
+        """Run the forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the
+        head.
 
         A stage that embeds drawn tokens waits here until the last stage has drawn them.
 
         Args:
-            intermediate: what the previous stage returned; None on the first stage. Like the result, it has as many tokens as
-                the plan.
+            intermediate: the activations that the previous stage returned; None on the first stage. They have as many
+                tokens as the plan, and so do the activations that this stage returns.
         """
 
     @abstractmethod
@@ -158,15 +159,15 @@ class Runner(ABC):
         """
 
     def discard(self, model_input: Any) -> None:
-        """The step's forward or draws have failed: free what the step holds. In the thread that executes."""
+        """Free what the step holds, after its forward or its draws have failed. It runs in the thread that executes."""
 
     @abstractmethod
     def drain(self, drawn: Any) -> ModelRunnerOutput:
-        """The step's answer. In the drain thread, while later steps run."""
+        """Return the step's output. It runs in the drain thread, while later steps run."""
 
     @abstractmethod
     def dummy_run(self, num_tokens: int) -> None:
-        """A forward pass of `num_tokens` sequences of one token, all in the dummy block, that belong to no request.
+        """Run a forward pass that belongs to no request: `num_tokens` sequences of one token, all in the dummy block.
 
         It uses no link: instead of the previous stage's activations each stage takes zeros.
         """

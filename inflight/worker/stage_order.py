@@ -28,7 +28,7 @@ from inflight.interface.step import GrammarOutput
 
 @dataclass(slots=True, kw_only=True)
 class StagedStep:
-    """A step's stages; `sample` takes the masks.
+    """The stages of one step. `sample` takes the masks.
 
     `drawn_in_step` is the latest step that draws one of its inputs. If it is not under way, it was sampled or has failed.
     """
@@ -51,15 +51,15 @@ class StageOrder:
 
     def __init__(self, submit: Callable[[Callable[[], None]], object]) -> None:
         self._submit = submit
-        self._steps: deque[StagedStep] = deque()  # those whose sample has not gone, in order
+        self._steps: deque[StagedStep] = deque()  # the steps whose sample has not gone, in order
 
     def add(self, step: StagedStep) -> None:
-        """A plan has come. Step ids rise."""
+        """Add the step of a new plan. Its id is larger than all earlier ids."""
         self._steps.append(step)
         self._walk()
 
     def provide(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """The masks have come, for a step that was added and awaits them. Called once for each such step."""
+        """Give a step its masks. The step was added before and awaits them. Called once for each such step."""
         step = next((step for step in self._steps if step.step_id == step_id), None)
         assert step is not None and step.awaits_masks, f"step {step_id} does not wait for masks"
         step.grammar_output, step.awaits_masks = grammar_output, False

@@ -60,7 +60,7 @@ class StagingSlot:
         compute.wait(self._uploaded)
 
     def release(self) -> None:
-        """Launches queued on `compute` from now on do not read this slot's entries."""
+        """Free the slot. Launches queued on `compute` from now on must not read its entries."""
         self._read = self._device.compute.record()
         self.is_in_use = False
 
@@ -74,7 +74,7 @@ class StagingSlot:
 class StagingRing:
     """
     Args:
-        depth: the number of slots: more than steps can be under way, so that `write` never waits.
+        depth: the number of slots. It must exceed the number of steps under way, so that `write` never waits.
     """
 
     def __init__(self, device: Accelerator, depth: int) -> None:

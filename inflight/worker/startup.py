@@ -1,4 +1,4 @@
-"""What a rank needs before it loads the model: compute threads on its cores, and a connection to the other ranks."""
+"""Sets up a rank before it loads the model: compute threads on its cores, and a connection to the other ranks."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ Column = tuple[IndexArray, Int32Array]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The padded sizes of a step. `kind`: in a "decode" step every row computes one token and draws one. Others are "mixed" if
-    there is a graph for their size, else "eager", with as many tokens as there are."""
+    """The padded sizes of a step. In a step of the `kind` "decode" every row computes one token and draws one. Another
+    step is "mixed" if there is a graph for its size. If there is none, it is "eager", and its tokens are not padded."""
 
     kind: str
     num_tokens: int
@@ -41,7 +41,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class EntryCounts:
-    """The index behind the last entry of each part, where `requests` includes `draws`."""
+    """Where each part of the entries ends: the index behind its last entry. Part `requests` includes `draws`."""
 
     tables: int
     rows: int
@@ -69,7 +69,8 @@ class StepEntries:
         return [column for part in parts for column in part], EntryCounts(*ends)
 
     def dummies(self, num_tokens: int, num_rows: int) -> list[Column]:
-        """A step of the dummy slot with `num_rows` rows of one token, or one row of `num_tokens`, and a draw for each row."""
+        """The entries of a step of the dummy slot: `num_rows` rows of one token or one row of `num_tokens`, with a draw
+        per row."""
         dummy, length = self._sizes.dummy_slot, num_tokens // num_rows
         starts = np.full(self._sizes.max_num_rows + 1, num_tokens)
         starts[: num_rows + 1] = np.arange(num_rows + 1) * length
@@ -126,9 +127,7 @@ class StepEntries:
         else:  # the padding is one more row, of the dummy slot
             rows_of_padding = 1 if padding else 0
             beyond = shape.num_rows - num_rows - rows_of_padding
-            num_indices = max(
-                shape.num_draws, 1
-            )  # where nothing is drawn, one row goes through to the end all the same
+            num_indices = max(shape.num_draws, 1)  # if nothing is drawn, one row still goes through to the end
             columns += [
                 self._run("positions", np.concatenate([inputs.positions, np.arange(padding)])),
                 self._run(
@@ -169,6 +168,6 @@ class StepEntries:
         return self._start["columns"] + np.arange(len(values)) * (self._sizes.max_num_seqs + 1) + slot, values
 
 
-# Any: of whatever integers
+# Any: all integer types
 def _padded(values: npt.NDArray[Any], count: int, value: int) -> npt.NDArray[Any]:
     return np.concatenate([values, np.full(count, value, dtype=values.dtype)]) if count > 0 else values

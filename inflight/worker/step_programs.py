@@ -34,15 +34,15 @@ PROFILED_LOGPROBS = 20  # as many as OpenAI's API gives
 
 
 class StepPrograms:
-    """Methods launch kernels: they are called on a stream, after `bind`.
+    """The programs of a step. Call them on a stream, after `bind`: they launch kernels.
 
     Args:
-        max_num_tokens: of a step, padding included.
+        max_num_tokens: the most tokens of a step, padding included.
         max_mixed: the most tokens that `mixed` is called with.
 
     Attributes:
-        logits: float32 [max_num_seqs, vocab_size], of the draws, on the last stage.
-        tokens: int32 [max_num_seqs], drawn on the last stage.
+        logits: float32 [max_num_seqs, vocab_size], the logits of the draws; used on the last stage.
+        tokens: int32 [max_num_seqs], the drawn tokens; used on the last stage.
         received: activations from the previous stage; None on the first stage.
         sent: activations for the next stage; None on the last stage.
     """
@@ -79,7 +79,7 @@ class StepPrograms:
 
     @property
     def history(self) -> Tensor:
-        """int32 [num_slots + 1, max_model_len]."""
+        """The tokens of each slot: int32 [num_slots + 1, max_model_len]."""
         return self._parts["history"]
 
     def decode(self, num_rows: int) -> None:
@@ -126,7 +126,7 @@ class StepPrograms:
         self.draw_from(self.logits[:num_draws])
 
     def draw_from(self, logits: Tensor) -> None:
-        """float32 [num_draws, vocab_size]."""
+        """Draw a token from each row of `logits`, float32 [num_draws, vocab_size]."""
         num_draws, parts = len(logits), self._parts
         slots, positions = parts["draw_slots"][:num_draws], parts["draw_positions"][:num_draws]
         tokens = self.tokens[:num_draws]
@@ -146,7 +146,8 @@ class StepPrograms:
         )
 
     def profile_draws(self, hidden: Tensor) -> None:
-        """For the profile run, before there is a state: head, draws, log-probabilities of as many rows as a step may draw."""
+        """Run head, draws and log-probabilities for as many rows as a step may draw. The profile run calls it before
+        there is a state."""
         num_rows = min(len(self.logits), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows], out=self.logits[:num_rows])
         if self._draws:

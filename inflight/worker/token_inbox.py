@@ -1,4 +1,4 @@
-"""`TokenInbox`: on an earlier pipeline stage, the messages with drawn tokens that steps under way will bring, in step order."""
+"""`TokenInbox`: receives, on an earlier pipeline stage, the drawn tokens of the steps under way, in step order."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class TokenInbox:
         return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
 
     def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor]) -> None:
-        """This step draws for `slots`, the first tokens at `positions`. Called by its forward."""
+        """Note that this step draws for `slots`, the first tokens at `positions`. The step's forward calls it."""
         self._expected.append((step_id, slots, positions, message))
 
     def receive(self, step_id: int) -> None:
-        """Apply all messages up to that of `step_id`, waiting for them, and later ones that have arrived."""
+        """Wait for all messages up to the message of `step_id` and apply them; also apply later ones that have
+        arrived."""
         expected = self._expected
         while expected and (expected[0][0] <= step_id or expected[0][3].done()):
             _, slots, positions, message = expected.popleft()

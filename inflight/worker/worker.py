@@ -53,12 +53,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Step:
-    """A step under way. `before` is the future of the previous step, if that may still be under way."""
+    """A step under way. `before` is the future of the previous step if the previous step may still be under way."""
 
     model_input: PreparedStep
     before: Future[ModelRunnerOutput] | None
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
-    forward: Any = None  # the runner's own
+    forward: Any = None  # a type of the runner
     error: BaseException | None = None
 
 
@@ -83,10 +83,10 @@ class Worker(WorkerBase):
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
         self._runner: Runner | None = None
         self._available_bytes: int | None = None
-        self._has_left = False  # its process groups
+        self._has_left = False  # whether this rank has left its process groups
         self._kv_cache_config: KVCacheConfig | None = None
         self._world = self._join(rendezvous)
-        # ranks that are threads share one profiler: that of rank 0 records them all
+        # ranks that are threads share one profiler: the profiler of rank 0 records them all
         self._shares_profiler = isinstance(rendezvous, ThreadWorlds) and rank > 0
         self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
         try:
@@ -98,7 +98,7 @@ class Worker(WorkerBase):
             raise
 
         self._order = StageOrder(self._device.submit)
-        # of the steps under way and some older ones, in order
+        # the futures of the steps under way and of some older ones, in order
         self._futures: deque[Future[ModelRunnerOutput]] = deque()
 
     @property
@@ -178,7 +178,7 @@ class Worker(WorkerBase):
 
     @torch.inference_mode()
     def _forward(self, step: _Step) -> None:
-        """In the compute thread. An error is kept for `_sample`, because steps end in order."""
+        """Run the step's forward, in the compute thread. An error is kept for `_sample`, because steps end in order."""
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
             with record_function(f"step {step_id}") if is_profiling() else nullcontext():
@@ -195,7 +195,8 @@ class Worker(WorkerBase):
 
     @torch.inference_mode()
     def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
-        """In the compute thread. The drain thread answers the step while the compute thread runs the next stage."""
+        """Run the step's sample, in the compute thread. The drain thread answers the step while the compute thread runs
+        the next stage."""
         drawn = None
         try:
             if step.error is None:
@@ -212,15 +213,16 @@ class Worker(WorkerBase):
         drained.add_done_callback(partial(_fail_with, step.future))
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
-        """What was recorded and tuned at the start.
+        """Reports what was recorded and tuned at the start.
 
-        `num_graphs`, `seconds` and `bytes` (of device memory) are of the CUDA graphs. `linears` says how products with few rows
-        are computed: a list of the fields of `LinearChoice` for each. On a CPU all are 0 or empty.
+        `num_graphs`, `seconds` and `bytes` (of device memory) describe the CUDA graphs. `linears` says how products
+        with few rows are computed: it lists, for each product, the fields of its `LinearChoice`. On a CPU all are 0 or
+        empty.
         """
         return self.runner.graph_report()
 
-    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: the runner's own
-        """In the drain thread."""
+    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: a type of the runner
+        """Complete the step's future, in the drain thread."""
         try:
             if step.error is not None:
                 raise step.error
@@ -256,7 +258,8 @@ class Worker(WorkerBase):
         self._world.close("a step failed on it")
 
     def profile(self, start: bool, folder: str = "") -> str | None:
-        """Start a trace of this rank's threads; or stop it, write it to `folder`/tp<n>-pp<n>.json and return this path.
+        """Start a trace of this rank's threads, or stop it. At a stop, write it to `folder`/tp<n>-pp<n>.json and return
+        this path.
 
         Steps are marked "step <id>". Ranks that are threads of one process share the trace of rank 0; the others return None.
         """
@@ -277,7 +280,7 @@ class Worker(WorkerBase):
         self._pipeline.close()
         self._device.close()
         for future in self._futures:
-            future.cancel()  # of steps that wait for masks, or whose stages were dropped
+            future.cancel()  # its step still waits for masks, or its stages were dropped
         self._profiler.close()
         self._runner = None
 
@@ -301,14 +304,15 @@ class Worker(WorkerBase):
 
 
 def _fail_with(future: Future[ModelRunnerOutput], drained: Future[None]) -> None:
-    """The device failed before the step could be settled."""
+    """If the device failed before the step could be settled, fail the step's future."""
     error = None if drained.cancelled() else drained.exception()
     if error is not None and not future.done():
         future.set_exception(error)
 
 
 def _runner_class(device: Device, config: EngineConfig) -> Callable[..., Runner]:
-    """Drafts are proposed and verified on the host, so an engine with drafts has a `ModelRunner` on a GPU too."""
+    """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
+    `ModelRunner` on a GPU too."""
     if not isinstance(device, Accelerator) or config.speculative is not None:
         return ModelRunner
     from inflight.worker.graph_model_runner import GraphModelRunner  # needs triton

@@ -50,7 +50,7 @@ RESTRICTED = tl.constexpr(2)
 IMPOSSIBLE_TOKEN = tl.constexpr(-1)
 
 _NAN_KEY = tl.constexpr(0x7FFFFFFF)
-_NO_LOGIT_KEY = tl.constexpr(-0x7F800001)  # of -inf
+_NO_LOGIT_KEY = tl.constexpr(-0x7F800001)  # the key of -inf
 _PADDING_KEY = tl.constexpr(-0x80000000)  # below all keys
 _LAST_ID = tl.constexpr(0x7FFFFFFF)
 _NO_WINNER = tl.constexpr(-0x8000000000000000)
@@ -70,7 +70,8 @@ def choose_tokens(
     group: int,
     search_block: int,
 ) -> None:
-    """See `DeviceSampler.draw`. The last three are powers of two: tokens of a program, of a group, and of a pass's block.
+    """See `DeviceSampler.draw`. The last three arguments are powers of two: the tokens of a program, of a group, and of
+    a pass's block.
 
     Args:
         scratch: best int64 [>= n, blocks], mass float32 [>= n, blocks], maxima and listed, both int32 [>= n, groups of all
@@ -119,7 +120,8 @@ def choose_tokens(
 
 @triton.jit
 def key_of(x):
-    """Floats are sign and magnitude, so the order of negative ones is reversed. Both zeros get the same key."""
+    """The keys of logits. Floats are sign and magnitude, so the order of negative ones is reversed. Both zeros get the
+    same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(x != x, _NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
@@ -131,13 +133,14 @@ def logit_of(key):
 
 @triton.jit
 def packed(key, token):
-    """int64, larger where the key is larger or, of equal keys, the token's id smaller."""
+    """Pack key and token into an int64. It is larger if the key is larger or, at equal keys, if the token's id is
+    smaller."""
     return (key.to(tl.int64) << 32) | (token ^ _LAST_ID).to(tl.int64)
 
 
 @triton.jit
 def wide_column(first, stride):
-    """The word at `first` and that of the next column, as a uint64."""
+    """The word at `first` and the word of the next column, as one uint64."""
     low = tl.load(first).to(tl.uint32, bitcast=True)
     high = tl.load(first + stride).to(tl.uint32, bitcast=True)
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
@@ -220,7 +223,7 @@ def choose_kernel(
     columns,
     slots,
     positions,
-    chosen,  # int32 [num_rows]
+    chosen,  # int32 [num_rows], the drawn tokens
     best,
     mass,
     maxima,
@@ -266,7 +269,7 @@ def choose_kernel(
 @triton.jit
 def draw_restricted(
     logits,
-    column,  # of the row's slot
+    column,  # the column of the row's slot
     stride,
     position,
     top_key,
@@ -382,8 +385,8 @@ def sums_above(
 ):
     """For each pivot, sum the weights exp(x - top) of the keys above it; if not WEIGHTED, count these keys. float64 [pivots].
 
-    If TOKENS, `source` is the row's logits, and the keys are those of the tokens in the `count` listed groups. If not, `source`
-    has `count` keys.
+    If TOKENS, `source` is the row's logits, and the keys belong to the tokens in the `count` listed groups. If not,
+    `source` has `count` keys.
     """
     sums = tl.zeros_like(pivots).to(tl.float64)
     length = count
@@ -440,7 +443,7 @@ def cut_of(
         width = high - low
         pivots = (low + (width * steps + _PIVOTS) // (_PIVOTS + 1)).to(tl.int32)
         sums = sums_above(pivots, top, source, listed, count, temperature, vocab_size, WEIGHTED, TOKENS, GROUP, BLOCK)
-        num_reached = tl.sum((sums >= limit).to(tl.int32), 0)  # they fall
+        num_reached = tl.sum((sums >= limit).to(tl.int32), 0)  # the sums fall
         high = low + (width * (num_reached + 1) + _PIVOTS) // (_PIVOTS + 1)
         low = low + (width * num_reached + _PIVOTS) // (_PIVOTS + 1)
     return high.to(tl.int32)
