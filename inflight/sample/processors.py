@@ -1,5 +1,6 @@
-"""`LogitsProcessors`: changes a step's logits before the draw (masks, biases, bans, penalties); computes
-log-probabilities.
+"""`LogitsProcessors`: changes a step's logits before the draw (masks, biases, bans, penalties).
+
+It also computes the log-probabilities of the drawn tokens.
 
     of         runs on the host; copies all data that is known by then to the device, in one copy
     apply      keeps the raw logits of rows with logprobs, then changes the logits in place
@@ -51,10 +52,8 @@ Int64Array = npt.NDArray[np.int64]
 Arrays = dict[str, AnyArray]
 Tensors = dict[str, Tensor]
 
-CHUNK_ELEMENTS = {
-    "cpu": 64 * 1024,
-    "cuda": 8 * 1024 * 1024,
-}  # of temporaries: in a CPU's cache; at most 64 MB on a GPU
+# The most elements of a temporary: it fits a CPU's cache, and takes at most 64 MB on a GPU.
+CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +173,9 @@ class LogitsProcessors:
         return gather_logprobs(raw, tokens.index_select(0, self.tensors["logprobs_rows"]), self.num_logprobs)
 
     def _penalise_repetition(self, logits: Tensor, history: Tensor) -> None:
-        """Divide the positive logits of all tokens before the draw by the penalty, and multiply the negative ones by
-        it.
+        """Penalise all tokens before the draw as Keskar et al. 2019 (CTRL) do.
 
-        This is the penalty of Keskar et al. 2019 (CTRL).
+        Positive logits are divided by the penalty, and negative logits are multiplied by it.
 
         A token that occurs several times is written several times, with one value. So positions at or after the draw can be
         replaced by the row's first token.

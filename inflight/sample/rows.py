@@ -1,5 +1,4 @@
-"""`SamplingRows`: a frozen copy of some slots' sampling columns; and `SamplingMetadata`, the part that a step's draws
-need.
+"""`SamplingRows`: a frozen copy of some slots' sampling columns; and `SamplingMetadata`, which a step's draws use.
 
 A step that verifies drafts learns its rows and their positions only when its forward begins, on the thread that computes. By
 then a later plan may have given the slots to other requests. So `SamplingState.take` copies the columns when a step is

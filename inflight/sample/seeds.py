@@ -32,8 +32,7 @@ def derive_seed(seed: int, index: int) -> int:
 
 
 def front_end_seed(seed: int | None, index: int) -> int:
-    """The seed of front end `index`, in [0, 2**64): if a request of this front end has no seed, it gets one made from
-    it.
+    """The seed of front end `index`, in [0, 2**64): requests of this front end without a seed get seeds made from it.
 
     Args:
         seed: the engine's seed; None draws a new one from the operating system at each call.

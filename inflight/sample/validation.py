@@ -1,5 +1,4 @@
-"""Checks of sampling parameters that need the vocabulary's size. They do not import torch, because the front end calls
-them."""
+"""Checks of sampling parameters that need the vocabulary's size. The front end calls them, so they do without torch."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     prepare   write the plan's entries to a staging slot                                         (host)
     execute   upload and apply the entries; forward and head: a graph, or kernel by kernel       (queued)
     sample    apply entries; masks, penalties, if asked for; draw and advance: a graph; copy out (queued)
-    drain     wait for the copy; return the output                                                     (host)
+    drain     wait for the copy; return the output                                               (host)
 
 The state is on the device (`DeviceState`), and the entries of a plan update it. After a step of decodes the draw advances ids,
 positions and lengths by itself: if the next step has the same rows, only its new blocks are applied.

@@ -104,7 +104,7 @@ class ModelRunner(Runner):
         )
 
     def _forward_input(self, model_input: ModelInput, inputs: StepInputs) -> ForwardInput:
-        """Make the device's inputs from `inputs`, which are exact, no upper bounds. It runs in the thread that
+        """Make the device's inputs from `inputs`, which must be exact, not upper bounds. It runs in the thread that
         prepares; if the step has drafts, in the thread that computes."""
         device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
         if rows is not None and model_input.inputs is not inputs:

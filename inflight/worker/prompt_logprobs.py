@@ -63,7 +63,7 @@ class PromptLogprobsProgress:
     steps."""
 
     def __init__(self) -> None:
-        self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (how many, prompt positions done)
+        self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (log-probabilities per token, prompt positions done)
 
     def add(self, data: NewRequestData) -> None:
         self._wanted.pop(data.slot, None)

@@ -139,8 +139,7 @@ class Runner(ABC):
     # Any: each runner has its own types for the data that one stage hands to the next
     @abstractmethod
     def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
-        """Run the forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, go through the
-        head.
+        """Run the forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, use the head.
 
         A stage that embeds drawn tokens waits here until the last stage has drawn them.
 

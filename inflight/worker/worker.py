@@ -58,7 +58,7 @@ class _Step:
     model_input: PreparedStep
     before: Future[ModelRunnerOutput] | None
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
-    forward: Any = None  # a type of the runner
+    forward: Any = None  # each runner has its own type
     error: BaseException | None = None
 
 
@@ -221,7 +221,7 @@ class Worker(WorkerBase):
         """
         return self.runner.graph_report()
 
-    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: a type of the runner
+    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: each runner has its own type
         """Complete the step's future, in the drain thread."""
         try:
             if step.error is not None:
