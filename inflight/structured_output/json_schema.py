@@ -9,8 +9,8 @@ Keywords that the standard does not define are ignored, as it demands. Keywords 
 | `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | as strict |
 | all others | refused, with the path in the schema | left out and reported |
 
-If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. A definition to
-which no reference leads is not read.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. If no
+reference leads to a definition, it is not read.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SchemaSupport:
 
     Attributes:
         keywords: the keywords of `ASSERTIONS` that the backend enforces.
-        formats: values of `format` that it enforces.
-        exclusive: keyword -> the assertions that may not be in the same schema.
+        formats: the values of `format` that it enforces.
+        exclusive: keyword -> the assertions that may not be in the same schema as this keyword.
     """
 
     keywords: frozenset[str]
@@ -97,7 +97,8 @@ def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
 
 @dataclass(slots=True)
 class _Properties:
-    """How many properties one object has: those of its schema, of the schemas in `allOf`, and of the target of `$ref`."""
+    """How many properties one object has. The properties of its schema, of the schemas in `allOf` and of the target of
+    `$ref` count."""
 
     num_named: int = 0
     num_patterns: int = 0
@@ -248,7 +249,7 @@ def _asserts_nothing(keyword: str, value: object) -> bool:
 
 
 def _problem(keyword: str, value: object) -> str:
-    """What is wrong with the value of a keyword; "" if nothing is."""
+    """Says what is wrong with the value of a keyword; "" if it is right."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if keyword in _COUNTS and not (is_number and isinstance(value, int) and 0 <= value <= MAX_COUNT):
         return f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]"

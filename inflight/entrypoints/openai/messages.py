@@ -153,7 +153,7 @@ def _refuse_constant(constant: str) -> float:
 def _finite(number: str) -> float:
     """
     Raises:
-        ValueError: it is as large as 1e999, which is written as Infinity.
+        ValueError: the number is infinite as a float, like 1e999. JSON has no such value.
     """
     value = float(number)
     if not math.isfinite(value):

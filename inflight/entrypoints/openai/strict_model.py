@@ -4,8 +4,9 @@ An unknown field may belong to another engine, be newer than this server, or be 
 is answered without it. The log names each such field once, and an answer's header names the unknown fields of its request.
 With `strict_fields` such a request is refused.
 
-The description of a field says what the field does. A field that does nothing is made with `no_effect`. A field of which only
-the value that changes nothing is accepted is made with `neutral`. docs/server-api.md and the field test use these marks.
+The description of a field says what the field does. A field that does nothing is made with `no_effect`. If a
+field accepts only the value that changes nothing, it is made with `neutral`. docs/server-api.md and the field test use
+these marks.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
 
 
 def neutral(why: str, **bounds: Any) -> Any:
-    """A field of which only the neutral value is accepted, because the server does not do what other values ask for."""
+    """A field that accepts only the neutral value, because the server does not do what other values ask for."""
     return Field(description=why, json_schema_extra={EFFECT: "neutral"}, **bounds)
 
 
@@ -60,7 +61,8 @@ class IgnoredFields:
         self._logged: set[str] = set()
 
     def take_out(self, body: StrictModel) -> list[str]:
-        """Remove unknown fields from `body`, at every level. Returns the names of those that are not null: `messages[].parsed`.
+        """Remove unknown fields from `body`, at every level. Returns the names of the fields that are not null:
+        `messages[].parsed`.
 
         Raises:
             FieldError: there are such fields, and the server is strict.

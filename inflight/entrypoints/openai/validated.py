@@ -1,4 +1,5 @@
-"""`ValidatedRequest`: what a request of each endpoint becomes before anything is generated, and how its answer is written."""
+"""`ValidatedRequest`: a request of any endpoint, checked before anything is generated, and how its answer is
+written."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ class Presentation:
         continuous_usage: every chunk of a stream has the usage so far.
         prompt_logprobs: the answer has the prompt's log-probabilities, in vLLM's form.
         return_token_ids: the answer has the token ids of the prompt and of the completions.
-        echo: the prompt's text and log-probabilities come before those of the completion.
+        echo: the prompt's text and log-probabilities come before the completion's text and log-probabilities.
         prompt_only: the answer shows only the prompt: the one token that was drawn is dropped.
-        make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None: all text is content.
+        make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None if all text is
+            content.
     """
 
     model: str
@@ -45,7 +47,7 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """A request that is rendered, tokenised, and checked except against the engine's limits.
+    """A request that is rendered, tokenised and checked. Only the engine's limits are not checked yet.
 
     Attributes:
         params: the parameters of all prompts.
