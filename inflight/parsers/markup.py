@@ -26,8 +26,8 @@ class ToolMarkup:
 
     Attributes:
         parser: the name of the tool parser that reads such calls.
-        trigger: the beginning of every call. Text outside calls may not contain it. With `whole_message`, a text
-            without calls may not begin with it.
+        trigger: the beginning of every call. Text outside calls may not contain it. If `whole_message` is set, it is
+            enough that a text without calls does not begin with it.
         separator: the text between two calls.
         is_list: calls are the items of one JSON list. The part of `before_name` before the bracket is written once.
         whole_message: if there are calls, they are the whole text.
@@ -77,8 +77,8 @@ def default_markup(parser: str) -> ToolMarkup | None:
 def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
     """The parser and the markup that fit the calls which `template` writes: the model has learned to write calls like these.
 
-    The template renders a call twice, with its arguments as an object and as text: some templates accept only one of
-        them.
+    The template renders a call with its arguments as an object. If nothing fits, it renders the call again with them as
+    text, because some templates accept only one of the two forms.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         text = _render_call(template, arguments)

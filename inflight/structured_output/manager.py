@@ -187,7 +187,7 @@ class StructuredOutputManager:
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
         """The next tokens of the request, up to the first position at which its mask has several bits; at most `limit`.
 
-        Empty before the grammar starts, and after an error.
+        The list is empty before the grammar starts, and after an error.
         """
         grammar = self._grammars[request_id]
         return grammar.matcher.forced_tokens(limit) if grammar.has_started and not grammar.failure else []

@@ -55,7 +55,8 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
-        """The template `given` (Jinja text, or a file), otherwise chat_template.jinja, otherwise tokenizer_config.json.
+        """The template `given` (Jinja text, or a file). If it is None: chat_template.jinja, or else the template in
+        tokenizer_config.json.
 
         If a folder has no template, this method raises nothing, because base models have none. `render` raises the
         error.
@@ -197,7 +198,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses names with an underscore at the start, so that templates cannot reach Python's internals."""
+    """Refuses names that begin with an underscore, so that templates cannot reach Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=...) works, as in jinja2
         attributes: dict[str, Any] = dict(*args[1:], **kwargs)

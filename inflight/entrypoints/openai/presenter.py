@@ -43,7 +43,7 @@ class UsageCount:
 
 
 class Presenter(ABC):
-    """Belongs to one request, and is called in the order of its outputs."""
+    """A presenter belongs to one request. Its methods are called in the order of the outputs."""
 
     id_prefix: str  # of answers
     chunk_object: str

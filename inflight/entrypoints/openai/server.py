@@ -87,8 +87,8 @@ def answer_id(request: Request, prefix: str) -> str:
 
 
 def arrival_time(request: Request) -> float:
-    """`time.monotonic()` when the request's head had arrived, as a middleware noted it. Without this middleware it is
-    now."""
+    """`time.monotonic()` when the request's head had arrived, as a middleware noted it. Without this middleware,
+    the current time."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 

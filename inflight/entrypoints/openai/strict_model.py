@@ -50,7 +50,7 @@ def neutral(why: str, **bounds: Any) -> Any:
 
 
 class IgnoredFields:
-    """One per server; used by the event loop's thread only.
+    """A server has one of these. Only the event loop's thread uses it.
 
     Args:
         is_strict: refuse unknown fields.

@@ -12,7 +12,7 @@ from inflight.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """`text` is None if the prompt was given as token ids and nothing shows its text."""
+    """A prompt as token ids. `text` is None if the prompt was given as token ids and nothing shows its text."""
 
     token_ids: list[int]
     text: str | None
