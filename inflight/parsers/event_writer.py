@@ -116,7 +116,7 @@ class EventWriter:
         return MAX_HELD - self._num_held
 
     def hold(self, text: str) -> None:
-        """Hold text that may be a call's markup."""
+        """Hold text that may be the markup of a call."""
         if text:
             self._held.append(text)
             self._num_held += len(text)

@@ -59,7 +59,7 @@ class TextReader:
         return self.take(found.end() - self._position) if found else ""
 
     def until(self, marker: str, write: Callable[[str], None]) -> Steps[bool]:
-        """Consume `marker` and the text before it. Write this text piece by piece. Return False if there is no marker."""
+        """Consume `marker` and the text before it. Write this text piece by piece. False if there is no marker."""
         plain = re.compile(f"[^{re.escape(marker[0])}]+")
         while (yield from self.peek()):
             if piece := (yield from self.piece(plain)):

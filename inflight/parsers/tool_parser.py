@@ -29,7 +29,7 @@ _IGNORED_KEYS = ("id", "type")  # their values are strings that are not needed
 
 
 class ToolParser:
-    """Made for one text. `run` reads it up to its end.
+    """A parser is made for one text. `run` reads the text up to its end.
 
     Attributes:
         marker: the text with which every call begins. Not used if the family has a `run` of its own.

@@ -71,7 +71,8 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class _SpecialToken:
-    """A token whose spelling does not count as the token. If `is_shown` (<tool_call>), a text may also spell it."""
+    """A token whose spelling does not count as the token. If `is_shown` is set (as for
+    <tool_call>), a text may also spell it."""
 
     token_id: int
     is_shown: bool
@@ -188,7 +189,7 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Usually there are none, and the library tells this faster than it makes a mask. It does not count EOS as forced."""
+        """Usually none is forced, and the library finds this faster than it makes a mask. It never counts EOS as forced."""
         if (
             not self.error()
             and not self.is_terminated()

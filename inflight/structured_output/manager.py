@@ -181,7 +181,7 @@ class StructuredOutputManager:
         return self._grammars[request_id].advance(token_id)
 
     def has_ended(self, request_id: str) -> bool:
-        """Whether the last token that the request emitted was an EOS that its grammar admits: its text is complete."""
+        """Whether the request's last token was an EOS that its grammar admits. If so, its text is complete."""
         return self._grammars[request_id].matcher.is_terminated()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:

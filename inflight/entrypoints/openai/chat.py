@@ -117,7 +117,7 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
 async def _parser_factory(
     server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
 ) -> Callable[[], OutputParser] | None:
-    """A function that makes a parser for one choice. None if all text is content: without tools and a reasoning parser."""
+    """Returns a maker of a choice's parser; None if all text is content: there are no tools and no reasoning parser."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:

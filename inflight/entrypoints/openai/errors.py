@@ -51,7 +51,7 @@ _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields with which a request constrains the text
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-_MAX_COMPARED = 100  # errors of one request, because each is compared with each
+_MAX_COMPARED = 100  # errors per request, because each error is compared with all others
 
 
 class ApiError(HTTPException):

@@ -14,7 +14,7 @@ from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_ef
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
-MAX_ARGUMENTS = 2**18  # characters of one call
+MAX_ARGUMENTS = 2**18  # characters per call
 _NOT_SHOWN = {"refusal", "audio", "annotations"}  # fields that are accepted and not passed to templates
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]

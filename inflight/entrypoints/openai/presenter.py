@@ -45,7 +45,7 @@ class UsageCount:
 class Presenter(ABC):
     """A presenter belongs to one request. Its methods are called in the order of the outputs."""
 
-    id_prefix: str  # of answers
+    id_prefix: str  # the beginning of an answer's id
     chunk_object: str
     body_object: str
 

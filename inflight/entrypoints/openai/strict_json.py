@@ -17,8 +17,8 @@ from inflight.entrypoints.openai.server import within_deadline
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
 # Parsing a body and checking it with pydantic hold the GIL. These limits bound the time.
-MAX_VALUES = 2**18  # of one body
-MAX_KEYS = 4096  # of one object
+MAX_VALUES = 2**18  # per body
+MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that are searched in one call
 _STRING = re.compile(
     rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 EFFECT = "x-effect"  # in the OpenAPI document: "none" or "neutral"; absent: the field changes the outcome
 HEADER = "X-Ignored-Fields"
-MAX_NAMES = 16  # of one header
+MAX_NAMES = 16  # per header
 MAX_NAME_LENGTH = 100  # characters
 MAX_LOGGED_NAMES = 1000  # clients choose the names, so the log and this memory need a bound
 _INDEX = re.compile(r"\[\d+\]")

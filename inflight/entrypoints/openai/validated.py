@@ -24,12 +24,12 @@ class Presentation:
 
     Attributes:
         model: the name that the client used.
-        include_usage: a stream ends with a chunk that has the usage.
-        continuous_usage: every chunk of a stream has the usage so far.
-        prompt_logprobs: the answer has the prompt's log-probabilities, in vLLM's form.
-        return_token_ids: the answer has the token ids of the prompt and of the completions.
-        echo: the prompt's text and log-probabilities come before the completion's text and log-probabilities.
-        prompt_only: the answer shows only the prompt: the one token that was drawn is dropped.
+        include_usage: whether a stream ends with a chunk that has the usage.
+        continuous_usage: whether every chunk of a stream has the usage so far.
+        prompt_logprobs: whether the answer has the prompt's log-probabilities, in vLLM's form.
+        return_token_ids: whether the answer has the token ids of the prompt and of the completions.
+        echo: whether the prompt's text and log-probabilities come before the completion's text and log-probabilities.
+        prompt_only: whether the answer shows only the prompt: the one token that was drawn is dropped.
         make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None if all text is
             content.
     """
