@@ -189,7 +189,7 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Usually none is forced, and the library finds this faster than it makes a mask. It never counts EOS as forced."""
+        """Usually none is forced: the library finds this faster than it makes a mask. It never counts EOS as forced."""
         if (
             not self.error()
             and not self.is_terminated()
