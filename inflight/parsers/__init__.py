@@ -1,1 +1,1 @@
-"""Parsers of what models write: tool calls and reasoning, by model family, incremental."""
+"""Incremental parsers, one per model family, that find tool calls and reasoning in the text of a model."""

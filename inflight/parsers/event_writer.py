@@ -18,11 +18,11 @@ _BLANKS = " \t\r\n"
 
 
 class MalformedCallError(Exception):
-    """A text that looked like a call is none. Caught in this room: the text that is held becomes content."""
+    """A text that looked like a call is not a call. It is caught inside this package: the held text becomes content."""
 
 
 class _Trimmed:
-    """Removes the white space at the ends of a text. A run of more than `MAX_HELD` blanks at the end is kept."""
+    """Removes the white space at the ends of a text. If more than `MAX_HELD` blanks are at the end, they are kept."""
 
     def __init__(self, *, keeps_start: bool) -> None:
         self._is_started = keeps_start
@@ -45,7 +45,7 @@ class _Trimmed:
         return before + body
 
     def release(self) -> str:
-        """Returns the white space that is held: text follows, so it is a part of the text."""
+        """Returns the white space that is held. Call it when text follows: the white space is a part of this text."""
         held = "".join(self._held)
         self.drop()
         return held
@@ -60,10 +60,10 @@ class EventWriter:
     """
     Args:
         make_id: makes the id of a new call.
-        max_tool_calls: the most calls; None for any number.
+        max_tool_calls: the largest number of calls; None for no limit.
 
     Attributes:
-        num_tool_calls: calls that have begun.
+        num_tool_calls: how many calls have begun.
     """
 
     def __init__(self, make_id: Callable[[], str], max_tool_calls: int | None) -> None:
@@ -84,7 +84,7 @@ class EventWriter:
         return events
 
     def begin_reasoning(self) -> None:
-        """The content so far was only white space before the reasoning."""
+        """Reasoning begins. The content so far was only white space before it."""
         self._content.drop()
 
     def reasoning(self, text: str) -> None:
@@ -101,12 +101,12 @@ class EventWriter:
         self._emit(ContentDelta, shown)
 
     def plain_content(self, text: str) -> None:
-        """Content of a text without calls: no white space is held back."""
+        """Write content of a text without calls: no white space is held back."""
         self._emit(ContentDelta, self._content.write(text) + self._content.release())
 
     @property
     def room(self) -> int:
-        """How many more characters may be held; at least one.
+        """Returns how many more characters may be held; at least one.
 
         Raises:
             MalformedCallError: no more may be held.
@@ -116,7 +116,7 @@ class EventWriter:
         return MAX_HELD - self._num_held
 
     def hold(self, text: str) -> None:
-        """Hold text that may be a call's markup."""
+        """Hold text that may be the markup of a call."""
         if text:
             self._held.append(text)
             self._num_held += len(text)
@@ -155,7 +155,7 @@ class EventWriter:
             self.num_tool_calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that began last."""
+        """Write more of the arguments of the call that began last."""
         if text and not self._is_left_out:
             self._events.append(ToolArgumentsDelta(self.num_tool_calls - 1, text))
 

@@ -1,4 +1,4 @@
-"""Tool parsers of the families that write the arguments of a call as JSON: Hermes, Llama and Mistral."""
+"""Tool parsers for the families that write the arguments of a call as JSON: Hermes, Llama and Mistral."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Llama3JsonToolParser(ToolParser):
 
         <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
 
-    A message that begins otherwise has no calls. Text after the calls is content.
+    If a message begins in another way, it has no calls. Text after the calls is content.
     """
 
     def run(self) -> Steps[None]:
@@ -56,13 +56,13 @@ class Llama3JsonToolParser(ToolParser):
 
 
 class MistralToolParser(ToolParser):
-    """Mistral: a token, then a list of JSON objects; since tokenizer v11 a token, name and arguments for each call.
+    """Mistral: a token, then a list of JSON objects. Since tokenizer v11 each call is a token, a name and arguments.
 
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
         [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
         [TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}
 
-    Its chat templates take back only ids of 9 letters and digits.
+    In later turns its chat templates accept only ids of 9 letters and digits.
     """
 
     marker = "[TOOL_CALLS]"

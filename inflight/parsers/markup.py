@@ -1,7 +1,7 @@
-"""`ToolMarkup`: how a family of models writes a tool call, to the character.
+"""`ToolMarkup`: the exact characters with which a family of models writes a tool call.
 
-A grammar needs it to make a model write a call. To find a model's family, the text that its chat template renders is searched
-for the markups.
+A grammar that makes a model write a call is built from the markup. To find the family of a model, its chat template
+renders a call, and the rendered text is searched for each known markup.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inflight.tokenizer.chat_template import ChatTemplate
 
 _NAME = "get_probe"
 _ARGUMENTS = {"a": 1}
-_CALL_ID = "abcdefghi"  # Mistral's templates take no other length
+_CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class ToolMarkup:
     """A call is `before_name`, the name, `before_arguments`, the arguments as JSON, `end`.
 
     Attributes:
-        parser: the name of the tool parser that reads it.
-        trigger: the beginning of every call. No other text may contain it; with `whole_message`, no other may begin with it.
+        parser: the name of the tool parser that reads such calls.
+        trigger: the beginning of every call. Text outside calls may not contain it. If `whole_message` is set, it is
+            enough that a text without calls does not begin with it.
         separator: the text between two calls.
         is_list: calls are the items of one JSON list. The part of `before_name` before the bracket is written once.
         whole_message: if there are calls, they are the whole text.
@@ -60,7 +61,7 @@ MARKUPS = (
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", ""),
 )
-# These show that a parser can read the template's calls, even if no markup above fits to the character.
+# If a template contains one of these, the parser can read its calls, even if no markup above fits exactly.
 _SIGNS = {
     "qwen3_coder": re.compile(f"<function={_NAME}>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
@@ -69,14 +70,15 @@ _SIGNS = {
 
 
 def default_markup(parser: str) -> ToolMarkup | None:
-    """The first markup of the parser's family; None if its arguments are not JSON."""
+    """The first markup of the parser's family; None if the family does not write arguments as JSON."""
     return next((markup for markup in MARKUPS if markup.parser == parser), None)
 
 
 def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
     """The parser and the markup that fit the calls which `template` writes: the model has learned to write calls like these.
 
-    The template renders a call with its arguments as an object, then as text: some templates accept only one of the two.
+    The template renders a call with its arguments as an object. If nothing fits, it renders the call again with them as
+    text, because some templates accept only one of the two forms.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         text = _render_call(template, arguments)
@@ -90,7 +92,8 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
 
 
 def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
-    """A conversation with a call. Some templates refuse it unless the call's result follows."""
+    """Render a conversation with a call. The call's result follows, because some templates refuse a call without
+    one."""
     function = {"name": _NAME, "arguments": arguments}
     turn = {
         "role": "assistant",

@@ -28,13 +28,15 @@ class ReasoningMarkup:
 
 
 class OutputParser:
-    """Parses one completion; not thread-safe. The time is linear in the text, and memory is bounded.
+    """Parses one completion; not thread-safe. The time grows linearly with the length of the text, and memory is
+    bounded.
 
     Nothing that a model writes is an error: malformed markup becomes content. Only markup and the white space next to it are
     left out.
 
     Attributes:
-        needs_special_tokens: the text must have been made with skip_special_tokens=False, or the markup may be missing.
+        needs_special_tokens: whether the text must be decoded with skip_special_tokens=False. Otherwise markup may be
+            missing.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class OutputParser:
         self._tools = tool_parser(self._reader, self._writer, tools) if tool_parser is not None else None
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
-        # in some models the markup of calls is special tokens
+        # some models write the markup of calls as special tokens
         self.needs_special_tokens = tool_parser is not None or (
             reasoning is not None and reasoning.needs_special_tokens
         )
@@ -63,7 +65,7 @@ class OutputParser:
 
     @property
     def num_tool_calls(self) -> int:
-        """Tool calls that have begun."""
+        """How many tool calls have begun."""
         return self._writer.num_tool_calls
 
     def push(self, text: str) -> list[Event]:
@@ -74,7 +76,8 @@ class OutputParser:
         return self._writer.take_events()
 
     def finish(self) -> list[Event]:
-        """The text has ended, maybe in the middle of markup. Call it once, last."""
+        """End the text, maybe in the middle of markup. Call it once, as the last method. Returns the remaining
+        events."""
         self._reader.finish()
         for _ in self._steps:
             raise AssertionError("it waits for text after the end")
@@ -89,11 +92,12 @@ class OutputParser:
         yield from self._reader.all(self._writer.plain_content)
 
     def _read_reasoning(self, markup: ReasoningMarkup) -> Steps[None]:
-        """The reasoning at the beginning of the text, if there is any, and its closing tag.
+        """Read the reasoning at the beginning of the text, if there is any, and its closing tag.
 
         The opening tag may be missing, because the chat template has written it into the prompt, or because the family always
-        begins by thinking. Otherwise a closing tag without an opening one is content, since the text before it may have been
-        shown already. All text between the tags is reasoning, a tool call too. Without a closing tag all text is.
+        begins by thinking. Otherwise a closing tag without an opening tag is content, because the text before it may
+        have been shown already. All text between the tags is reasoning, even a tool call. Without a closing tag all
+        text after the opening tag is reasoning.
         """
         while piece := (yield from self._reader.piece(BLANKS)):
             self._writer.content(piece)  # the writer holds it back

@@ -54,13 +54,13 @@ class Qwen3CoderToolParser(ToolParser):
         yield from self._expect("</tool_call>")
 
     def _tag_name(self) -> Steps[str]:
-        """The rest of a tag after its =."""
+        """Read the rest of a tag after its =."""
         name = yield from self._hold_run(_NAME)
         yield from self._expect(">")
         return name
 
     def _value(self, *, is_string: bool) -> Steps[None]:
-        """An argument up to its closing tag. One line end at each of its ends is markup."""
+        """Read an argument up to its closing tag. One line break before it and one after it are markup."""
         if is_string:
             self._writer.arguments('"')
         pieces: list[str] = []

@@ -38,7 +38,7 @@ class DetectedParsers:
     """
     Attributes:
         tool, reasoning: names for `create_output_parser`; None for no parser.
-        markup: how the model writes calls, for `constrain_tools`; None if no grammar can make it write one.
+        markup: how the model writes calls, for `constrain_tools`; None if no grammar can make it write a call.
     """
 
     tool: str | None
@@ -70,8 +70,8 @@ def create_output_parser(
     Args:
         tool_parser, reasoning_parser: names as `resolve_parsers` returns them; None for no parser.
         tools: the request's tools. Without tools no text is read as a call.
-        prompt_ends_in_reasoning: see the function of this name.
-        max_tool_calls: later calls are left out. 1 for parallel_tool_calls=False.
+        prompt_ends_in_reasoning: what the function of this name returned.
+        max_tool_calls: calls after this number are left out. It is 1 for parallel_tool_calls=False.
         make_call_id: makes the id of a call. By default it is random, in the form that the family's templates accept.
 
     Raises:
@@ -103,8 +103,8 @@ def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
 def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> DetectedParsers:
     """The parsers that the server's settings name: each is "auto", "none", or the name of a parser.
 
-    If a tool parser is named, its markup is that of the template, if the template's calls fit this parser; otherwise the
-    usual markup of its family.
+    If a tool parser is named and can read the template's calls, the markup is taken from the template. If it cannot
+    read them, the markup is the usual one of its family.
 
     Raises:
         ConfigError: no such parser.

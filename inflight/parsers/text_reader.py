@@ -1,8 +1,9 @@
 """`TextReader`: lets generators read a text that arrives in pieces. They pause when a piece ends.
 
 A parser is written as if the whole text were there. If more text is needed, its generator yields, and goes on after the next
-push. A parser that reads through these methods only finds the same, however the text was split. Each character is looked at a
-bounded number of times, because the text that is kept from one push to the next is at most a part of a literal.
+push. If a parser reads only through these methods, its result does not depend on how the text was split. Each character
+is looked at a bounded number of times, because the text that is kept from one push to the next is at most a part of a
+literal.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class TextReader:
         return self._text[start : self._position]
 
     def piece(self, run: re.Pattern[str], limit: int | None = None) -> Steps[str]:
-        """Consume the part of a run that has arrived, at most `limit` characters; "" if the text does not go on with one.
+        """Consume the part of a run that has arrived, at most `limit` characters; "" if no run comes next.
 
         `run` is one class of characters, repeated: "[^<]+". A run that goes on in the next push is returned in several pieces.
         """
@@ -58,7 +59,7 @@ class TextReader:
         return self.take(found.end() - self._position) if found else ""
 
     def until(self, marker: str, write: Callable[[str], None]) -> Steps[bool]:
-        """Consume `marker` and the text before it, which is written piece by piece. False if the text ends without it."""
+        """Consume `marker` and the text before it. Write this text piece by piece. False if there is no marker."""
         plain = re.compile(f"[^{re.escape(marker[0])}]+")
         while (yield from self.peek()):
             if piece := (yield from self.piece(plain)):
@@ -81,7 +82,8 @@ class TextReader:
         return self.take(len(rest)) if is_cut else None
 
     def literal(self, *literals: str) -> Steps[str]:
-        """Consume the first of `literals` with which the text goes on; "" as soon as it is certain that there is none."""
+        """Consume and return the first of `literals` that comes next in the text; "" as soon as it is certain that none
+        does."""
         while True:
             num_left = len(self._text) - self._position
             is_open = False

@@ -45,7 +45,7 @@ class _Tool:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The schema of a call's arguments. `name` and `is_strict` as in `SchemaPart`."""
+    """The schema of a call's arguments. `name` and `is_strict` have the same meaning as in `SchemaPart`."""
 
     schema: Schema
     name: str

@@ -6,7 +6,8 @@ are passed on as the model writes them, character by character.
 Text that is malformed before a call has started is content, unchanged. A call that has started is never taken back: arguments
 that end before their last brace are passed on as they are, and text after them that is not the closing markup is content. If
 the text ends within the closing markup (max_tokens cut it), this part of the markup is dropped.
-A name that is none of the request's tools is passed on; the client answers it, as it answers an unknown argument.
+If a name is not the name of a tool of the request, it is passed on. The client answers it, as it answers an unknown
+argument.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ BLANKS = re.compile(r"[ \t\r\n]+")
 _PLAIN_JSON = re.compile(r'[^{}\[\]"]+')
 _IN_STRING = re.compile(r'[^"\\]+')
 _STARTED = "started"  # instead of arguments that have been passed on
-_IGNORED_KEYS = ("id", "type")  # their values are strings, and tell nothing new
+_IGNORED_KEYS = ("id", "type")  # their values are strings that are not needed
 
 
 class ToolParser:
-    """Made for one text. `run` reads it up to its end.
+    """A parser is made for one text. `run` reads the text up to its end.
 
     Attributes:
         marker: the text with which every call begins. Not used if the family has a `run` of its own.
@@ -49,7 +50,7 @@ class ToolParser:
         return f"call_{secrets.token_hex(12)}"
 
     def run(self) -> Steps[None]:
-        """Content and calls, up to the end of the text. By default each call begins with `marker`."""
+        """Read content and calls up to the end of the text. By default each call begins with `marker`."""
         while (yield from self._reader.until(self.marker, self._writer.content)):
             self._writer.hold(self.marker)
             try:
@@ -59,11 +60,11 @@ class ToolParser:
                 self._writer.reject()
 
     def _marked_call(self) -> Steps[None]:
-        """A call, or a list of calls, after its `marker`, with its closing markup."""
+        """Read a call, or a list of calls, after its `marker`, with its closing markup."""
         raise NotImplementedError
 
     def _hold_literal(self, *literals: str) -> Steps[str]:
-        """Hold the literal with which the text goes on, and return it; "" if it goes on with none."""
+        """Hold the literal that comes next in the text, and return it; "" if none of them comes next."""
         found = yield from self._reader.literal(*literals)
         self._writer.hold(found)
         return found
@@ -89,13 +90,14 @@ class ToolParser:
         return found
 
     def _call(self, *, needs_arguments: bool = False) -> Steps[None]:
-        """A call as a JSON object. Text after its arguments is held.
+        """Read a call that is a JSON object. Text after its arguments is held.
 
         Args:
-            needs_arguments: an object without arguments is no call. If False, its arguments are {}.
+            needs_arguments: if True, an object without arguments is not a call. If False, its arguments are {}.
 
         Raises:
-            MalformedCallError: this is no call; or it has started, and the object does not end after its arguments.
+            MalformedCallError: this is not a call, or the call has started and the object does not end after the
+                arguments.
         """
         name = arguments = ""
         separator = yield from self._expect("{")
@@ -129,7 +131,8 @@ class ToolParser:
         return name
 
     def _arguments(self, name: str) -> Steps[str]:
-        """Arguments. If the name is known, the call starts and they are passed on; otherwise they are held and returned."""
+        """Read arguments. If the name is known, the call starts and they are passed on; otherwise they are held and
+        returned."""
         if (yield from self._reader.peek()) != "{":
             raise MalformedCallError
         if name:
@@ -141,7 +144,7 @@ class ToolParser:
         return "".join(pieces)
 
     def _object(self, write: Callable[[str], None], *, is_held: bool = False) -> Steps[None]:
-        """A JSON object, unchanged. Only brackets and strings are recognised."""
+        """Read a JSON object, and write it unchanged. Only brackets and strings are recognised."""
         depth = 0
         in_string = False
         while char := (yield from self._reader.peek()):

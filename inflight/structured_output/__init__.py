@@ -1,1 +1,2 @@
-"""Grammars: what the text of a request must look like, as one bitmask of allowed tokens per position. Torch-free."""
+"""Grammars constrain the text of a request: for each position they give a bitmask of the allowed tokens. Needs no
+torch."""

@@ -3,7 +3,7 @@
 A mask is a row of int32 words, `ceil(vocab_size / 32)` of them: bit i % 32 of word i // 32 says whether token i may come next.
 A grammar ends by an EOS token: all EOS ids are allowed exactly where the text so far is complete.
 
-What holds for every backend (the conformance suite in `tests/unit/structured_output/` checks it):
+These rules hold for every backend (the conformance suite in `tests/unit/structured_output/` checks them):
 
 - A token whose bit is set is accepted. The reverse need not hold: if the grammar admits one text only, a backend may allow
   only the tokens that the tokenizer itself would choose for this text.
@@ -54,7 +54,7 @@ class GrammarMatcher(ABC):
 
     @property
     def num_accepted(self) -> int:
-        """Tokens accepted so far, the EOS too."""
+        """The number of tokens accepted so far, with the EOS."""
         return self._num_inner + self._is_terminated
 
     def is_terminated(self) -> bool:
@@ -73,7 +73,7 @@ class GrammarMatcher(ABC):
         return accepted
 
     def accept_tokens(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first that is not admitted. Returns how many."""
+        """Accept tokens up to the first one that is not admitted. Returns how many were accepted."""
         for i, token_id in enumerate(token_ids):
             if not self.accept(token_id):
                 return i
@@ -96,7 +96,8 @@ class GrammarMatcher(ABC):
         self._num_inner -= num_tokens
 
     def fill_mask(self, row: MaskRow) -> None:
-        """Write the mask of the next token. After EOS and after an error nothing is forbidden, because nobody draws there."""
+        """Write the mask of the next token. After EOS or an error nothing is forbidden, because no token is drawn
+        there."""
         if not self._is_terminated and not self.error():
             self._fill_mask(row)
             if not self.error():
@@ -104,9 +105,9 @@ class GrammarMatcher(ABC):
         row.fill(ALL_ALLOWED)
 
     def fill_masks_along(self, draft_token_ids: Sequence[int], rows: MaskRows) -> None:
-        """Row i becomes the mask after the first i drafts; `len(draft_token_ids) + 1` rows. The state is as before.
+        """Write `len(draft_token_ids) + 1` rows: row i is the mask after the first i drafts. The state does not change.
 
-        Rows after a draft that is not admitted, or that is an EOS, forbid nothing, because nobody draws there.
+        Rows after a draft that is not admitted, or that is an EOS, forbid nothing, because no token is drawn there.
         """
         num_accepted = 0
         for i in range(len(draft_token_ids) + 1):
@@ -118,7 +119,7 @@ class GrammarMatcher(ABC):
         self.rollback(num_accepted)
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """The next tokens, up to the first position that allows several; at most `limit`. The state is as before."""
+        """The next tokens, up to the first position that allows several; at most `limit`. The state does not change."""
         forced: list[int] = []
         row = np.empty(num_mask_words(self._vocab_size), dtype=np.int32)
         while len(forced) < limit and not self._is_terminated:
@@ -156,7 +157,7 @@ class CompiledGrammar:
 
     Attributes:
         matcher: makes a new matcher, at the start of the text.
-        size_bytes: memory held, for the cache's budget; an estimate if the library does not say.
+        size_bytes: the memory that it holds, for the cache's budget; an estimate if the library does not report it.
     """
 
     matcher: Callable[[], GrammarMatcher]
@@ -180,7 +181,7 @@ class GrammarBackend(ABC):
     """A grammar library, for one vocabulary.
 
     Attributes:
-        vocab_size: the model's; ids without a token are never allowed.
+        vocab_size: the vocabulary size of the model. Ids without a token are never allowed.
         eos_token_ids: the tokens that end a text.
         schema_support: which JSON schemas it enforces.
     """
@@ -212,7 +213,8 @@ class GrammarBackend(ABC):
 
     @classmethod
     def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
-        """The part of `compile` that needs no library: it checks shapes and walks over JSON schemas. Raises as `compile`.
+        """The part of `compile` that needs no library: it checks shapes and walks over JSON schemas. Raises like
+        `compile`.
 
         Returns:
             the spec to compile, and the places in its schemas that were left out because this backend cannot enforce them.
@@ -253,6 +255,6 @@ def single_token_id(row: MaskRow) -> int:
 
 
 def one_line(error: str) -> str:
-    """A library's message in one line, not too long: it may quote the grammar."""
+    """A library's message in one line. It is shortened, because it may quote the grammar."""
     text = " ".join(error.split())
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}..."

@@ -1,4 +1,4 @@
-"""`CompileLane`: a bounded queue of compilations, a few of which run at a time, each on a thread of its own.
+"""`CompileLane`: a bounded queue of compilations. A few of them run at a time, each on its own thread.
 
 A running compilation cannot be interrupted, because the libraries offer no way to do so. But it may lose its place to another:
 
@@ -24,14 +24,14 @@ TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # 
 RETRY_SECONDS = 1
 
 SETTLE_SECONDS = 0.05  # from the moment when nobody waits for a running compilation to the start of the next one
-MAX_CLOSE_SECONDS = 5.0  # that `close` waits for running compilations
+MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compilations
 
 
 class CompileLane:
     """Any thread may call. A compilation is named by its future.
 
     Args:
-        num_running: compilations that run at a time, without those that are written off.
+        num_running: how many compilations may run at a time. Compilations that are written off do not count.
         max_seconds: how long a compilation may run.
     """
 
@@ -47,7 +47,7 @@ class CompileLane:
         self._is_closed = False
 
     def submit(self, compile_grammar: Callable[[], CompiledGrammar]) -> Future[CompiledGrammar]:
-        """The future gets the grammar, or the exception of `compile_grammar`.
+        """Add a compilation to the queue. Its future gets the grammar, or the exception of `compile_grammar`.
 
         Raises:
             OverloadedError: too many compilations wait.
@@ -64,7 +64,7 @@ class CompileLane:
         return future
 
     def leave(self, future: Future[CompiledGrammar]) -> None:
-        """To be called when nobody waits for the compilation any more."""
+        """Call this when nobody waits for the compilation any more."""
         with self._changed:
             if self._queue.pop(future, None) is not None:
                 future.cancel()

@@ -1,4 +1,4 @@
-"""`GrammarCache`: compiles each grammar once, on a thread of its own, and keeps those that were used last.
+"""`GrammarCache`: compiles each grammar once, on its own thread, and keeps the most recently used grammars.
 
 A compilation takes from a millisecond to seconds: its time grows about with the square of the length of its text. So long texts
 have a lane of their own, and short ones never wait for them. `CompileLane` has the bounds of a lane.
@@ -32,7 +32,7 @@ class _Entry:
 
     Attributes:
         num_users: requests that have called `get` for it and not yet `release`.
-        num_bytes: None while it is being compiled.
+        num_bytes: the size of the compiled grammar; None while it is being compiled.
     """
 
     lane: CompileLane
@@ -47,7 +47,7 @@ class GrammarCache:
     A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call.
 
     Args:
-        num_threads: compilations that run at a time, in each of the two lanes.
+        num_threads: how many compilations run at a time in each of the two lanes.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GrammarCache:
             return entry.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
-        """To be called when a request no longer needs what `get` returned. A compilation that no request waits for is
+        """Call this when a request no longer needs the result of `get`. A compilation that no request waits for is
         cancelled; if it runs already, it is written off (`CompileLane`)."""
         with self._lock:
             entry = self._entries.get(spec)
@@ -141,7 +141,8 @@ class GrammarCache:
                 self._num_bytes += num_bytes
 
     def _evict(self, wanted: GrammarSpec) -> None:
-        """Forget the least recently used grammars until both bounds are kept; but never `wanted`. The lock is held."""
+        """Forget the least recently used grammars, but never `wanted`, until both bounds are kept. The caller holds the
+        lock."""
         for spec, entry in list(self._entries.items()) if self._is_full() else ():
             if entry.num_bytes is not None and spec != wanted:
                 self._num_bytes -= entry.num_bytes

@@ -9,8 +9,8 @@ Keywords that the standard does not define are ignored, as it demands. Keywords 
 | `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | as strict |
 | all others | refused, with the path in the schema | left out and reported |
 
-If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. A definition to
-which no reference leads is not read.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. If no
+reference leads to a definition, it is not read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # the compilers recurse
 MAX_NODES = 50_000
-# Of one object. The time grows with the square of the number: these take 1 s with llguidance, 2 s with xgrammar.
+# Per object. The time grows with the square of this number: 2000 take 1 s with llguidance, 2 s with xgrammar.
 MAX_PROPERTIES = 2000
-MAX_PATTERN_PROPERTIES = 100  # of one object: these take 0.1 s with llguidance; 200 take 3.5 s
+MAX_PATTERN_PROPERTIES = 100  # per object: 100 take 0.1 s with llguidance, 200 take 3.5 s
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -51,8 +51,8 @@ class SchemaSupport:
 
     Attributes:
         keywords: the keywords of `ASSERTIONS` that the backend enforces.
-        formats: values of `format` that it enforces.
-        exclusive: keyword -> the assertions that may not be in the same schema.
+        formats: the values of `format` that it enforces.
+        exclusive: keyword -> the assertions that may not be in the same schema as this keyword.
     """
 
     keywords: frozenset[str]
@@ -97,7 +97,8 @@ def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
 
 @dataclass(slots=True)
 class _Properties:
-    """How many properties one object has: those of its schema, of the schemas in `allOf`, and of the target of `$ref`."""
+    """How many properties one object has. The properties of its schema, of the schemas in `allOf` and of the target of
+    `$ref` count."""
 
     num_named: int = 0
     num_patterns: int = 0
@@ -241,14 +242,14 @@ class _Walk:
 
 
 def _asserts_nothing(keyword: str, value: object) -> bool:
-    """Whether every value satisfies the keyword; names of properties are always strings."""
+    """Whether every value satisfies the keyword. The names of properties are always strings."""
     if keyword == "propertyNames":
         return value is True or value in ({}, {"type": "string"})
     return keyword == "uniqueItems" and value is False
 
 
 def _problem(keyword: str, value: object) -> str:
-    """What is wrong with the value of a keyword; "" if nothing is."""
+    """Says what is wrong with the value of a keyword; "" if it is right."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if keyword in _COUNTS and not (is_number and isinstance(value, int) and 0 <= value <= MAX_COUNT):
         return f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]"

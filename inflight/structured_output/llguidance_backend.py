@@ -48,12 +48,12 @@ _KEYWORDS = """
 """
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
 _FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
-_ASCII_CLASSES = "dws"  # as in JSON Schema's patterns; what Unicode calls a digit differs between its versions
+_ASCII_CLASSES = "dws"  # ASCII only, as in JSON Schema's patterns; Unicode's versions have different digits
 _LIMITS = re.compile(r"current row has|too many (items|expressions|states|rows)|fuel|too (large|big)", re.IGNORECASE)
 
 
 def _limits() -> LLParserLimits:
-    """At worst 0.1 s for the first mask of a grammar, 10 ms for a later one, and 100 MB for a matcher.
+    """With these limits the first mask of a grammar takes 0.1 s at most, a later mask 10 ms, and a matcher 100 MB.
 
     Errors are not verbose, because they would quote what other requests emitted. Large lexemes are computed at the start, so
     that they fail at the start.
@@ -71,7 +71,8 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class _SpecialToken:
-    """A token whose spelling does not count as the token. If `is_shown` (<tool_call>), a text may also spell it."""
+    """A token whose spelling does not count as the token. If `is_shown` is set (as for
+    <tool_call>), a text may also spell it."""
 
     token_id: int
     is_shown: bool
@@ -183,12 +184,12 @@ class LLGuidanceMatcher(GrammarMatcher):
         return _shorten(self.inner.get_error()) if self.inner.is_error() else ""
 
     def count_drafts_before_end(self, draft_token_ids: Sequence[int]) -> int:
-        """How many drafts come before the first that is an EOS or not admitted."""
+        """How many drafts come before the first draft that is an EOS or is not admitted."""
         end = next((i for i, token_id in enumerate(draft_token_ids) if token_id in self._eos_token_ids), None)
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Usually there are none, and the library tells this faster than it makes a mask. It does not count EOS as forced."""
+        """Usually none is forced: the library finds this faster than it makes a mask. It never counts EOS as forced."""
         if (
             not self.error()
             and not self.is_terminated()
@@ -294,6 +295,6 @@ def _shorten(error: str) -> str:
     only its authors understand."""
     if _LIMITS.search(error):
         return TOO_COMPLEX
-    if "NoExtensionBias" in error:  # of a grammar whose rules refer to each other and never reach a text
+    if "NoExtensionBias" in error:  # the rules of the grammar refer to each other and never reach a text
         return "no text matches it: a rule or a $ref refers to itself without an end"
     return one_line(error.replace("<non-verbose/>", ""))

@@ -4,12 +4,13 @@ A request's life. All calls are made by the engine's thread; only the compilatio
 
 1. `submit` when it arrives: its grammar is compiled, or found in the cache. It may be scheduled when the future has ended and
    `failure` is "".
-2. `fill` for each step, when the tokens before it are committed and its forward runs: the masks of all its rows at once.
+2. `fill` for each step, when the tokens before it are committed and its forward runs. It makes the masks of all rows at
+   once.
 3. `advance` at commit, for each token that the step emitted. Only this call changes the request's position in its grammar.
-4. `drop` when it ends, for whatever reason.
+4. `drop` when the request ends, for whatever reason.
 
-Matchers follow the committed tokens; drafts are tried and taken back within one call. So a step that is voided, and a request
-that is preempted and resumed with all its tokens, need no call at all.
+Matchers follow the committed tokens; drafts are tried and taken back within one call. So no call is needed if a step is
+voided, or if a request is preempted and resumed with all its tokens.
 
 An error belongs to one request: `fill` and `advance` name it, its rows forbid nothing, and the caller ends it.
 """
@@ -128,10 +129,10 @@ class StructuredOutputManager:
 
     Args:
         create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
-        vocab_size: the model's vocabulary size; the backend has the same.
+        vocab_size: the vocabulary size of the model and of the backend.
         num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight, masks of older and younger steps may
             be filled before the step draws: 2 * d are enough.
-        num_threads: grammars that are compiled at a time, in each of the two lanes of `GrammarCache`.
+        num_threads: how many grammars are compiled at a time in each of the two lanes of `GrammarCache`.
         max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold. It evicts the least recently used.
     """
 
@@ -180,13 +181,13 @@ class StructuredOutputManager:
         return self._grammars[request_id].advance(token_id)
 
     def has_ended(self, request_id: str) -> bool:
-        """Whether the last token that the request emitted was an EOS that its grammar admits: its text is complete."""
+        """Whether the request's last token was an EOS that its grammar admits. If so, its text is complete."""
         return self._grammars[request_id].matcher.is_terminated()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
         """The next tokens of the request, up to the first position at which its mask has several bits; at most `limit`.
 
-        Empty before the grammar starts, and after an error.
+        The list is empty before the grammar starts, and after an error.
         """
         grammar = self._grammars[request_id]
         return grammar.matcher.forced_tokens(limit) if grammar.has_started and not grammar.failure else []
@@ -194,9 +195,9 @@ class StructuredOutputManager:
     def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
         """Make the masks of a step: `len(draft_token_ids) + 1` rows for each request.
 
-        Row i is the mask after the request's emitted tokens (without those that are `known`) and its first i drafts. Rows
+        Row i is the mask after the request's emitted tokens (without the `known` tokens) and its first i drafts. Rows
         forbid nothing if the request was dropped, has failed, or its grammar has not started. The interpreter lock is released
-        for most of it.
+        for most of the work.
         """
         row_starts = [0]
         for wanted in rows:
@@ -212,7 +213,7 @@ class StructuredOutputManager:
                     continue
                 drafts = drafts[
                     num_known:
-                ]  # if the drafts differ from the known tokens, nobody draws in the rows after
+                ]  # if the drafts differ from the known tokens, no token is drawn in later rows
             grammar = self._grammars.get(request_id)
             num_free = grammar.num_free_drafts(drafts) if grammar is not None and grammar.is_ready else None
             num_rows = len(drafts) + 1 if num_free is None else num_free
@@ -245,10 +246,11 @@ class StructuredOutputManager:
         return self._buffers[index][:num_rows]
 
     def _find_errors(self, jobs: Mapping[str, MaskJob], masks: MaskRows) -> dict[str, str]:
-        """Matchers that failed, and requests that can emit nothing. Their rows are opened: a draw needs one token at least.
+        """Find matchers that failed and requests that can emit nothing. Open their rows, because a draw needs at least
+        one token.
 
-        An empty row after a draft is no error yet, because the draft may be rejected. If it is accepted, `advance` refuses
-        what is drawn there.
+        If a row after a draft is empty, this is not an error yet, because the draft may be rejected. If the draft is
+        accepted, `advance` refuses the token that is drawn there.
         """
         errors: dict[str, str] = {}
         is_empty = np.logical_not(masks.any(axis=1))

@@ -31,10 +31,10 @@ def backend_class(name: str) -> type[GrammarBackend]:
 
 
 def create_backend(name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarBackend:
-    """One of `BACKENDS`; takes up to a second for a large vocabulary.
+    """Make one of `BACKENDS`. This takes up to a second for a large vocabulary.
 
     Raises:
-        ConfigError: as `backend_class`; or there is no EOS token, or the library cannot use this tokenizer.
+        ConfigError: `backend_class` raises it, there is no EOS token, or the library cannot use this tokenizer.
     """
     cls = backend_class(name)
     if not eos_token_ids:

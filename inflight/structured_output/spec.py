@@ -23,9 +23,11 @@ class GrammarSpec:
     Attributes:
         kind: one of `sampling_params.CONSTRAINTS`.
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
-        whitespace: a regex of what may be between JSON tokens; "" is nothing. Other kinds ignore it.
-        separators: what is between the items of JSON, and between key and value. If `whitespace` is set, it is "," and ":".
-        is_lenient: leave out of a JSON schema what cannot be enforced. A structural tag has `SchemaPart`s instead.
+        whitespace: a regex for the text that may be between JSON tokens; "" allows no text. Other kinds ignore it.
+        separators: the text between JSON items, and between key and value. If `whitespace` is set, they are "," and
+            ":".
+        is_lenient: keywords of a JSON schema that cannot be enforced are left out. A structural tag has `SchemaPart`s
+            instead.
     """
 
     kind: str
@@ -68,8 +70,8 @@ class SchemaPart(NamedTuple):
 
     Attributes:
         pointer: JSON pointer of the place: "#" for the whole schema, or "#/items/anyOf/0".
-        name: for messages, as "tools[0] ('f')".
-        is_strict: refuse what cannot be enforced. If False, it is left out.
+        name: the name in error messages, such as "tools[0] ('f')".
+        is_strict: keywords that cannot be enforced are refused. If False, they are left out.
     """
 
     pointer: str
@@ -95,11 +97,12 @@ class Tag:
 class StructuralTag:
     """
     Attributes:
-        separator: None for tags anywhere in free text. Otherwise the text is either tags with the separator between them and
-            nothing else, or free text that does not begin with a trigger (after leading white space).
+        separator: None if tags may be anywhere in free text. Otherwise the text is either tags with the separator
+            between them and nothing else, or free text that does not begin with a trigger (after leading white space).
         at_least_one: the text is tags, not free text.
         stop_after_first: the text ends after the first tag.
-        otherwise: a structure that the text may be instead of tags; free text is then not allowed. Its trigger is "".
+        otherwise: a structure that the text may be instead of tags. If it is set, free text is not allowed. Its trigger
+            is "".
     """
 
     tags: tuple[Tag, ...]

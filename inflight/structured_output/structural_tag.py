@@ -1,7 +1,8 @@
-"""Reads a structural tag, vLLM's and xgrammar's JSON for text with tags in it. msgspec checks its shape.
+"""Reads a structural tag: the JSON with which vLLM and xgrammar describe text with tags in it. msgspec checks its
+shape.
 
-Offline generation also runs where msgspec is not installed. So this is a file of its own, imported only when a structural
-tag is read.
+Offline generation also runs where msgspec is not installed. So this module is imported only when a
+structural tag is read.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_structural_tag(text: str) -> StructuralTag:
-    """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar take it.
+    """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar accept it.
 
     It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure), see
     `StructuralTag`, and a structure the key `parts`, see `SchemaPart`.
 
     Raises:
-        InvalidRequestError: another shape, or a `begin` that does not start with exactly one of the triggers.
+        InvalidRequestError: the text has another shape, or a `begin` does not start with exactly one of the triggers.
     """
     try:
         document = msgspec.convert(json.loads(text), _Document)

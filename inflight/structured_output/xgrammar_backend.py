@@ -1,4 +1,5 @@
-"""Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++, its masks computed mostly at compile time.
+"""Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++. Most of its masks are computed at
+compile time.
 
 The package imports torch and transformers. So it is an extra, it is imported only when the backend is made, and only numpy
 arrays pass between it and us. It allows every tokenization of an admitted text.
@@ -172,7 +173,7 @@ class XGrammarMatcher(GrammarMatcher):
 
 
 def _find_composite_literal(schema: object) -> str:
-    """Where a const or enum contains an array or object that is not empty; "" if none does."""
+    """The place of a const or enum that contains an array or object which is not empty; "" if there is none."""
     for path, node in subschemas(schema):
         values = [node["const"]] if "const" in node else node.get("enum", ())
         if any(isinstance(value, list | Mapping) and value for value in values):
@@ -181,5 +182,5 @@ def _find_composite_literal(schema: object) -> str:
 
 
 def _shorten(error: RuntimeError) -> str:
-    """Its message in one line, without the time and the place in its source."""
+    """The error's message in one line, without the time and the place in the library's source."""
     return one_line(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)))

@@ -1,1 +1,1 @@
-"""Text to token ids and back, and chats to text: tokenizer.json and chat templates, without transformers."""
+"""Turns text into token ids and back, and chats into text: tokenizer.json and chat templates, without transformers."""

@@ -1,4 +1,4 @@
-"""Chat templates: messages to a prompt, as transformers' `apply_chat_template` renders them.
+"""Chat templates: turn messages into a prompt, as transformers' `apply_chat_template` does.
 
 A template comes with the model and is not trusted: it runs in jinja2's immutable sandbox, gets plain JSON data only, and its
 repetitions and output are bounded. See https://huggingface.co/docs/transformers/chat_templating.
@@ -37,7 +37,7 @@ class ChatTemplate:
         """Compile the templates.
 
         Raises:
-            TokenizerError: one of them is no valid Jinja.
+            TokenizerError: one of them is not valid Jinja.
         """
         self.default_source = sources.get("default")
         environment = _environment()
@@ -55,9 +55,11 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
-        """The template `given` (Jinja text, or a file), otherwise chat_template.jinja, otherwise that of tokenizer_config.json.
+        """The template `given` (Jinja text, or a file). If it is None: chat_template.jinja, or else the template in
+        tokenizer_config.json.
 
-        A folder without a template is no error, because base models have none. `render` reports it.
+        If a folder has no template, this method raises nothing, because base models have none. `render` raises the
+        error.
         """
         config = read_tokenizer_config(folder)
         sources = {"default": read_given(given)} if given is not None else _find_sources(folder, config)
@@ -73,7 +75,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. It contains a BOS if the model needs one: encode it with add_special_tokens=False.
+        """Returns the prompt. It contains a BOS if the model needs one. So encode it with add_special_tokens=False.
 
         Args:
             messages: `{"role": ..., "content": text or [{"type": "text", "text": ...}], ...}`.
@@ -196,7 +198,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses names with an underscore at the start, so that templates cannot reach Python's internals."""
+    """Refuses names that begin with an underscore, so that templates cannot reach Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=...) works, as in jinja2
         attributes: dict[str, Any] = dict(*args[1:], **kwargs)

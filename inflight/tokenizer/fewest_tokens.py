@@ -1,4 +1,5 @@
-"""`FewestTokens`: a lower bound of the tokens of a text, so that a text that is far too long is refused at once."""
+"""`FewestTokens`: a lower bound for the number of tokens of a text. With it a text that is far too long is refused at
+once."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from typing import Any
 
 import tokenizers
 
-_NFC_SHRINKS = 3  # U+0390 in UTF-8: six bytes decomposed, two composed; nothing shrinks more
+_NFC_SHRINKS = 3  # U+0390 in UTF-8: six bytes decomposed, two composed; no other character shrinks by a larger factor
 _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Split")
 
 
 class FewestTokens:
-    """For a tokenizer whose tokens are parts of the text. For any other the bound is 0, because nothing is known."""
+    """The bound is above 0 only if the tokenizer's tokens are parts of the text. For other tokenizers nothing is
+    known."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder().values()
@@ -50,7 +52,7 @@ def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
-    """By which factor the normalizer may reduce the bytes of a text, at most; 0 if there is no bound."""
+    """The largest factor by which the normalizer may reduce the number of bytes of a text; 0 if there is no bound."""
     shrinks = 1
     for stage in _stages(backend.normalizer, "normalizers"):
         if stage["type"] == "NFC":

@@ -1,7 +1,7 @@
 """Makes the tokenizer and the chat template of a GGUF file, if the file splits texts in a known way.
 
-Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A sentencepiece vocabulary ("llama") cannot become
-a tokenizer, because the file does not contain its normalisation.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. A sentencepiece vocabulary ("llama") cannot
+become a tokenizer, because the file does not contain its normalisation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPLITS = {
     "qwen2": (_CL100K % 1,),
 }
 _PREFIX = "tokenizer.ggml."
-_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 _SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -42,7 +42,7 @@ _CHAT_TEMPLATE = "tokenizer.chat_template"
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """
     Raises:
-        TokenizerError: the file has no tokenizer, or has one that cannot be made from it.
+        TokenizerError: the file has no tokenizer, or its tokenizer cannot be made from the data in it.
     """
     model, pre = file.metadata.get(f"{_PREFIX}model"), file.metadata.get(f"{_PREFIX}pre")
     if model != "gpt2" or pre not in _SPLITS:
@@ -63,7 +63,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             raise _unusable(file, f"the merge {merge!r} is no pair")
         pairs.append((merge[:middle], merge[middle + 1 :]))
     try:
-        # in Llama 3 a word that is a token stays one, without regard to the merges
+        # in Llama 3, if a whole word is a token, it is not split, whatever the merges say
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     except Exception as error:  # the library raises nothing more specific
         raise _unusable(file, str(error)) from error
@@ -81,7 +81,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
-    """The template `given`, in the forms that `ChatTemplate.from_folder` takes; otherwise those of the file."""
+    """The template `given`, in the forms that `ChatTemplate.from_folder` takes; otherwise the templates of the file."""
     if given is not None:
         sources = {"default": read_given(given)}
     else:
@@ -131,7 +131,7 @@ def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, begins: bool) -> None:
-    """Set the tokens that `encode` puts around a text. `begins`: whether there is a BOS if the file does not say."""
+    """Set the tokens that `encode` puts around a text. `begins`: whether a BOS is set if the file does not say so."""
     first = [special["bos_token"]] if _flag(file, "add_bos_token", begins) and "bos_token" in special else []
     last = [special["eos_token"]] if _flag(file, "add_eos_token", False) and "eos_token" in special else []
     if first or last:

@@ -6,8 +6,8 @@ The pieces of text, joined, are equal to:
   that both Python and Rust follow (one for each maximal part of a character, Unicode 15, section 3.9).
 - `WindowDecoder` (all others): `decode(prompt + output)` without its first `len(decode(prompt))` characters, so a word that
   follows the prompt keeps its space. There is one difference, in a run of byte tokens (<0xE2><0x82><0xAC>). Here each character
-  is returned when it is complete, and a byte of no character becomes one "�". `decode` replaces all of a run that has such a
-  byte; a stream could do this only if it held back every run to its end.
+  is returned when it is complete, and a byte that belongs to no character becomes one "�". If a run has such a byte,
+  `decode` replaces the whole run. A stream could do this only if it held back every run to its end.
 
 Special tokens that are skipped are ignored: bytes before and after one are joined, as in `decode`.
 """
@@ -39,7 +39,7 @@ class IncrementalDecoder(ABC):
 
     @abstractmethod
     def flush(self) -> str:
-        """Returns the text that is still held: "�" for an incomplete character."""
+        """Returns the text that is still held. An incomplete character becomes "�"."""
 
 
 class ByteLevelDecoder(IncrementalDecoder):

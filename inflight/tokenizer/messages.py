@@ -10,17 +10,18 @@ from inflight.errors import InvalidRequestError
 
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-TOOL = "a JSON schema of a function"  # what each of a request's tools must be
+TOOL = "a JSON schema of a function"  # each tool of a request must be this
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object, *, keeps_parts: bool) -> list[dict[str, Any]]:
     """A plain copy of the messages, without the fields that are None.
 
-    Content given as text parts stays a list if the template loops over it (`keeps_parts`), else it is joined by newlines.
+    If the content is a list of text parts, it stays a list if the template loops over it (`keeps_parts`). Otherwise the
+    parts are joined by newlines.
 
     Raises:
-        InvalidRequestError: names the message and what is wrong with it.
+        InvalidRequestError: a message is malformed; the error names the message and the problem.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         raise InvalidRequestError(
@@ -70,7 +71,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] | None:
-    """A plain copy of a list of objects. `name` and `what` are for messages."""
+    """A plain copy of a list of objects. `name` and `what` are for error messages."""
     if values is None:
         return None
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
@@ -87,7 +88,7 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
     """A copy that consists of str, int, float, bool, None, list and dict, so that a template finds no other code to call.
 
     Raises:
-        InvalidRequestError: something else is in it, or it is nested too deep.
+        InvalidRequestError: it contains a value of another type, or it is nested too deeply.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{where} is nested more than {_MAX_DEPTH} deep")

@@ -1,4 +1,4 @@
-"""Finds the files of a model's tokenizer and chat template, and reads them: a folder, a hub id, or a GGUF file."""
+"""Finds and reads the tokenizer and the chat template of a model: in a folder, by a hub id, or in a GGUF file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level token. An added token, with characters outside the alphabet, is its own text."""
+    """The bytes of a byte-level token. If it has characters outside the alphabet, it is an added token: its bytes are
+    its text."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:

@@ -23,11 +23,11 @@ class Tokenizer:
     """Several threads may use it. Only its cache of tokens' bytes ever changes.
 
     Attributes:
-        special_tokens: "bos_token", "eos_token", ... -> text; only those that the folder names.
-        bos_token_id, eos_token_id, unk_token_id: None if the folder names no such token.
-        all_special_ids: tokens that `skip_special_tokens` leaves out.
-        vocab_size: number of tokens, with the added ones. A model's own vocabulary may be padded beyond it.
-        fewest_tokens: how many tokens a text has at least, computed without tokenizing it.
+        special_tokens: "bos_token", "eos_token", ... -> text; only the tokens that the folder names.
+        bos_token_id, eos_token_id, unk_token_id: the ids of these tokens; None if the folder names no such token.
+        all_special_ids: the ids of the tokens that `skip_special_tokens` leaves out.
+        vocab_size: the number of tokens, with the added tokens. A model's own vocabulary may be padded beyond it.
+        fewest_tokens: computes a lower bound for the number of tokens of a text, without tokenizing it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Tokenizer:
         """Token ids of `text`, with the tokens that the tokenizer's post-processor adds around it (usually a BOS).
 
         Raises:
-            InvalidRequestError: the text holds a lone surrogate, which is no Unicode character.
+            InvalidRequestError: the text contains a lone surrogate, which is not a Unicode character.
         """
         try:
             text.encode("utf-8")
@@ -120,12 +120,13 @@ class Tokenizer:
         return found
 
     def to_json(self) -> str:
-        """The tokenizer.json of this tokenizer, its special tokens marked as such."""
+        """The tokenizer.json of this tokenizer, in which its special tokens are marked as special."""
         text: str = self._backend.to_str()
         return text
 
     def vocabulary_bytes(self) -> list[bytes]:
-        """The bytes that each token id adds to a text. A special token adds its spelling, an id without a token b"".
+        """The bytes that each token id adds to a text. A special token adds its spelling, an id without a token adds
+        b"".
 
         Raises:
             TokenizerError: the vocabulary is neither byte-level nor sentencepiece-like with byte fallback.

@@ -27,16 +27,17 @@ DEFAULT_MAX_TOKENS = 256
 
 GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
 
-_LOWEST = -9999.0  # a log-probability of minus infinity, which JSON cannot say
+_LOWEST = -9999.0  # stands for a log-probability of minus infinity, which JSON cannot express
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Makes requests of rows. A parameter comes from the row, from the command's options or from the model's defaults."""
+    """Makes requests from rows. A parameter comes from the row, from the command's options or from the model's
+    defaults."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether a "prompt" is sent as a user's message. None: only if the model has a chat template."""
+        """`as_chat`: whether a "prompt" is sent as a user's message; if None, only if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)

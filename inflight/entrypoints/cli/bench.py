@@ -53,7 +53,7 @@ class WorkloadOptions:
     output_len: Annotated[int | None, _size("Output tokens of each.")] = None
 
     def chosen(self, default: str) -> list[Workload]:
-        """The workloads of the options; without any option those that `default` names.
+        """The workloads that the options choose; if no option is given, the workloads that `default` names.
 
         Raises:
             typer.BadParameter: there is no such workload, or both names and sizes are given.

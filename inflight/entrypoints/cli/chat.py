@@ -82,7 +82,8 @@ class Conversation:
         self._messages = list(self._opening)
 
     def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to a user's message. False if it was interrupted: then its first part stays in the conversation.
+        """Stream the answer to a user's message. Returns False if it was interrupted: its first part stays in the
+        conversation.
 
         Raises:
             InvalidRequestError: the message cannot be answered. The conversation forgets it.

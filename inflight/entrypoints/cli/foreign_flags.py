@@ -188,7 +188,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
     """The command line with our flags only, and a sentence for each flag that was left out.
 
     Args:
-        arguments: of a command line.
+        arguments: the arguments of a command line.
         own: our flags, with "" for a flag without a value, "=" for one with a value, "+" for one that may be repeated.
 
     Raises:

@@ -29,8 +29,8 @@ NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 
 class LayeredCommand(GroupedHelp):
-    """The command must have an option `config`. If a value is wrong, the option has its default, and the command's body must
-    look at `problems_of`."""
+    """The command must have an option `config`. If a value is wrong, the option has its default. So the command's body
+    must look at `problems_of`."""
 
     ends_at_problems = False
 
@@ -65,7 +65,8 @@ class LayeredCommand(GroupedHelp):
         return _where(ctx, parameter.name)
 
     def _read_variables(self, ctx: Any) -> None:  # Any: as above
-        """Warn of variables that name no option. Remove Kubernetes' variables, such as INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
+        """Warn about variables that name no option. Remove Kubernetes' variables, such as
+        INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
         prefix = f"{ctx.auto_envvar_prefix}_"
         for name in envs.kubernetes_variables(os.environ, prefix):
             note = f"{name}={os.environ.pop(name)!r} was set by Kubernetes for a Service of this name; it is ignored"

@@ -22,7 +22,7 @@ class Options:
     Attributes:
         kind: a class of settings. Each setting that has a group is an option. If the class has no settings, each field is an
             option, annotated as typer reads it.
-        only: the names of the fields to take. Empty: all.
+        only: the names of the fields to take; if empty, all fields are taken.
         required: the names of the fields whose options the user must give.
         only_given: the dictionary has only the options that were given.
     """
@@ -96,7 +96,7 @@ class Options:
 
 
 def _or_none(setting: Setting) -> Callable[[str], object]:
-    """A number, or "none" for no bound."""
+    """Returns a parser of a number, or of "none" for no bound."""
 
     def parse(text: str) -> object:
         if text.strip().lower() == NO_BOUND:
@@ -110,7 +110,7 @@ def _or_none(setting: Setting) -> Callable[[str], object]:
 
 
 def _parser(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """`parse` for typer, which shows the text of this exception only."""
+    """Wraps `parse` for typer, which shows the text of this exception only."""
 
     def convert(value: object) -> object:
         if not isinstance(value, str):  # a default

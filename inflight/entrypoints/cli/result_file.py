@@ -22,16 +22,16 @@ class ResultFile:
     """A context manager. The path "-" is standard output, from which no run can be resumed.
 
     Attributes:
-        num_done: rows that the file held when it was opened.
+        num_done: how many rows the file held when it was opened.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         """
         Raises:
-            ConfigError: the file cannot be written, another run writes to it, or it holds something else than results.
+            ConfigError: the file cannot be written, another run writes to it, or it holds something other than results.
         """
         self._done_ids: set[RowId] = set()
-        self._done_rows: set[int] = set()  # of rows without an id
+        self._done_rows: set[int] = set()  # the numbers of rows without an id
         self._is_stream = path == STANDARD_STREAM
         self._file: IO[bytes] = sys.stdout.buffer if self._is_stream else _open_locked(path)
         if not self._is_stream:

@@ -1,4 +1,4 @@
-"""The terminal: `CompletionPrinter` shows growing completions, `InterruptFlag` handles Ctrl-C; opening standard streams."""
+"""The terminal: `CompletionPrinter` shows growing completions, `InterruptFlag` handles Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface: request models, what they become when they are checked, and answers, streamed or whole."""
+"""OpenAI's HTTP interface: the models of requests, the checks of requests, and the answers, streamed or whole."""

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest`: it becomes a `ValidatedRequest`."""
+"""POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest` into a `ValidatedRequest`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
-    """False if the chat continues an answer, or if its own template does not contain the tag that ends the thinking."""
+    """Returns False if the chat continues an answer, or if its own template does not contain the tag that ends the
+    thinking."""
     if body.continue_final_message:
         return False
     return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template
@@ -116,7 +117,7 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
 async def _parser_factory(
     server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
 ) -> Callable[[], OutputParser] | None:
-    """None if all text is content: there are no tools to call, and the model has no reasoning parser."""
+    """Returns a maker of a choice's parser; None if all text is content: there are no tools and no reasoning parser."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:

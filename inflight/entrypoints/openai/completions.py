@@ -1,4 +1,4 @@
-"""POST /v1/completions: checks and tokenises a `CompletionRequest`: it becomes a `ValidatedRequest`."""
+"""POST /v1/completions: checks and tokenises a `CompletionRequest` into a `ValidatedRequest`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _prompt(engine: AsyncLLM, body: CompletionRequest, given: str | list[i
 
 
 async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[int]:
-    """The tokens of a prompt. With a suffix: those that ask the model for the text between `text` and the suffix."""
+    """The tokens of a prompt. If there is a suffix, they ask the model for the text between `text` and the suffix."""
     adds_special_tokens = body.add_special_tokens is not False
     if not body.suffix:
         return await engine.encode(text, add_special_tokens=adds_special_tokens)
@@ -96,7 +96,7 @@ async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[
 
 
 def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
-    """The ids of the three tokens of `_FIM_TOKENS`; None if the tokenizer has those of no family."""
+    """The ids of the three tokens of `_FIM_TOKENS`; None if the tokenizer does not have the tokens of any family."""
     for texts in _FIM_TOKENS:
         found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         if all(len(ids) == 1 and tokenizer.id_to_piece(ids[0]) == text for ids, text in zip(found, texts, strict=True)):
@@ -105,8 +105,8 @@ def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
 
 
 async def _encode_suffix(engine: AsyncLLM, suffix: str) -> list[int]:
-    """Sentencepiece puts a blank before each text. A mark before the suffix, whose tokens are dropped, keeps the suffix free of
-    it. Code Llama's own code does the same."""
+    """Sentencepiece puts a blank before each text. So a mark is put before the suffix, and its tokens are dropped: the
+    suffix gets no blank. Code Llama's own code does the same."""
     mark = await engine.encode(_MARK, add_special_tokens=False)
     if engine.tokenizer is None or not (engine.tokenizer.id_to_piece(mark[0]) or "").startswith("\u2581"):
         return await engine.encode(suffix, add_special_tokens=False)

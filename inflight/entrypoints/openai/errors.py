@@ -1,4 +1,4 @@
-"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}: the answer of each exception.
+"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}. Each exception becomes such an answer.
 
 An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an address.
 """
@@ -51,7 +51,7 @@ _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields with which a request constrains the text
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-_MAX_COMPARED = 100  # errors of one request, because each is compared with each
+_MAX_COMPARED = 100  # errors per request, because each error is compared with all others
 
 
 class ApiError(HTTPException):
@@ -104,7 +104,7 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     """The answer for an exception. If the request cannot have caused it, the log has the details, and the answer has none.
 
     Args:
-        field: `param` of a wrong request's error if the error itself names no field.
+        field: the `param` of the answer, if the request is wrong and the error itself names no field.
     """
     if isinstance(error, ApiError):
         return error

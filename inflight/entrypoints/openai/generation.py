@@ -140,7 +140,7 @@ async def _last(stream: OutputStream) -> RequestOutput:
 def _check(output: RequestOutput) -> None:
     """
     Raises:
-        InvalidRequestError: the request is the cause; for instance its grammar cannot be compiled.
+        InvalidRequestError: the request is the cause: for instance, its grammar cannot be compiled.
         EngineError: a step failed, or its logits are not finite.
         OverloadedError: too many grammars wait to be compiled.
     """

@@ -1,7 +1,7 @@
 """`GenerationFields`: the fields that chats and completions have in common, and how they become `SamplingParams`.
 
-The bounds are those of `SamplingParams`, repeated for the OpenAPI document. The input processor checks what depends on the
-model.
+The bounds of `SamplingParams` are repeated here for the OpenAPI document. The input processor checks the limits that
+depend on the model.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def _respond(
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
-    """The response does all the work, also rendering and tokenising, because it can cancel the work when the client leaves."""
+    """The response does all the work, with rendering and tokenising, because it can cancel the work if the client
+    leaves."""
     ignored = server.ignored_fields.take_out(body)
 
     async def start() -> tuple[list[OutputStream], Presenter, bool]:

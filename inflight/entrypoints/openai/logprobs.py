@@ -11,7 +11,7 @@ from inflight.tokenizer.tokenizer import Tokenizer
 LOWEST = -9999.0  # JSON has no -infinity
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that is part of a character
 
-Row = Mapping[int, Logprob]  # of one position, by token id; the first entry is the token at this position
+Row = Mapping[int, Logprob]  # log-probabilities at one position, by token id; the first entry is the token there
 
 
 def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
@@ -71,7 +71,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
-    """In vLLM's form: one dict per prompt token, by token id; None for the first."""
+    """Returns vLLM's form: one dict per prompt token, by token id; None for the first token."""
     return [
         None
         if row is None

@@ -14,7 +14,7 @@ from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_ef
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
-MAX_ARGUMENTS = 2**18  # characters of one call
+MAX_ARGUMENTS = 2**18  # characters per call
 _NOT_SHOWN = {"refusal", "audio", "annotations"}  # fields that are accepted and not passed to templates
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -153,7 +153,7 @@ def _refuse_constant(constant: str) -> float:
 def _finite(number: str) -> float:
     """
     Raises:
-        ValueError: it is as large as 1e999, which is written as Infinity.
+        ValueError: the number is infinite as a float, like 1e999. JSON has no such value.
     """
     value = float(number)
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""`Presenter`: writes what the engine returns for one request as its answer: chunks of a stream, or one body."""
+"""`Presenter`: writes the answer to one request from the engine's outputs: as chunks of a stream, or as one body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLOW_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allo
 
 @dataclass(slots=True)
 class UsageCount:
-    """Tokens so far. Each prompt counts once, however many choices it has."""
+    """Counts the tokens so far. Each prompt counts once, however many choices it has."""
 
     completion_tokens: int = 0
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)  # prompt index -> tokens, cached tokens
@@ -43,9 +43,9 @@ class UsageCount:
 
 
 class Presenter(ABC):
-    """Belongs to one request, and is called in the order of its outputs."""
+    """A presenter belongs to one request. Its methods are called in the order of the outputs."""
 
-    id_prefix: str  # of answers
+    id_prefix: str  # the beginning of an answer's id
     chunk_object: str
     body_object: str
 
@@ -73,7 +73,7 @@ class Presenter(ABC):
 
     @abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """The whole answer; one finished output per prompt."""
+        """The whole answer. `outputs` has one finished output per prompt."""
 
     def usage_chunk(self) -> bytes:
         """The last event before [DONE]; empty if the client did not ask for the usage."""

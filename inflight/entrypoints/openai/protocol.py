@@ -11,7 +11,7 @@ from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, ChatMe
 from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect
 from inflight.sampling_params import MAX_LOGPROBS, MAX_N
 
-MAX_PROMPTS = 256  # of one completion request
+MAX_PROMPTS = 256  # per completion request
 MAX_TEMPLATE_LENGTH = 2**18
 MAX_DOCUMENTS = 1024
 

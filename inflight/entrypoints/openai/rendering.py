@@ -24,7 +24,7 @@ async def render_messages(
 
     Raises:
         InvalidRequestError: the template refuses the messages, or requests may not have a template.
-        TokenizerError: the request's own template is no valid Jinja, or needs too much time or memory.
+        TokenizerError: the request's own template is not valid Jinja, or needs too much time or memory.
     """
     engine, chat_template = server.engine, body.chat_template
     continues = bool(body.continue_final_message)
@@ -58,8 +58,9 @@ async def render_messages(
 async def _render_calls(
     render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
 ) -> str:
-    """Render `messages`. If arguments are no JSON object, the template gets them as text if it writes this text unchanged;
-    otherwise it gets an object. Most templates convert arguments to JSON, so text would become a quoted string."""
+    """Render `messages`. If arguments are not a JSON object, the template gets them as text if it writes this text
+    unchanged; otherwise it gets an object. Most templates convert arguments to JSON, so text would become a quoted
+    string."""
 
     def read_malformed() -> None:
         for function in malformed:

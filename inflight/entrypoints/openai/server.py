@@ -30,11 +30,11 @@ class ApiServer:
     """Immutable, except for the names that `ignored_fields` has logged.
 
     Attributes:
-        metrics: counts requests; None: nothing is counted.
+        metrics: counts requests; None if nothing is counted.
         model_names: the names of the one model; answers to requests without a name have the first.
-        request_log: writes a line when a request begins or ends; None: requests are not logged.
-        templates: renders chat templates of requests; None: requests may not have any.
-        parsers: of tool calls and reasoning, as the settings or the chat template say.
+        request_log: writes a line when a request begins or ends; None if requests are not logged.
+        templates: renders the chat templates of requests; None if requests may not bring any.
+        parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         ignored_fields: removes and reports unknown fields.
         fingerprint: changes when the same request may give another answer.
     """
@@ -64,7 +64,7 @@ class ApiServer:
         """The model's name in the answer to a request that calls it `name`.
 
         Raises:
-            ApiError: 404, as OpenAI's.
+            ApiError: there is no such model. The status is 404, as in OpenAI's API.
         """
         if name is None:
             return self.model_names[0]
@@ -87,13 +87,14 @@ def answer_id(request: Request, prefix: str) -> str:
 
 
 def arrival_time(request: Request) -> float:
-    """`time.monotonic()` when the request's head had arrived, as a middleware has noted it; without that middleware: now."""
+    """`time.monotonic()` when the request's head had arrived, as a middleware noted it. Without this middleware,
+    the current time."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 
 @asynccontextmanager
 async def within_deadline(request: Request) -> AsyncIterator[None]:
-    """Around what is done before a request's first token: reading its body, rendering, tokenising.
+    """Limits the time of the work before a request's first token: reading its body, rendering, tokenising.
 
     Raises:
         RequestTimeoutError: the app's `request_timeout` has passed since the request came.

@@ -20,7 +20,7 @@ _COMMENT = b": keep-alive\n\n"
 
 
 class WorkResponse(Response):
-    """Runs `work(send)`. If the client leaves, the work is cancelled, and its end is waited for.
+    """Runs `work(send)`. If the client leaves, the work is cancelled, and the response waits for its end.
 
     `work` returns the response, or None if it has sent the response by itself. If it raises before it has sent anything, the
     app's error handlers make the response.
@@ -44,13 +44,14 @@ class WorkResponse(Response):
 
 
 class EventStream:
-    """The status line is sent with the first event: until then the answer can still be an error with its own status.
+    """Sends events. The status line is sent with the first event: until then the answer can still be an error with its
+    own status.
 
     Args:
         headers: further headers of the response.
         keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes a stream that waits
-            in the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. None: no
-            comments.
+            in the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. If
+            None, no comments are sent.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:

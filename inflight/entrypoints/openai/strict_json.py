@@ -17,8 +17,8 @@ from inflight.entrypoints.openai.server import within_deadline
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
 # Parsing a body and checking it with pydantic hold the GIL. These limits bound the time.
-MAX_VALUES = 2**18  # of one body
-MAX_KEYS = 4096  # of one object
+MAX_VALUES = 2**18  # per body
+MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that are searched in one call
 _STRING = re.compile(
     rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL
@@ -58,10 +58,10 @@ def _check_content_type(request: Request) -> None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict JSON. A byte-order mark before it is ignored, as RFC 8259, section 8.1 allows.
+    """Parse strict JSON. A byte-order mark before it is ignored, as RFC 8259, section 8.1 allows.
 
     Raises:
-        ApiError: 400, with what is wrong.
+        ApiError: the body is wrong. The status is 400, and the message says why.
     """
     _check_size(body)
     try:
@@ -84,7 +84,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Count commas and brackets. If there are too many, subtract those in strings."""
+    """Count commas and brackets. If there are too many, subtract the ones in strings."""
     num_values = _count_values(body)
     if num_values > MAX_VALUES:
         num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))

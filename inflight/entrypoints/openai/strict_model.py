@@ -4,8 +4,9 @@ An unknown field may belong to another engine, be newer than this server, or be 
 is answered without it. The log names each such field once, and an answer's header names the unknown fields of its request.
 With `strict_fields` such a request is refused.
 
-The description of a field says what the field does. A field that does nothing is made with `no_effect`. A field of which only
-the value that changes nothing is accepted is made with `neutral`. docs/server-api.md and the field test use these marks.
+The description of a field says what the field does. A field that does nothing is made with `no_effect`. If a
+field accepts only the value that changes nothing, it is made with `neutral`. docs/server-api.md and the field test use
+these marks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 EFFECT = "x-effect"  # in the OpenAPI document: "none" or "neutral"; absent: the field changes the outcome
 HEADER = "X-Ignored-Fields"
-MAX_NAMES = 16  # of one header
+MAX_NAMES = 16  # per header
 MAX_NAME_LENGTH = 100  # characters
 MAX_LOGGED_NAMES = 1000  # clients choose the names, so the log and this memory need a bound
 _INDEX = re.compile(r"\[\d+\]")
@@ -44,12 +45,12 @@ def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
 
 
 def neutral(why: str, **bounds: Any) -> Any:
-    """A field of which only the neutral value is accepted, because the server does not do what other values ask for."""
+    """A field that accepts only the neutral value, because the server does not do what other values ask for."""
     return Field(description=why, json_schema_extra={EFFECT: "neutral"}, **bounds)
 
 
 class IgnoredFields:
-    """One per server; used by the event loop's thread only.
+    """A server has one of these. Only the event loop's thread uses it.
 
     Args:
         is_strict: refuse unknown fields.
@@ -60,7 +61,8 @@ class IgnoredFields:
         self._logged: set[str] = set()
 
     def take_out(self, body: StrictModel) -> list[str]:
-        """Remove unknown fields from `body`, at every level. Returns the names of those that are not null: `messages[].parsed`.
+        """Remove unknown fields from `body`, at every level. Returns the names of the fields that are not null:
+        `messages[].parsed`.
 
         Raises:
             FieldError: there are such fields, and the server is strict.

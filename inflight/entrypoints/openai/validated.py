@@ -1,4 +1,5 @@
-"""`ValidatedRequest`: what a request of each endpoint becomes before anything is generated, and how its answer is written."""
+"""`ValidatedRequest`: a request of any endpoint, checked before anything is generated, and how its answer is
+written."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from inflight.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """`text` is None if the prompt was given as token ids and nothing shows its text."""
+    """A prompt as token ids. `text` is None if the prompt was given as token ids and nothing shows its text."""
 
     token_ids: list[int]
     text: str | None
@@ -23,13 +24,14 @@ class Presentation:
 
     Attributes:
         model: the name that the client used.
-        include_usage: a stream ends with a chunk that has the usage.
-        continuous_usage: every chunk of a stream has the usage so far.
-        prompt_logprobs: the answer has the prompt's log-probabilities, in vLLM's form.
-        return_token_ids: the answer has the token ids of the prompt and of the completions.
-        echo: the prompt's text and log-probabilities come before those of the completion.
-        prompt_only: the answer shows only the prompt: the one token that was drawn is dropped.
-        make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None: all text is content.
+        include_usage: whether a stream ends with a chunk that has the usage.
+        continuous_usage: whether every chunk of a stream has the usage so far.
+        prompt_logprobs: whether the answer has the prompt's log-probabilities, in vLLM's form.
+        return_token_ids: whether the answer has the token ids of the prompt and of the completions.
+        echo: whether the prompt's text and log-probabilities come before the completion's text and log-probabilities.
+        prompt_only: whether the answer shows only the prompt: the one token that was drawn is dropped.
+        make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None if all text is
+            content.
     """
 
     model: str
@@ -45,7 +47,7 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """A request that is rendered, tokenised, and checked except against the engine's limits.
+    """A request that is rendered, tokenised and checked. Only the engine's limits are not checked yet.
 
     Attributes:
         params: the parameters of all prompts.
