@@ -20,7 +20,7 @@ from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 
 HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # lanes of the widest vectors
-MAX_INT8_HEAD_DIM = 512  # a sum of so many products int8 * int16 fits 32 bits
+MAX_INT8_HEAD_DIM = 512  # a sum of 512 products int8 * int16 fits 32 bits
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # `DType` of kernels.h
 
 
@@ -57,7 +57,7 @@ class CpuPagedBackend(AttentionBackend):
 
     @staticmethod
     def head_layout(kv_cache: torch.Tensor, num_heads: int, head_dim: int, dtype: torch.dtype) -> HeadLayout:
-        """Describes a layer with this cache to the kernel."""
+        """Makes the kernel's description of a layer whose keys and values are in this cache."""
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
         return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)

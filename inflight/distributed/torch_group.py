@@ -1,4 +1,4 @@
-"""`TorchGroup`: collectives over a backend of torch.distributed (gloo or NCCL), which the rank can leave at any time."""
+"""`TorchGroup`: a group of ranks with collectives of torch.distributed (gloo or NCCL). A rank can leave it at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
 class GroupHandle:
-    """The only reference to a backend of gloo. If it is dropped, the backend's connections close, and peers that wait for this
+    """Holds the only reference to gloo's backend. If it is dropped, the backend's connections close, and peers waiting for this
     rank stop waiting.
 
     Attributes:
@@ -51,7 +51,7 @@ class GroupHandle:
 
 @dataclass(frozen=True)
 class TorchGroup(TensorParallelGroup):
-    """gloo and NCCL reduce an element on one rank, or in one order on all, and pass the result on: all get the same bits."""
+    """All ranks get the same bits: gloo and NCCL add up each element in one order only, and send the result to all ranks."""
 
     handle: GroupHandle | None = None
 

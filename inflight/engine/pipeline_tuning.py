@@ -1,4 +1,4 @@
-"""Measures at the start how many steps apart the tokens of a request should be drawn in a pipeline: the stagger.
+"""Measures the best stagger of a pipeline, once, when the engine starts: every how many steps a request draws a token.
 
     stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
     link            | a 0 | b 0 | c 0 | ...
@@ -9,7 +9,7 @@ A step takes max(slowest stage, loop / stagger). The loop is the time from the s
 the token is back there: all stages, the links between them, and the way back. Both times are known only when the ranks run.
 They are measured with real steps of invented requests, on any executor and device:
 
-    loop    every step has the same rows, and is planned ahead, so each step waits for the tokens of the previous step
+    loop    every step has the same rows, so each step waits for the tokens of the previous step
     stage   every step has different rows, so no step waits for another step
 
 If the stagger is larger than necessary, steps are small and the tokens of a request come late. So the smallest stagger is
@@ -40,7 +40,7 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# A step may take so many times as long as the slowest stage. The goal is 1.15; this leaves room for errors of measurement.
+# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15; this leaves room for errors of measurement.
 TOLERANCE = 1.1
 MAX_ROWS = 8  # the most rows of a measured step
 NUM_STEPS = 6  # timed steps of each kind
@@ -88,7 +88,7 @@ class _Measurement:
         assert config.scheduler.max_stagger is not None
         self._config, self._executor, self._kv_cache_config = config, executor, kv_cache_config
         self._num_drafts, self._max_tokens = num_drafts, max_tokens
-        self._depth = config.scheduler.max_stagger + 1  # the most steps that the workers take
+        self._depth = config.scheduler.max_stagger + 1  # the most steps that the workers hold at once
         block_size = kv_cache_config.groups[0].spec.block_size
         blocks_of_request = len(kv_cache_config.groups) * math.ceil((1 + max_tokens) / block_size)
         room = min(config.scheduler.max_num_seqs // self._depth, (kv_cache_config.num_blocks - 1) // blocks_of_request)

@@ -28,7 +28,7 @@ def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
     """Returns the text or the token ids, not checked yet, and the cache salt. `cache_salt` is used if the prompt has no salt.
 
     Raises:
-        InvalidRequestError: a dictionary has other keys, or values of other types; or the salt is not a string.
+        InvalidRequestError: a dictionary has unknown keys, or text as token ids; or the salt is not a string.
     """
     given: object = prompt
     salt: object = cache_salt

@@ -1,4 +1,4 @@
-"""Figures of steps: how long devices were idle, and what share of the host's work was hidden, done while a device computed.
+"""Figures of steps: how long devices were idle, and which share of the host's work was hidden: done while a device computed.
 
 `step_figures` computes exact figures from the timelines. It divides time at the ends of steps. A device is busy in the
 `forward` and `sample` of a step. The *period* of a step goes from the end of the step before it to its own end, so periods do
@@ -88,7 +88,7 @@ def step_figures(events: Mapping[str, Sequence[Event]]) -> StepFigures:
 
 
 def rank_figures(engine: Sequence[Event], rank: Sequence[Event]) -> RankFigures:
-    """Compute the figures of one rank. If the ring has dropped the first phases of a step, the step does not count."""
+    """Compute the figures of one rank. A step whose first phases the timeline no longer holds is left out."""
     periods = _periods(rank, TimeSet((event.start_ns, event.end_ns) for event in engine if event.phase == "idle"))
     counted = TimeSet(periods)
     busy = TimeSet((event.start_ns, event.end_ns) for event in rank if event.phase in DEVICE_PHASES)
@@ -185,7 +185,7 @@ class StepClock:
         self._work_ns = self._hidden_ns = 0
 
     def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
-        """Note that a step was submitted. `after_idleness`: there was no request before it, so no device waited for the
+        """Records that a step was submitted. `after_idleness`: there was no request before it, so no device waited for the
         engine."""
         if self._newest is not None and not after_idleness:
             now = time.perf_counter_ns()
@@ -194,7 +194,7 @@ class StepClock:
         future.add_done_callback(self._note_end)
 
     def worked(self, start_ns: int, end_ns: int) -> None:
-        """Note that the host planned, committed or filled masks. This work was hidden if the newest step has not ended yet."""
+        """Records work of the host: planning, commits, masks. It is hidden if the newest step has not ended yet."""
         self._work_ns += end_ns - start_ns
         if self._newest is not None and not self._newest.done():
             self._hidden_ns += end_ns - start_ns

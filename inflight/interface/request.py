@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSampling:
-    """`SamplingParams`, and the values that follow from them together with the tokenizer, the model or chance.
+    """The user's `SamplingParams`, and values that the engine adds: from the tokenizer, from the model, or a drawn seed.
 
     Attributes:
         params: the parameters as the user gave them.
@@ -34,7 +34,7 @@ class ResolvedSampling:
         stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
         eos_token_ids: the model's own tokens in `stop_token_ids`; after one of them the stop_reason is None.
         reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens, or at once if there are none.
-        bad_words_token_ids: sequences of tokens. The last token of each is forbidden after the others.
+        bad_words_token_ids: sequences of tokens. After all tokens of a sequence but the last, the last one is forbidden.
     """
 
     params: SamplingParams

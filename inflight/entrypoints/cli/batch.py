@@ -131,7 +131,7 @@ def has_chat_template(engine: LLMEngine) -> bool:
 
 
 def unbounded(params: SamplingParams) -> SamplingParams:
-    """The model's defaults, without the limit of 16 tokens that is the default of `SamplingParams`."""
+    """The model's sampling defaults. If it sets no `max_tokens`, the 16 of `SamplingParams` become no limit."""
     if params.max_tokens != SamplingParams().max_tokens:
         return params
     return dataclasses.replace(params, max_tokens=None)
