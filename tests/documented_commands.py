@@ -29,7 +29,7 @@ EMBEDDED_MODEL = ROOT / "inflight" / "demo" / "model"
 COMMIT = "0" * 40
 
 _FENCE = re.compile(r"^( *)```(\w*)\s*$")
-_NOT_RUN = re.compile(r"^ *<!-- (not run|run by): ?(.+?)\s*-->$|^ *<!-- (run by) (.+?)\s*-->$")
+_NOT_RUN = re.compile(r"^ *<!-- (?:not run:|run by) (.+?)\s*-->$")
 _SERVES = re.compile(r"^(?:\w+=\S+ )*inflight serve\b(?!.*(--check|--help|--version))", re.DOTALL)
 
 
@@ -61,7 +61,7 @@ def blocks_of(page: Path) -> list[Block]:
             continue
         indent, language = opening.groups()
         marked = _NOT_RUN.match(lines[number - 1]) if number else None
-        reason = next((group for group in marked.groups()[1::2] if group), "") if marked else ""
+        reason = marked.group(1) if marked else ""
         end = next(i for i in range(number + 1, len(lines)) if lines[i].strip() == "```")
         text = "\n".join(line.removeprefix(indent) for line in lines[number + 1 : end]) + "\n"
         found.append(Block(name, number + 1, language, text, reason))

@@ -37,10 +37,7 @@ def run_largest_step(
     spec = layer.kv_cache_spec(config.cache.block_size, getattr(torch, config.cache.dtype))
     inputs = _prompts(num_tokens, max_model_len, spec.block_size)
     arena = device.allocate_arena(int(inputs.block_table.max()) + 1, spec.block_bytes)
-    bound = (
-        layer.kv_cache,
-        layer.group_index,
-    )  # restored below: a profile run may also come when the engine runs already
+    bound = layer.kv_cache, layer.group_index  # restored at the end: the engine may be running already
     layer.bind(backend.kv_cache_view(arena, spec, 0), 0)
     try:
         hidden = model(

@@ -29,7 +29,7 @@ class TokenInbox:
         return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
 
     def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor]) -> None:
-        """Note that this step draws for `slots`, the first tokens at `positions`. The step's forward calls it."""
+        """Add a step that draws for `slots`, the first tokens at `positions`. The step's forward calls this."""
         self._expected.append((step_id, slots, positions, message))
 
     def receive(self, step_id: int) -> None:

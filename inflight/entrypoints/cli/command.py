@@ -62,7 +62,7 @@ def command(function: Command) -> Command:
     def run(**values: Any) -> None:  # Any: typer has converted them
         try:
             for name, group in groups.items():
-                options = {option.name for option in group.parameters().values() if option.name in values}
+                options = {option for option in group.names().values() if option in values}
                 own = group.values({option: values.pop(option) for option in options})
                 values[name] = group.kind(**own) if is_dataclass(hints[name]) else own
             function(**values)

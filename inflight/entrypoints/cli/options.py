@@ -36,6 +36,12 @@ class Options:
         found = settings_of(self.kind).values()
         return [each for each in found if each.group and (not self.only or each.name in self.only)]
 
+    def names(self) -> dict[str, str]:
+        """Name of a field -> name of its option."""
+        if settings := self.settings():
+            return {each.name: _option_name(each) for each in settings}
+        return {each.name: each.name for each in fields(self.kind)}
+
     def parameters(self) -> dict[str, inspect.Parameter]:
         """Name of a field -> the parameter from which typer makes its option."""
         if settings := self.settings():
@@ -50,7 +56,7 @@ class Options:
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:  # Any: the settings' values
         """Name of a field -> value. `given`: name of an option -> value."""
-        found = {name: given[option.name] for name, option in self.parameters().items() if option.name in given}
+        found = {name: given[option] for name, option in self.names().items() if option in given}
         lists = {each.name for each in self.settings() if each.element is not None}
         return {
             name: tuple(value) if name in lists else value
@@ -88,11 +94,15 @@ class Options:
         if setting.name in self.required:
             default = inspect.Parameter.empty
         return inspect.Parameter(
-            setting.option or setting.name,
+            _option_name(setting),
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
             annotation=Annotated[hint, option],
         )
+
+
+def _option_name(setting: Setting) -> str:
+    return setting.option or setting.name
 
 
 def _or_none(setting: Setting) -> Callable[[str], object]:
