@@ -352,7 +352,7 @@ def test_nccl_of_one_node_listens_on_loopback_only(
 
 
 def test_an_argument_that_cannot_be_sent_fails_the_call_alone(executor: MultiprocExecutor) -> None:
-    with pytest.raises(StepError, match=r"'echo'\) failed on rank 0: CodecError: set cannot cross a process boundary"):
+    with pytest.raises(StepError, match=r"'echo'\) failed on rank 0: CodecError: a value of type set cannot cross a process boundary"):
         executor.collective_rpc("echo", ({1},))
     assert executor.collective_rpc("calls") == [["load_model"]] * 2
 
