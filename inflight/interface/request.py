@@ -52,9 +52,9 @@ class ResolvedSampling:
 class EngineCoreRequest:
     """One sequence to generate. A request with n > 1 becomes n of these, which are called siblings.
 
-    `prompt_leader` is the id of the first sibling, which computes the prompt and shares its blocks with this sequence. It is None
-    in the first sibling itself. `arrival_time` is a value of `time.monotonic()`. Requests with different `cache_salt` do not share
-    cached prompts, so a user cannot find out by timing what another user has sent.
+    `prompt_leader` is the id of the first sibling, which computes the prompt and shares its blocks with this sequence. It is
+    None in the first sibling itself. `arrival_time` is a value of `time.monotonic()`. Requests with different `cache_salt` do
+    not share cached prompts, so a user cannot find out by timing what another user has sent.
     """
 
     request_id: str
