@@ -1,8 +1,8 @@
 """Decides which requests the engine accepts. `Admission` limits the queue; `Drain` refuses new requests when the engine ends.
 
-The engine reports its state now and then, and `Admission` decides without asking it. It counts the sequences that waited at the
-newest report, and the sequences that were sent after it. A report contains the number of sequences that the engine had received
-by then, so no sequence is counted twice or forgotten. If no sequence waited at the report, the next sequences get the free
+The engine reports its state now and then, and `Admission` decides without asking it. It counts the sequences that waited at
+the newest report, and the sequences that were sent after it. A report contains the number of sequences that the engine has
+received, so no sequence is counted twice or forgotten. If no sequence waited at the report, the next sequences get the free
 slots at once, so they do not count as waiting.
 """
 
@@ -27,12 +27,12 @@ RATE_WINDOW = 64  # the rate at which requests end is computed from this number 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """The limits of the queue of requests that have not started. None means no limit. Each front end counts by itself.
+    """The limits of the queue of requests that have not started. None means no limit. Each front end applies them by itself.
 
     Attributes:
         max_queued_requests: how many sequences may wait. A request with n=4 has four sequences. A sequence that gets a free
             slot does not wait.
-        max_queued_tokens: how many prompt tokens may wait. If no sequence waits, a request is accepted even if its prompt is
+        max_queued_tokens: how many prompt tokens may wait. If no sequence waits, a request is accepted even if its prompts are
             longer.
     """
 
@@ -96,7 +96,7 @@ class Admission:
         self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
-        """Use a new report of the engine. At the report it had received `num_received` sequences of this front end."""
+        """Process a new report of the engine, which had received `num_received` sequences of this front end by then."""
         self._stats, self._num_received = stats, num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:

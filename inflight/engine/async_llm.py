@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(AsyncFrontEnd):
-    """Use `from_args` or `attach` to make one, and `close` to end it, or `async with`. It belongs to one event loop.
+    """Make an engine with `from_args` or `attach`, and end it with `close` or `async with`. For one event loop only.
 
         async with await AsyncLLM.from_args(EngineArgs(model="path/to/model")) as engine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -90,7 +90,7 @@ class AsyncLLM(AsyncFrontEnd):
     async def from_args(
         cls, args: EngineArgs, *, limits: QueueLimits | None = None, observers: Sequence[EngineObserver] = ()
     ) -> AsyncLLM:
-        """Start the engine's process. This process reads the tokenizer while that process loads the model.
+        """Start the engine's process. It loads the model while this process reads the tokenizer.
 
         Raises:
             ConfigError: the arguments, the folder or the machine do not fit. No process is left running.

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.001  # the length of a slice; after it the event loop can do something else
 SLICE_OUTPUTS = 16  # after this number of outputs the clock is read again
-SLICE_LOGPROBS = 1024  # after this number of log-probabilities, too; at worst it is twice as many, in 2 ms
+SLICE_LOGPROBS = 1024  # also after this number of log-probabilities; at worst twice as many, which takes 2 ms
 MAX_BACKLOG = 4096  # if more outputs than this wait, no further outputs are read
 
 

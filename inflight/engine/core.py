@@ -6,7 +6,7 @@
 Steps are committed in the order in which they were submitted. With depth 1, a step is planned when the step before it has been
 committed. With depth 2, a step is planned and sent to the workers before the result of the step before it is known. A pipeline
 has a larger depth, so that every stage has work. The masks of a step with grammars are sent after its plan, as soon as the
-tokens before it have been committed. Its forward pass runs meanwhile.
+tokens before it have been committed. The forward pass of the step runs meanwhile.
 
 If a step fails, all steps in flight are void: their results are not used, and their requests keep their tokens and wait again.
 Whether the engine can continue depends on the failure:
@@ -128,7 +128,7 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """Check whether a rank has died while no step is in flight. Never waits.
+        """Check whether a rank has died. Used while no step is in flight. Never waits.
 
         Raises:
             WorkerDiedError: a rank has died, so the core is dead.

@@ -34,7 +34,7 @@ SOCKET_BUFFER_BYTES = 2**20
 
 
 class EngineProcess:
-    """The engine core in a process of its own. The process begins to load the model at once. It ends when all `sockets` are
+    """The engine core in a process of its own, which begins to load the model at once. The process ends when all `sockets` are
     closed.
 
     Attributes:

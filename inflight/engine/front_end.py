@@ -75,7 +75,7 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """Returns the configuration of this model on this machine. Reads the config.json of the model, and downloads a hub model.
+    """Returns the configuration of this model on this machine. Reads its config.json, and downloads a model given by hub id.
 
     Raises:
         ConfigError: the arguments, the folder or the machine do not fit.

@@ -113,7 +113,7 @@ class InputProcessor:
         """
         Args:
             generation_config: the content of generation_config.json; None if the model has no such file.
-            use_generation_defaults: whether to use its sampling defaults. If False, only its end tokens are used.
+            use_generation_defaults: whether to use the sampling defaults in it. If False, only the end tokens in it are used.
         """
         self.config = config
         self.tokenizer = tokenizer

@@ -36,8 +36,8 @@ def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
     """Returns the largest number of blocks that one sequence of `num_tokens` needs, over all groups.
 
-    In a group with a sliding window it needs blocks for the window and for the tokens of the current step, even if the
-    sequence is longer.
+    In a group with a sliding window, the sequence needs blocks for the window and for the tokens of the current step, even if
+    it is longer.
     """
     total = 0
     for group in groups:

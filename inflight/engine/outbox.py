@@ -23,7 +23,7 @@ from inflight.interface.statistics import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILED = 1  # exit code of an engine core that cannot go on
+EXIT_FAILED = 1  # exit code of an engine core that cannot continue
 
 
 class Outbox:
@@ -90,7 +90,7 @@ class Outbox:
             os._exit(EXIT_FAILED)
 
 
-MAX_PIECES = 256  # so many outputs of a sequence wait before they are merged, because each merge copies all tokens
+MAX_PIECES = 256  # a sequence's outputs are merged when there are so many; each merge copies all tokens
 
 
 def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:

@@ -14,7 +14,7 @@ from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
-FRESH_SECONDS = 10.0  # for so long after a step the engine counts as ready
+FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready
 
 
 class Readiness:
@@ -30,8 +30,8 @@ class Readiness:
         self._canary: asyncio.Future[None] | None = None
 
     def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
-        """Use the outputs of requests and of the canary, and the engine's state if it was sent. The state also shows steps that
-        had no outputs."""
+        """Learn from outputs of requests and of the canary, and from the engine's state if it was sent. The state also shows
+        steps that had no outputs."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id

@@ -54,7 +54,7 @@ class RankFigures:
 
     Attributes:
         num_periods: how many periods the figures cover. If it is 0, the other figures are None.
-        period: the times of the periods.
+        period: the lengths of the periods.
         idle: for each period, the time in which the device was idle.
         idle_share: the share of all periods in which the device was idle.
         hidden_share: the share of the host's work in these periods (`HOST_PHASES` of the engine and of this rank) during which
@@ -133,11 +133,11 @@ class TimeSet:
         return self._before[-1]
 
     def within(self, start: int, end: int) -> int:
-        """Returns how long the part of this set is that is in [start, end)."""
+        """Returns how much time of this set is in [start, end)."""
         return self._length_until(end) - self._length_until(start)
 
     def overlapping(self, start: int, end: int) -> Iterator[Interval]:
-        """Yields the intervals that overlap [start, end), without cutting them."""
+        """Yields the intervals that overlap [start, end), each in its full length."""
         for i in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[i] >= end:
                 return
@@ -176,7 +176,7 @@ def _spread(nanoseconds: Sequence[int]) -> Spread | None:
 
 
 class StepClock:
-    """Estimates idle times while the engine runs. All methods are called in the engine's thread, but steps end in any thread."""
+    """Estimates idle times while the engine runs. The engine's thread calls all methods. Steps may end in any thread."""
 
     def __init__(self) -> None:
         self._newest: Future[ModelRunnerOutput] | None = None  # the step that was submitted last

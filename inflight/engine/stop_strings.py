@@ -61,7 +61,7 @@ class StopStrings:
         return following
 
     def advance(self, state: int, text: str, *, search: bool) -> tuple[int, int, str | None]:
-        """Read `text` from `state` on, until a stop string ends or the text ends.
+        """Read `text`, starting in `state`, until a stop string ends or the text ends.
 
         Args:
             search: if False, stop strings that end in this text are ignored. But a stop string may begin in it.

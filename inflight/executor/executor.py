@@ -1,6 +1,6 @@
 """`Executor`: runs the steps of one model replica (all its ranks, one `Worker` each) and returns their results as futures.
 
-It implements the protocol. A concrete executor adds only how ranks are started and how a message is sent to them:
+It does everything that is the same wherever the ranks run. A subclass only starts the ranks and sends them messages:
 
     execute_model ── add to the ReplyTable ── _send(rank, command) ──▶ rank ──▶ _deliver(reply) ── ReplyTable ──▶ future
                                                                          ╰────▶ _rank_died(rank, reason) ──▶ futures fail
@@ -34,7 +34,7 @@ from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerO
 
 MAX_SHUTDOWN_SECONDS = 5.0  # or the time allowed for a step, if that is shorter
 MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # used if a rank is lost or silent, because the others may wait for it for ever
-ROOT_CAUSE_SECONDS = 0.5  # after the first error of a step, the engine waits so long for the error that caused it
+ROOT_CAUSE_SECONDS = 0.5  # how long to wait, after the first error of a step, for the error that caused it
 
 
 class Executor(ABC):
@@ -262,7 +262,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _ask(self, rank: int) -> None:
-        """Ask a rank what it is doing. If it does not hang, it soon delivers a `WorkerActivity`. Must not wait."""
+        """Ask a rank what it is doing. If the rank does not hang, it soon delivers a `WorkerActivity`. Must not wait."""
 
     def _state(self, rank: int) -> str:
         """Returns what is known of a rank that does not answer `_ask`; "" if nothing is known. Must not wait and must not call

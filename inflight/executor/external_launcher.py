@@ -54,7 +54,7 @@ from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-FAILURE_DELAY_SECONDS = 0.05  # the news that a rank died may come so long after other ranks report a failed step
+FAILURE_DELAY_SECONDS = 0.05  # reports of failed steps wait so long, because a rank's death may be the cause
 
 
 class ExternalLauncherExecutor(Executor):
@@ -82,7 +82,7 @@ class ExternalLauncherExecutor(Executor):
                 f"{parallel.world_size} are needed; change one of them"
             )
         super().__init__(config)
-        atexit.register(self.shutdown)  # if the script does not call it, the other ranks must still be told
+        atexit.register(self.shutdown)  # the other ranks must be told even if the script does not call it
         self._worker_factory = worker_factory
         self._io = IoThread("inflight-io")
         self._peers: dict[int, _Peer] = {}
@@ -239,7 +239,7 @@ class ExternalLauncherExecutor(Executor):
             self._lose(rank, f"it has shut its engine down, but rank {self._me.rank} has submitted {peer.ours[0].name}")
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """If the peer has sent Stop and has answered every command, the end of its stream is ignored. A later command fails."""
+        """If the peer has sent Stop and has answered every command, the end of its stream is ignored. Later commands fail."""
         peer = self._peers[rank]
         if not peer.has_stopped.is_set() or peer.num_delivered < self._num_submitted:
             self._lose(rank, reason)

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_JOIN_SECONDS = 300.0
-EXIT_CODE_SECONDS = 0.05  # the news that a process ended may come so long after the end of its stream
+EXIT_CODE_SECONDS = 0.05  # how long to wait for the exit code of a process after its stream has ended
 
 
 class MultiprocExecutor(Executor):

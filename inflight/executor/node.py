@@ -21,7 +21,7 @@ from inflight.interface.start_up import Hello
 logger = logging.getLogger(__name__)
 
 MAX_CONNECT_SECONDS = 300.0
-LAST_RANKS_SECONDS = 10.0  # after one rank of the node has ended, the others may take so long to end
+LAST_RANKS_SECONDS = 10.0  # when one rank of the node has ended, the others must end within this time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
     Raises:
         ConfigError: the arguments do not fit together, or node 0 refuses them.
         EngineError: node 0 does not answer.
-        WorkerDiedError: a rank of this node ended, but the executor had not told it to.
+        WorkerDiedError: a rank of this node ended before the executor told it to end.
     """
     layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
     ranks = ranks_of_node(layout.world_size, args.nnodes, args.node_rank)

@@ -1,6 +1,6 @@
 """`Pending`: a command that was sent to all ranks, and the replies so far. `reply_table.py` has the rules for replies.
 
-A `Pending` is *settled* when its future has a result or an error, or gets one at once. It is *complete* when all ranks have
+A `Pending` is *settled* when its future has a result or an error, or is about to get one. It is *complete* when all ranks have
 replied. Before it is complete, it can be settled by an error, by a timeout, or by the reply of the one rank that the caller
 asked for.
 """

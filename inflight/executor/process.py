@@ -1,7 +1,7 @@
 """`ChildProcess`: a process that the engine starts on this machine, and watches by a pidfd (Linux only) until it ends.
 
-The process gets three standard streams (stdin is empty), the descriptors of its byte streams, and the import path of this
-process. It ends when its byte streams end. A worker process also asks the kernel to end it together with the thread that
+The new process gets three standard streams (stdin is empty), the descriptors of its byte streams, and the import path of
+the old one. It ends when its byte streams end. A worker process also asks the kernel to end it with the thread that
 started it (PR_SET_PDEATHSIG).
 """
 
@@ -73,7 +73,7 @@ class ChildProcess:
         self.pid = self._popen.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
-        except OSError:  # out of descriptors
+        except OSError:  # this process has no free descriptor
             self._popen.kill()
             self._popen.wait()
             raise

@@ -44,8 +44,8 @@ class RankActivities:
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def silence_behind(self, error: RankError, pending: Pending) -> RankError:
-        """Returns the cause of `error`, an echo (an error that another rank caused), if no other rank has sent a failure: the
-        cause is that some ranks have not replied to `pending`."""
+        """Returns an error which says that some ranks have not replied to `pending`. Used if all errors that came, such as
+        `error`, are echoes (other ranks caused them), so that a silent rank must be the cause."""
         ranks, silent = self._describe_silent(pending)
         message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
         return pending.error(StepTimeoutError, message, ranks[0])

@@ -37,7 +37,7 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 64  # the most errors that are kept; they are the first ones, so the cause is among them
-MAX_ASK_SECONDS = 0.5  # so long before a deadline the ranks are asked, but at most a tenth of the time allowed
+MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked, but at most a tenth of the time allowed
 
 Settlement = Callable[[], None]  # settles a future; must be called once, without the lock
 

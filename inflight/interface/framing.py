@@ -5,7 +5,6 @@
 A frame has a header, a body (the encoded message), and for each large array a segment with the array's bytes. A segment is sent
 from the memory of the sender's array, and received into the memory of the receiver's array, so it is never copied. Numbers are
 little-endian. This file opens no sockets.
-
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class ExecuteModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvideGrammarOutput:
-    """The masks of a step that was sent before. Only the ranks of the last stage get it, and they do not reply."""
+    """The masks of a step that was sent before. Only the ranks of the last pipeline stage get it. They do not reply."""
 
     epoch: int
     step_id: int
@@ -52,7 +52,7 @@ class RpcCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskActivity:
-    """Asks a rank what it is doing. It answers at once with `WorkerActivity`, even while a command runs."""
+    """Asks a rank what it is doing. The rank answers at once with `WorkerActivity`, even while a command runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """The core accepts requests from now on. `front_end` is the number of this front end. Its request ids begin with it."""
+    """The core accepts requests from now on. `front_end` is this front end's number, with which its request ids begin."""
 
     front_end: int
     num_kv_cache_tokens: int
@@ -83,7 +83,7 @@ class EngineOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDied:
-    """The core cannot go on. Its process ends. `summary` is the reason as clients may see it, or "" if it is not known."""
+    """The core cannot continue. Its process ends. `summary` is the reason as clients may see it, or "" if it is not known."""
 
     reason: str
     summary: str = ""

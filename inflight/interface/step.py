@@ -63,8 +63,8 @@ class SchedulerOutput:
     """The plan of one step.
 
     Row i computes tokens `[num_computed_tokens[i], num_computed_tokens[i] + num_scheduled_tokens[i])` of the request in
-    `slots[i]`. If `samples[i]` is true, the row computes the last token, and from the result one more token is drawn. If that
-    last token is drawn by a step that was in flight when this step was planned, only the workers know it.
+    `slots[i]`. If `samples[i]` is true, the row ends with the request's last token, and one more token is drawn after it. If
+    that last token is drawn by a step that was in flight when this step was planned, only the workers know it.
 
     A row with drafts (`max_draft_tokens[i] >= 0`) computes the newest token of its slot and at most `max_draft_tokens[i]` of
     the drafts that were proposed after it. It draws a token after each of them. Its `num_computed_tokens` and
@@ -133,8 +133,8 @@ class ModelRunnerOutput:
     arrays are empty.
 
     `sampled_token_ids` are the tokens of the sampling rows (those with `samples`), in row order. The j-th sampling row has
-    `num_sampled_tokens[j]` tokens, the first at `sampled_positions[j]` of its request. If no row has drafts, these two arrays
-    are empty: each sampling row has one token, directly after the row's last token. `logprobs` has the log-probabilities of the
+    `num_sampled_tokens[j]` tokens, the first at `sampled_positions[j]` of its request. If no row has drafts, both of these
+    arrays are empty: each sampling row has one token, directly after the row's last token. `logprobs` are those of the
     tokens `sampled_token_ids[logprobs_rows]`. `draft_token_ids[j]` are drafts that the next step may compute after the last
     token of the j-th sampling row. Unused entries are -1.
     """

@@ -4,7 +4,7 @@ It owns the pool and, in `RequestBlocks`, every block table. What happens in the
 
     1. `get_computed_blocks` finds blocks of the request's tokens in the prefix cache, or `share_prompt` finds blocks of its
        leader (the request that computes the same prompt, with n > 1). No block changes.
-    2. `allocate_slots` gives the request these blocks and new ones. If there are too few, it gives none.
+    2. `allocate_slots` gives the request these blocks and new ones. If too few blocks are free, it gives none.
     3. `commit` is called after each step. It gives full blocks their names, so other requests can find them from now on. It
        frees blocks that a sliding window has left.
     4. `free` frees all other blocks.

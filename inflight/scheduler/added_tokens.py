@@ -136,8 +136,8 @@ def make_output(
 ) -> EngineCoreOutput:
     """Make the output for the front end. `piece` is a part of the prompt's log-probabilities.
 
-    A step computes the same number of log-probabilities for all rows: the largest number that any row wants. The others are
-    cut off here, so that the columns of this request's outputs all have the same width and can be joined.
+    A step computes the same number of log-probabilities for all rows: the largest number that any row wants. Those that
+    this request does not want are cut off here. So the columns of its outputs have one width and can be joined.
     """
     stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
     if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:

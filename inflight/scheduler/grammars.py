@@ -29,7 +29,7 @@ class RequestGrammars:
     def __init__(self, manager: StructuredOutputManager | None) -> None:
         self._manager = manager
         # Any: only the manager uses the futures' results
-        self._compiling: dict[str, Future[Any]] = {}  # request id -> the compilation that it waits for
+        self._compiling: dict[str, Future[Any]] = {}  # request id -> the compilation that the request waits for
         # compilation -> the requests that wait for it; some of them may have been dropped
         self._sharing: dict[Future[Any], list[str]] = {}
         self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # ended compilations, put by the compiling threads

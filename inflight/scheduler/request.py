@@ -33,6 +33,7 @@ class Request:
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
 
     Attributes:
+        order: the number of the request, counted in the order of arrival.
         draft_token_ids: drafts proposed by the last committed step that drew tokens. They follow the last token.
         num_drawn_tokens: 1 + the position of the last token that a committed step drew.
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains

@@ -17,8 +17,8 @@ class RequestQueue:
     `remove` is lazy: a removed request stays in the heap until it is the first there, or until most of the heap is removed.
 
     Attributes:
-        num_tokens: the tokens of all waiting requests, counted when they were pushed. A follower counts as 0, because the
-            leader of these requests computes the prompt.
+        num_tokens: the tokens of all waiting requests, counted when they were pushed. A follower counts as 0, because
+            another request computes its prompt.
     """
 
     def __init__(self, policy: str) -> None:

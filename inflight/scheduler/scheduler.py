@@ -201,9 +201,9 @@ class Scheduler:
             if num_planned > request.num_tokens and (
                 num_planned == request.max_num_tokens or step_id < request.staggered_until
             ):
-                continue  # it draws its last token already, or it must wait because of the stagger
+                continue  # its last token is already being drawn, or it must wait because of the stagger
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
-                continue  # where the steps in flight end depends on which of their drafts are accepted
+                continue  # the positions of its tokens depend on which drafts in flight are accepted
             count, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
             if count == 1:
                 if num_decodes == 0:
@@ -234,7 +234,7 @@ class Scheduler:
         """Admit waiting requests in queue order, until one does not fit."""
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
             if request.num_in_flight:
-                break  # it was preempted and can soon be admitted again; later requests would use its blocks
+                break  # it was preempted and can soon be admitted again; later requests would take its blocks
             if (leader := self._leader_to_wait_for(request)) is not None:
                 self._waiting.hold_first(leader.request_id)
                 continue
@@ -249,7 +249,7 @@ class Scheduler:
 
         The first of the n completions of a prompt is the leader. It computes the prompt. The others are its followers. When
         plans have been made for all of the prompt but its last token, the followers can be admitted and share the leader's
-        blocks. If one of these steps fails while it is in flight, the later step of the follower is void, too.
+        blocks. If a step of the leader fails that is still in flight, the later step of the follower is void, too.
         """
         return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
 
