@@ -1,4 +1,4 @@
-"""The defaults in a model's generation_config.json: sampling parameters and end tokens.
+"""Reads the defaults in a model's generation_config.json: sampling parameters and end tokens.
 
 As in vLLM, its fields replace the defaults of `SamplingParams`. Its `max_new_tokens` becomes `max_tokens`. `do_sample` is
 ignored. A caller who wants greedy tokens sets temperature=0.

@@ -1,4 +1,4 @@
-"""Measures the best *stagger* of a pipeline when the engine starts. With a stagger of 3, a request draws in every 3rd step.
+"""Measures the best *stagger* of a pipeline at the start: with a stagger of 3, a request draws a token in every third step.
 
     stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
     link            | a 0 | b 0 | c 0 | ...
