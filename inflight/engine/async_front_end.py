@@ -1,4 +1,4 @@
-"""`AsyncFrontEnd`: the part of `AsyncLLM` that renders templates and tokenises, on threads, so that no stream waits for it."""
+"""`AsyncFrontEnd`: the part of `AsyncLLM` that renders templates and tokenises, in threads, to keep the event loop free."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from inflight.sampling_params import SamplingParams
 T = TypeVar("T")
 
 NUM_TEXT_THREADS = 4
-LONG_TEXT = 2**16  # characters; longer texts share one thread, so that no short text waits for them
-MAX_WAITING_CHARACTERS = 2**24  # bounds the long texts that wait to be tokenised, and also the short ones
-CHARACTERS_PER_SECOND = 2**19  # about how many a thread tokenises; a refused client gets a retry time from it
+LONG_TEXT = 2**16  # characters; longer texts have one thread of their own, so that no short text waits for them
+MAX_WAITING_CHARACTERS = 2**24  # the most characters that may wait to be tokenised; long and short texts count apart
+CHARACTERS_PER_SECOND = 2**19  # about how fast a thread tokenises; used to tell a refused client when to try again
 
 
 class AsyncFrontEnd:
@@ -29,12 +29,12 @@ class AsyncFrontEnd:
     Attributes:
         tokenizer: None with skip_tokenizer_init.
         chat_template: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that brings none.
+        default_params: the `SamplingParams` of a request that has none.
         default_max_tokens: the `max_tokens` in generation_config.json, if there is one.
     """
 
     def __init__(self, input_processor: InputProcessor, seed: int) -> None:
-        """If a request has no seed, its seed is derived from `seed` and from the number of the `process` call."""
+        """If a request has no seed, its seed is made from `seed` and the number of the call of `process`."""
         self.tokenizer = input_processor.tokenizer
         self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
@@ -44,7 +44,7 @@ class AsyncFrontEnd:
         self._numbers = itertools.count(1)
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="inflight-text")
         self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="inflight-long-text")
-        self._num_waiting = {self._threads: 0, self._long_thread: 0}  # characters
+        self._num_waiting = {self._threads: 0, self._long_thread: 0}  # characters that wait or are being tokenised
         self._is_closed = False
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
@@ -60,7 +60,7 @@ class AsyncFrontEnd:
         """Tokenise a prompt.
 
         Raises:
-            InvalidRequestError: the text is too long for the model, or not Unicode; or there is no tokenizer.
+            InvalidRequestError: the text is too long for the model or is not valid Unicode, or there is no tokenizer.
             OverloadedError: too much text waits to be tokenised.
         """
         encode = partial(self._input_processor.encode, text, add_special_tokens=add_special_tokens)
@@ -68,7 +68,7 @@ class AsyncFrontEnd:
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         if self.tokenizer is None:
-            raise InvalidRequestError("the engine has no tokenizer (skip_tokenizer_init=True)")
+            raise InvalidRequestError("the engine has no tokenizer (skip_tokenizer_init=True) to decode with")
         return await self._on_thread(partial(self.tokenizer.decode, token_ids, skip_special_tokens))
 
     async def process(
@@ -81,18 +81,19 @@ class AsyncFrontEnd:
         """Check and tokenise a request without starting it. `InputProcessor.process` describes the arguments.
 
         Raises:
-            InvalidRequestError: says what was given, what is allowed and what to do.
+            InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
             OverloadedError: too much text waits to be tokenised.
         """
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        options.setdefault("arrival_time", time.monotonic())  # taken now, and not when a thread is free
-        seed = derive_seed(self._seed, next(self._numbers))  # counted here, because the threads may change the order
+        # now, and not when a thread is free
+        options.setdefault("arrival_time", time.monotonic())
+        seed = derive_seed(self._seed, next(self._numbers))  # here, because the threads may change the order
         process = partial(self._input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)
 
     async def _on_thread(self, function: Callable[[], T], num_characters: int = 0) -> T:
-        """Run `function` on a thread. `num_characters` is the length of its text; any length is accepted if no other text
-        waits."""
+        """Run `function` in a thread. `num_characters` is the length of its text. If no other text waits, any length is
+        accepted."""
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
         threads = self._long_thread if num_characters > LONG_TEXT else self._threads
@@ -100,7 +101,7 @@ class AsyncFrontEnd:
         if num_characters and waiting and waiting + num_characters > MAX_WAITING_CHARACTERS:
             seconds = max(waiting // CHARACTERS_PER_SECOND, 1)
             raise OverloadedError(
-                f"texts of {waiting} characters wait for their tokens; come again later", retry_after_seconds=seconds
+                f"{waiting} characters of text wait to be tokenised; try again later", retry_after_seconds=seconds
             )
         self._num_waiting[threads] += num_characters
         try:

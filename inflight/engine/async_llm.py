@@ -1,10 +1,10 @@
-"""`AsyncLLM`: serves many requests at once on an event loop, with the engine in a process of its own; used by the server.
+"""`AsyncLLM`: serves many requests at once on an event loop, with the engine in a process of its own. The server uses it.
 
-    process()  texts to tokens, templates: on threads            |  engine core's process
+    process()  templates, text to tokens: in threads             |  engine core's process
     submit()   -- AddRequest -->  ........................socket.|.......................  scheduler, executor, compute
     OutputStream  <-- detokenizer <-- slices of the event loop <-|-- EngineOutputs --
 
-All of it except `process` runs on the event loop. The engine's outputs are processed in short slices, see `Backlog`.
+Everything except `process` runs on the event loop. The engine's outputs are processed in short slices, see `Backlog`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(AsyncFrontEnd):
-    """`from_args` or `attach` makes one, `close` ends it; it is also an asynchronous context manager. For one event loop.
+    """Make an engine with `from_args` or `attach`, and end it with `close` or `async with`. For one event loop only.
 
         async with await AsyncLLM.from_args(EngineArgs(model="path/to/model")) as engine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -71,7 +71,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._client = client
         self._id_prefix = f"{ready.front_end}."
         self._observers = Observers(observers)
-        self._process: EngineProcess | None = None  # None if another process has started the engine
+        self._process: EngineProcess | None = None  # None if another process started the engine
         self._outputs = OutputProcessor(input_processor.tokenizer, observers)
         self._admission = Admission(limits or QueueLimits(), config.scheduler.max_num_seqs)
         self._backlog = Backlog(client, self._process_outputs)
@@ -79,8 +79,8 @@ class AsyncLLM(AsyncFrontEnd):
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
         self._drain = Drain()
-        self._busy_since = 0.0  # when the oldest stream in `_streams` began
-        self._death = ""  # why the engine is gone
+        self._busy_since = 0.0  # since when `_streams` has not been empty
+        self._death = ""  # why the engine has died; "" while it lives
         self._closing: asyncio.Task[None] | None = None
         client.on_outputs, client.on_end = self.on_outputs, self.on_end
 
@@ -90,10 +90,10 @@ class AsyncLLM(AsyncFrontEnd):
     async def from_args(
         cls, args: EngineArgs, *, limits: QueueLimits | None = None, observers: Sequence[EngineObserver] = ()
     ) -> AsyncLLM:
-        """Start the engine's process. The tokenizer is read here while the model is loaded there.
+        """Start the engine's process. It loads the model while this process reads the tokenizer.
 
         Raises:
-            ConfigError: the arguments, the folder or the machine do not fit; nothing is left running.
+            ConfigError: the arguments, the folder or the machine do not fit. No process is left running.
             EngineError: the engine could not start for another reason.
         """
         begin = time.perf_counter()
@@ -120,10 +120,10 @@ class AsyncLLM(AsyncFrontEnd):
         limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> AsyncLLM:
-        """A further front end of an engine that another process has started with the same `args`; see `EngineProcess`. It owns
-        `engine_socket`. The engine ends when all front ends have closed their sockets.
+        """Make a further front end of an engine that another process has started with the same `args`; see `EngineProcess`. The
+        front end owns `engine_socket`. The engine ends when all front ends have closed their sockets.
 
-        Raises: as `from_args`.
+        Raises: the same as `from_args`.
         """
         config = await asyncio.to_thread(resolve_config, args)
         return await cls._connect(args, config, engine_socket, limits, observers)
@@ -156,13 +156,13 @@ class AsyncLLM(AsyncFrontEnd):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def check_admission(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Check that a request of this size would be accepted now, for instance before its prompt is tokenised.
+        """Check that a request of this size would be accepted now. Useful, for example, before its prompt is tokenised.
 
         Raises:
-            InvalidRequestError: the request has more sequences than are ever accepted together.
+            InvalidRequestError: the request has more sequences than can ever be accepted together.
             OverloadedError: the queue is full.
-            EngineClosedError: the engine was closed, or drains.
-            EngineDeadError: its process is gone.
+            EngineClosedError: the engine was closed, or it drains.
+            EngineDeadError: the engine's process is gone.
         """
         self._check_open()
         self._drain.check_new()
@@ -170,9 +170,9 @@ class AsyncLLM(AsyncFrontEnd):
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """A context in which a request is made ready (tokenised, for instance) and submitted. A `drain` waits for its end.
+        """A context in which a request is prepared (for example tokenised) and submitted. `drain` waits until it ends.
 
-        Raises: as `check_admission`.
+        Raises: the same as `check_admission`.
         """
         self.check_admission()
         with self._drain.accepted():
@@ -185,9 +185,9 @@ class AsyncLLM(AsyncFrontEnd):
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         timeout: float | None = None,
     ) -> OutputStream:
-        """Start a request that `process` returned. It is aborted `timeout` seconds after its arrival.
+        """Start a request that `process` returned. If it has not ended `timeout` seconds after its arrival, it is aborted.
 
-        Raises: as `submit_all`.
+        Raises: the same as `submit_all`.
         """
         return self.submit_all([request], kind=kind, timeout=timeout)[0]
 
@@ -198,13 +198,13 @@ class AsyncLLM(AsyncFrontEnd):
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         timeout: float | None = None,
     ) -> list[OutputStream]:
-        """`submit` for requests that belong together: either all are started, or none is.
+        """Like `submit`, for requests that belong together: either all are started, or none is.
 
         Raises:
-            InvalidRequestError: a request with one of these ids still runs, or two requests have the same id, or
+            InvalidRequestError: a request with one of these ids still runs, two of these requests have the same id, or
                 `check_admission` raises it.
-            OverloadedError, EngineClosedError, EngineDeadError: as `check_admission`; but requests that were `accepted` before
-                a drain began are started.
+            OverloadedError, EngineClosedError, EngineDeadError: the same as `check_admission`. But requests that were
+                `accepted` before a drain began are started.
         """
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_open()
@@ -237,7 +237,7 @@ class AsyncLLM(AsyncFrontEnd):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncIterator[RequestOutput]:
-        """`process` and `submit` in one; the request is aborted when the generator is closed."""
+        """`process` and `submit` in one call. If the generator is closed, the request is aborted."""
         with self.accepted():
             request_id = f"request-{next(self._serials)}" if request_id is None else request_id
             request = await self.process(request_id, prompt, params, **options)
@@ -249,17 +249,17 @@ class AsyncLLM(AsyncFrontEnd):
             await stream.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """End a request. An id that is unknown, or has ended, is ignored."""
+        """End a request. Ids of unknown or ended requests are ignored."""
         self._end([request_id], FinishReason.ABORT)
 
     async def reset_prefix_cache(self) -> None:
-        """Forget the KV blocks of earlier prompts."""
+        """Forget all cached prompts."""
         self._check_open()
         await self._client.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
         """Returns the request with new ids that the core has never received. So late outputs of an earlier request with the
-        same id, and outputs for other front ends, cannot be taken for outputs of this request."""
+        same id, and outputs for other front ends, cannot be mistaken for outputs of this request."""
         prefix = f"{self._id_prefix}{next(self._serials)}."
         children = [
             replace(
@@ -279,7 +279,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._publish(self._outputs.abort(request_ids, reason))
 
     def _expire(self, request_id: str, timeout: float) -> None:
-        error = RequestTimeoutError(f"the request did not end within {timeout:g} s; it has been aborted")
+        error = RequestTimeoutError(f"the request did not end within its timeout of {timeout:g} s, so it was aborted")
         self._streams[request_id].fail(error)
         self._end([request_id], FinishReason.ABORT)
 
@@ -323,15 +323,15 @@ class AsyncLLM(AsyncFrontEnd):
         """
         Raises:
             EngineClosedError: the engine was closed.
-            EngineDeadError: its process is gone.
+            EngineDeadError: the engine's process is gone.
         """
         self._check_open()
 
     async def check_ready(self) -> None:
-        """Check that the engine makes steps. For this check an idle engine generates one token, every 10 seconds at most.
+        """Check that the engine makes steps. An idle engine must generate one token for this check, at most every 10 seconds.
 
         Raises:
-            EngineError: the engine makes no steps, or `check_health` raises it.
+            EngineError: the engine makes no steps, or `check_health` raises an error.
         """
         self._check_open()
         await self._readiness.check(self._start_canary, self._busy_since if self._streams else None)
@@ -343,16 +343,16 @@ class AsyncLLM(AsyncFrontEnd):
         return canary.children[0].request_id
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new requests, and wait until all requests that run or are `accepted` have ended. After `timeout` seconds abort
-        the requests that are left."""
+        """Refuse new requests, and wait until all running and `accepted` requests have ended. Requests that have not ended
+        after `timeout` seconds are aborted."""
         try:
             await self._drain.run(timeout)
         except TimeoutError:
-            logger.warning("%d requests did not end within %g s and are aborted", len(self._streams), timeout)
+            logger.warning("%d requests did not end within %g s; they are aborted", len(self._streams), timeout)
             self._end(self._outputs.request_ids(), FinishReason.ABORT)
 
     async def close(self) -> None:
-        """End the engine's process, if `from_args` started it. Unfinished requests fail. Idempotent."""
+        """End the engine's process if `from_args` started it. Unfinished requests fail. Idempotent."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -368,7 +368,7 @@ class AsyncLLM(AsyncFrontEnd):
         if self._closing is None:
             self._death = reason
             logger.error("%s; %d requests were running", reason, len(self._streams))
-        self._backlog.finish()  # outputs that arrived in time are delivered
+        self._backlog.finish()  # deliver the outputs that have already arrived
         self._readiness.end(self._gone())
         for stream in self._streams.values():
             stream.fail(self._gone())

@@ -1,7 +1,7 @@
 """`Backlog`: the engine's outputs that have arrived but are not processed yet. The event loop processes them in short slices.
 
-So a large batch does not hold up the event loop. A large output is divided into pieces for the same reason. If outputs arrive
-faster than they are processed, the client stops reading; they stay in the engine, and the engine merges them.
+So the event loop can do other things while it processes a large batch. A large output is divided into pieces for the same
+reason. If outputs arrive faster than they are processed, the client stops reading. Then the engine keeps them and merges them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.001  # the length of a slice; after it the event loop can do something else
-SLICE_OUTPUTS = 16  # so many are processed before the clock is read again
-SLICE_LOGPROBS = 1024  # so many are processed before the clock is read again; at worst twice as many, in 2 ms
+SLICE_OUTPUTS = 16  # after this number of outputs the clock is read again
+SLICE_LOGPROBS = 1024  # also after this number of log-probabilities; at worst twice as many, which takes 2 ms
 MAX_BACKLOG = 4096  # if more outputs than this wait, no further outputs are read
 
 
 class Backlog:
-    """Used by the event loop only.
+    """Only the event loop uses it.
 
     Args:
-        process: called with some outputs, in order. If it raises, all other outputs are dropped and the client's stream ends.
+        process: called with some outputs, in order. If it raises, all other outputs are dropped and the stream is ended.
     """
 
     def __init__(self, client: CoreClient, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
@@ -51,12 +51,12 @@ class Backlog:
             self._client.pause()
 
     def finish(self) -> None:
-        """Process all outputs at once. To be called when the engine sends no more."""
+        """Process all outputs at once. Call this when the engine sends no more outputs."""
         while self._outputs and self._process_some():
             pass
 
     def _run(self) -> None:
-        """Process one slice, and schedule the next one."""
+        """Process one slice, and let the event loop call this method again if outputs are left."""
         end = time.perf_counter() + SLICE_SECONDS
         while self._outputs:
             if time.perf_counter() > end:
@@ -69,7 +69,7 @@ class Backlog:
             self._client.resume()
 
     def _process_some(self) -> bool:
-        """Process a few of the oldest outputs. If that fails, end the client's stream and return False."""
+        """Process a few of the oldest outputs. If this fails, end the client's stream and return False."""
         some: list[EngineCoreOutput] = []
         num_logprobs = 0
         while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:
@@ -90,8 +90,7 @@ def _num_logprobs(output: EngineCoreOutput) -> int:
 
 
 def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
-    """Divide `output` into outputs of a few positions each. If `output` ends the request, so does the last piece, and no other
-    piece."""
+    """Divide `output` into outputs of a few positions each. If `output` ends the request, only the last piece ends it."""
     unfinished = replace(
         output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
     )

@@ -3,20 +3,20 @@
     step():   plan and submit until `depth` steps are in flight  ->  wait for the oldest  ->  commit it  ->  send masks
               ->  plan and submit again
 
-Steps are committed in the order in which they were submitted. With depth 1 a step is planned after the previous step has been
-committed. With depth 2 a step is planned and sent to the workers before the result of the previous step is known. A pipeline
-has a larger depth, so that every stage has a step. If a step has grammars, its masks are sent after its plan, as soon as the
-tokens before it have been committed; its forward pass runs meanwhile.
+Steps are committed in the order in which they were submitted. With depth 1, a step is planned when the step before it has been
+committed. With depth 2, a step is planned and sent to the workers before the result of the step before it is known. A pipeline
+has a larger depth, so that every stage has work. The masks of a step with grammars are sent after its plan, as soon as the
+tokens before it have been committed. The forward pass of the step runs meanwhile.
 
-If a step fails, all steps in flight are void; their requests keep their tokens and wait again. The failure decides whether the
-engine can go on:
+If a step fails, all steps in flight are void: their results are not used, and their requests keep their tokens and wait again.
+Whether the engine can continue depends on the failure:
 
-    one rank, its step raised            yes, if the rank can compute a step without requests (`check_health`)
-    one of several ranks raised          no: it has left its process groups, and no code makes new ones
-    a step took longer than its budget   no: the rank may still be running it
+    there is one rank, its step raised   yes, if the rank can compute a step without requests (`check_health`)
+    one of several ranks raised          no: the rank has left its process groups, and no code makes new ones
+    a step exceeded its time limit       no: the rank may still be running it
     a rank died                          no
 
-If it cannot, the core is dead: it raises the cause once, and `EngineDeadError` from then on.
+If the engine cannot continue, the core is dead. It raises the cause once, and `EngineDeadError` in all later calls.
 """
 
 from __future__ import annotations
@@ -45,26 +45,27 @@ from inflight.structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
 
-# How long `step` waits for a grammar if there is nothing else to do. A request that arrives meanwhile is planned afterwards.
+# How long `step` waits for a grammar if there is nothing else to do. Requests that arrive in this time are planned after it.
 IDLE_SECONDS = 0.01
 
 
 class EngineCore:
-    """Owns the executor: `close` shuts it down. Not thread-safe; one caller drives it.
+    """Owns the executor: `close` shuts it down. Not thread-safe: only one thread may call its methods.
 
     Attributes:
-        before_plan: called right before each plan; it may add and abort requests. Does nothing by default.
-        wait_for_arrival: called with the oldest step while fewer than `depth` steps are in flight. It waits until the step is
-            done (False), or until a request has arrived and was added (True); then `step` plans again. None: `step` waits
-            for the oldest step only.
-        scheduler_config: the user's configuration, with the stagger and depth that were measured for the pipeline at the start.
-        timeline: the times at which the engine planned, waited, committed and filled masks.
+        before_plan: called directly before each plan. It may add and abort requests. By default it does nothing.
+        wait_for_arrival: called with the future of the oldest step while fewer than `depth` steps are in flight. It waits until
+            the step is done and returns False, or until a request has arrived and was added, and returns True. After True,
+            `step` plans again. If it is None, `step` only waits for the oldest step.
+        scheduler_config: the user's configuration, with the stagger and the depth that were measured for the pipeline (see
+            pipeline_tuning.py).
+        timeline: when the engine planned, waited, committed and filled masks.
     """
 
     def __init__(
         self, config: EngineConfig, executor: Executor, grammars: StructuredOutputManager | None = None
     ) -> None:
-        """`grammars` serves requests with `structured_outputs`; the core closes it."""
+        """`grammars` compiles the grammars of requests and makes their masks. The core closes it."""
         self._executor = executor
         self._grammars = grammars
         self.before_plan: Callable[[], None] = lambda: None
@@ -86,12 +87,12 @@ class EngineCore:
             first_step_id=first_step_id,
         )
         self._depth = self.scheduler_config.depth
-        # with external_launcher all engines must make the same plans, but grammars take different times to compile on them
+        # external_launcher needs equal plans on all engines, although they compile a grammar in different times
         self._waits_for_grammars = config.parallel.distributed_executor_backend == "external_launcher"
         self._has_peers = config.parallel.world_size > 1
         self._death: RankError | None = None
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
-        self._outputs: list[EngineCoreOutput] = []  # committed, not yet returned
+        self._outputs: list[EngineCoreOutput] = []  # committed, but not returned yet
         self._records = StepRecords(self.scheduler, kv_cache)
         self.timeline = self._records.timeline
 
@@ -101,7 +102,7 @@ class EngineCore:
             self.scheduler.wait_for_grammars()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once; `step` returns no more outputs of them. Ids that are unknown, or have ended, are ignored."""
+        """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
         aborted = set(request_ids)
         self.scheduler.abort_requests(aborted)
         self._outputs = [output for output in self._outputs if output.request_id not in aborted]
@@ -119,7 +120,7 @@ class EngineCore:
     def check_alive(self) -> None:
         """
         Raises:
-            EngineDeadError: the core is dead; the message names the cause.
+            EngineDeadError: the core is dead. The message contains the cause.
         """
         if self._death is not None:
             cause = str(self._death).split("\n", 1)[0]
@@ -127,7 +128,7 @@ class EngineCore:
             raise EngineDeadError(text, summary=self._death.summary)
 
     def check_ranks(self) -> None:
-        """Notice the death of a rank while no step is in flight. Never waits.
+        """Check whether a rank has died. Used while no step is in flight. Never waits.
 
         Raises:
             WorkerDiedError: a rank has died, so the core is dead.
@@ -139,20 +140,21 @@ class EngineCore:
             raise
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run the loop once, and return what the committed step added to requests. The list may be empty: there was nothing to
-        do, or the requests of the step have ended, or grammars are still being compiled (`step` waits IDLE_SECONDS for them).
+        """Run the loop once, and return what the committed step added to requests. The list is empty if there was nothing to
+        do, if the requests of the step have ended, or if grammars are still being compiled (`step` waits for them at most
+        IDLE_SECONDS).
 
         Raises:
             EngineError: a step failed, and all steps in flight are void. The core keeps their requests, with all tokens
-                returned so far. Unless the core `is_dead`, abort them or call `step` again.
+                returned so far. Unless the core `is_dead`, abort the requests or call `step` again.
         """
         with self._voiding_on_error():
             self._submit_steps()
             if self._in_flight:
                 self._plan_arrivals()
                 self._commit_oldest()
-                if self._depth > 1:  # with depth 1 the caller sees the outputs first, and may abort requests
-                    self._submit_steps()  # before the caller processes the outputs, which may take long
+                if self._depth > 1:  # with depth 1 the caller may abort requests before the next plan
+                    self._submit_steps()  # now, because the caller may need long to process the outputs
             elif not self._outputs and not self.scheduler.has_failures:
                 self.scheduler.wait_for_grammars(IDLE_SECONDS, for_all=False)
         outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []
@@ -162,16 +164,17 @@ class EngineCore:
     def collective_rpc(
         self,
         method: str,
-        args: Sequence[Any] = (),  # Any: the worker's method says what it takes and returns
+        args: Sequence[Any] = (),  # Any: each method of the worker has its own arguments and result
         kwargs: Mapping[str, Any] | None = None,
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Commit the steps in flight, whose outputs the next `step` returns; then call `Executor.collective_rpc`. Without the
-        commits the call could wait for ever: it runs behind the steps, and they may wait for masks that only the core sends.
+        """Commit the steps in flight, whose outputs the next `step` returns. Then call `Executor.collective_rpc`. Without these
+        commits the call could wait for ever: the ranks run it after the steps, and the steps may wait for masks that only the
+        core sends.
 
         Raises:
-            EngineError: the call failed; or a step failed, as in `step`.
+            EngineError: the call failed, or a step failed, as in `step`.
         """
         with self._voiding_on_error():
             while self._in_flight:
@@ -193,7 +196,7 @@ class EngineCore:
             self._send_masks()
 
     def _plan_arrivals(self) -> None:
-        """Plan requests that arrive before the oldest step is done, while more steps may be in flight."""
+        """While more steps may be in flight, plan requests that arrive before the oldest step is done."""
         plan, future = self._in_flight[0]
         while self.wait_for_arrival is not None and len(self._in_flight) < self._depth:
             with self.timeline.span(plan.step_id, "wait"):
@@ -210,11 +213,11 @@ class EngineCore:
         self._outputs += self.scheduler.update_from_output(plan, output)
         self._records.worked(plan.step_id, "commit", start)
         self._records.committed(plan.step_id)
-        self._in_flight.popleft()  # only now: an interrupt during the wait must not lose the step
+        self._in_flight.popleft()  # not earlier, because an interrupt during the wait must not lose the step
         self._send_masks()
 
     def _send_masks(self) -> None:
-        """Fill and send the masks of those steps in flight whose earlier tokens are all committed."""
+        """Make and send the masks of those steps in flight for which all earlier tokens are committed."""
         start = time.perf_counter_ns()
         for step_id, grammar_output in self.scheduler.fill_masks():
             self._executor.provide_grammar_output(step_id, grammar_output)
@@ -222,8 +225,8 @@ class EngineCore:
 
     @contextmanager
     def _voiding_on_error(self) -> Iterator[None]:
-        """Void the steps in flight if the body fails. If the rank can go on, and all requests of the failed step had ended
-        before, the failure is only logged and not raised: the other steps are computed again."""
+        """Void the steps in flight if the body of the `with` statement raises. If the rank can continue, and all requests of
+        the failed step had already ended, the failure is only logged. Then the other steps are computed again."""
         self.check_alive()
         try:
             yield
@@ -239,39 +242,39 @@ class EngineCore:
             raise cause from None
 
     def _void_steps(self, error: Exception) -> Exception:
-        """Drop all steps in flight, and log the cause with the plan and the scheduler's state. Returns the cause."""
+        """Drop all steps in flight. Log the cause with the plan and the scheduler's state. Returns the cause."""
         plans = [plan for plan, _ in self._in_flight]
         state = self.scheduler.describe()
         self._in_flight.clear()
         for step_id, empty in self.scheduler.void():
             self._executor.provide_grammar_output(step_id, empty)
-        # `provide_grammar_output` comes first: the step with the cause may have waited for these masks
+        # only after `provide_grammar_output`, because the step with the cause may have waited for these masks
         cause = self._executor.root_cause(error) if isinstance(error, RankError) and self._has_peers else error
         failed_id = cause.step_id if isinstance(cause, RankError) else None
         failed = [plan for plan in plans if plan.step_id == failed_id]
         logger.error(
-            "%s\nThe plan was:\n%s\nThe scheduler:\n%s\nSteps in flight: %s",
+            "%s\nThe plan was:\n%s\nThe scheduler's state:\n%s\nSteps in flight: %s",
             cause,
             "\n".join(plan.describe() for plan in failed or plans[:1]) or "none",
             state,
             ", ".join(str(plan.step_id) for plan in plans) or "none",
-            exc_info=None if isinstance(cause, EngineError) else cause,  # a defect of this process
+            exc_info=None if isinstance(cause, EngineError) else cause,  # other errors are defects of this process
         )
         return cause
 
     def _can_go_on(self, cause: RankError) -> bool:
-        """Whether the rank can run more steps after this error. Waits for the steps that it still runs."""
+        """Whether the rank can run more steps after this error. Waits for the steps that the rank still runs."""
         if self._has_peers or not isinstance(cause, StepError):
             return False
         try:
             self._executor.check_health()
         except EngineError as error:
-            logger.error("the rank cannot go on: %s", error)
+            logger.error("the rank cannot run more steps: %s", error)
             return False
         return True
 
     def take_stats(self) -> SchedulerStats:
-        """Returns the state now, and the counts since the last call."""
+        """Returns the present state, and the counts since the last call."""
         return self._records.take_stats()
 
     def reset_prefix_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""A front end's side of the engine's process: `EngineProcess` starts and ends it, `CoreClient` exchanges messages with it."""
+"""A front end's side of the engine core's process. `EngineProcess` starts and ends it, `CoreClient` sends it messages."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from inflight.interface.serving import (
 logger = logging.getLogger(__name__)
 
 TITLE = "inflight: engine"
-MAX_END_SECONDS = 20.0  # the process has so long to end by itself; its workers have 5 s, a step that hangs has 15 s
+MAX_END_SECONDS = 20.0  # how long the process may need to end; its workers may need 5 s, a step that hangs 15 s
 SOCKET_BUFFER_BYTES = 2**20
 
 
 class EngineProcess:
-    """The engine core in a process of its own. It begins to load the model at once, and ends when all `sockets` are closed.
+    """The engine core in a process of its own, which begins to load the model at once. The process ends when all `sockets` are
+    closed.
 
     Attributes:
-        sockets: one for each front end. If a front end runs in another process, close the socket here after that process has
-            it.
+        sockets: one for each front end. If a front end runs in another process, close its socket in this process when the other
+            process has it.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig, num_front_ends: int = 1) -> None:
@@ -67,7 +68,8 @@ class EngineProcess:
             raise
 
     def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
-        """Close the sockets that are still here, wait until the process has ended, and kill it if it does not. Call it once."""
+        """Close the sockets that are still open here, wait until the process has ended, and kill it if it does not. Call this
+        once."""
         for ours in self.sockets:
             ours.close()
         stop_processes([self.process], grace_seconds)
@@ -75,15 +77,16 @@ class EngineProcess:
 
 
 class CoreClient(asyncio.BufferedProtocol):
-    """The connection of one front end, on the event loop.
+    """The connection of one front end to the engine core, on the event loop.
 
     Attributes:
-        on_outputs: called with each `EngineOutputs`, in order; it must return soon. The engine sends none before it is ready.
+        on_outputs: called with each `EngineOutputs`, in order. It must return soon. The engine sends none before it is ready.
         on_end: called once, with the reason, when the engine has failed, its process is gone, or `close` was called.
-        ready: resolved when the engine has started. If its start failed, it raises the `InflightError` that was raised there.
-        closed: resolved when the connection has ended.
-        reason: why the connection has ended, once it has.
-        summary: why the engine has failed, in words that a client may see; "" if it has not, or if they are not known.
+        ready: a future that is resolved when the engine has started. If the engine could not start, it raises the
+            `InflightError` that was raised there.
+        closed: a future that is resolved when the connection has ended.
+        reason: why the connection has ended, if it has.
+        summary: why the engine has failed, in words for clients. "" if it has not failed, or if there are no such words.
     """
 
     def __init__(self) -> None:
@@ -101,17 +104,17 @@ class CoreClient(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = loop.create_future()
 
     async def connect(self, engine_socket: socket.socket) -> None:
-        """Use this socket. It belongs to the client from now on."""
+        """Use this socket. From now on the client owns it."""
         engine_socket.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=engine_socket)
 
     def send(self, message: Message) -> None:
-        """Send a message. Never waits. After the end of the stream nothing is sent."""
+        """Send a message. Never waits. If the stream has ended, nothing is sent."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(message).buffers())
 
     async def reset_prefix_cache(self) -> None:
-        """Ask the engine to forget its cached blocks. Returns when it has done so.
+        """Ask the engine to forget its cached blocks. Returns when the engine has done this.
 
         Raises:
             EngineDeadError: the connection ended before the engine's answer.
@@ -122,7 +125,7 @@ class CoreClient(asyncio.BufferedProtocol):
         await self._resets[call_id]
 
     def pause(self) -> None:
-        """Stop reading. Meanwhile the engine keeps and merges the outputs."""
+        """Stop reading. Until `resume` the engine keeps and merges its outputs."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -135,7 +138,7 @@ class CoreClient(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def end(self, reason: str) -> None:
-        """`close`, with a reason for `on_end`."""
+        """Like `close`, with a reason that `on_end` gets."""
         self.reason = reason
         self.close()
 
@@ -159,7 +162,7 @@ class CoreClient(asyncio.BufferedProtocol):
         if not self.ready.done():
             self.ready.set_exception(EngineDeadError(self.reason))
         if not self.ready.cancelled():
-            self.ready.exception()  # asyncio does not log that nobody has retrieved it
+            self.ready.exception()  # otherwise asyncio would log that nobody has read the exception
         for reset in self._resets.values():
             if not reset.done():
                 reset.set_exception(EngineDeadError(self.reason))
@@ -183,7 +186,8 @@ class CoreClient(asyncio.BufferedProtocol):
                     reset.set_result(None)
             case EngineDied():
                 self.summary = message.summary
-                self.end(f"the engine has failed: {message.reason}")  # at once: the process may need seconds
+                # at once, because the process may need seconds to end
+                self.end(f"the engine has failed: {message.reason}")
 
 
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied)

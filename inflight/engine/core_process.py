@@ -1,17 +1,18 @@
-"""The engine's process: `python -m inflight.engine.core_process TITLE FD ...`, with a stream for each front end it serves.
+"""The engine core's process: `python -m inflight.engine.core_process TITLE FD ...`. Each FD is the stream of one front end.
 
     front end 0  <== socket ==>  inbox thread ---> arrivals ---> step loop (main thread) ---> outbox, sender thread
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
 
-Only the step loop touches the core. Without requests it sleeps until a message arrives. With requests it processes arrived
-messages right before the next plan; if another step could be in flight, a message wakes it. No front end can delay
-a step. Side effects:
+Only the step loop uses the core. If there are no requests, it sleeps until a message arrives. If there are requests, it
+processes messages directly before the next plan. If it waits for a step while one more step could be in flight, a message wakes
+it. No front end can delay a step. Side effects:
 
-1. If the stream of a front end ends, or brings something that is not a frame, the front end's requests are aborted.
-2. When the last front end has gone, the loop ends. A start is ended at once, a step that hangs after `MAX_END_SECONDS`.
-3. If a step fails, its requests end with an error, and the loop goes on. If the core is dead after that, the process sends the
-   reason to the front ends and ends; the front ends then end their requests. The death of a rank is noticed also while there
-   are no requests.
+1. If the stream of a front end ends, or contains something that is not a frame, the requests of this front end are aborted.
+2. If all front ends are gone, the loop ends. If this happens while the engine starts, the process ends at once. If a step hangs
+   then, the process ends after `MAX_END_SECONDS`.
+3. If a step fails, its requests end with an error, and the loop continues. But if the failure has killed the core, the process
+   sends the reason to the front ends and ends. Then the front ends end their requests. The death of a rank is also noticed
+   while there are no requests.
 4. The process and its workers ignore SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole process group.
    So a front end that gets such a signal can wait until its requests have ended.
 """
@@ -54,16 +55,16 @@ from inflight.interface.serving import (
 from inflight.interface.step import ModelRunnerOutput
 from inflight.tokenizer.source import read_tokenizer
 
-logger = logging.getLogger("inflight.engine.core_process")  # because `__name__` is "__main__" in a program
+logger = logging.getLogger("inflight.engine.core_process")  # not `__name__`, which is "__main__" in a program
 
-STATS_SECONDS = 0.05  # the least time between two reports of the engine's state
-BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the least time between two garbage collections
-MAX_END_SECONDS = 15.0  # how long a step may go on after the last front end has gone
-MAX_GOODBYE_SECONDS = 1.0  # the most time to send a front end the reason of a failure
+STATS_SECONDS = 0.05  # the shortest time between two reports of the engine's state
+BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the shortest time between two garbage collections
+MAX_END_SECONDS = 15.0  # how long a step may still run when the last front end is gone
+MAX_GOODBYE_SECONDS = 1.0  # how long it may take to send a front end the reason of a failure
 
 
 class FrontEndLink:
-    """The connection to one front end. `num_received`: how many sequences the front end has sent so far."""
+    """The connection to one front end. `num_received` is the number of sequences that the front end has sent so far."""
 
     def __init__(self, index: int, stream: BlockingStream) -> None:
         self.index = index
@@ -73,23 +74,23 @@ class FrontEndLink:
 
 
 class CoreServer:
-    """To be created and run in the process's main thread. `links`: all front ends."""
+    """Serves the front ends. Must be created and run in the main thread of the process. `links`: all front ends."""
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        # (link, message) of a front end; (link, None) when the front end is gone; None when a rank has died, or a step is done
+        # (link, message): a front end sent it; (link, None): the front end is gone; None: a rank has died, or a step is done
         self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
-        self._owners: dict[str, FrontEndLink] = {}  # of each sequence in the core, by its id
-        self._awaited: Future[ModelRunnerOutput] | None = None  # this step's end wakes the loop
+        self._owners: dict[str, FrontEndLink] = {}  # id of a sequence in the core -> the front end that sent it
+        self._awaited: Future[ModelRunnerOutput] | None = None  # the end of this step wakes the loop
         self._num_streams = len(self._links)
-        self._lock = threading.Lock()  # guards `_num_streams`
+        self._lock = threading.Lock()  # for `_num_streams`
         self._is_running = False
         self._next_report = 0.0
         self._last_collection = time.monotonic()
-        self._is_reported = False  # the front ends know the engine's newest state
+        self._is_reported = False  # whether the front ends have the newest state of the engine
 
     def start_reading(self) -> None:
-        """Start the inbox threads. If all streams end, even during the start of the engine, the process ends."""
+        """Start the inbox threads. If all streams end, the process ends, even while the engine starts."""
         for link in self._links:
             name = f"inflight-inbox-{link.index}"
             threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
@@ -106,7 +107,7 @@ class CoreServer:
         """Run the step loop until all front ends are gone.
 
         Raises:
-            EngineError: the core is dead; the front ends have got the reason.
+            EngineError: the core is dead. The reason was sent to the front ends.
         """
         self._core = core
         self._is_running = True
@@ -142,7 +143,8 @@ class CoreServer:
         self._collect_garbage(BUSY_COLLECTION_SECONDS)
 
     def _collect_garbage(self, seconds: float) -> None:
-        """Collect if the last collection is `seconds` ago. Python on its own would collect in a step: 5 ms at 256 requests."""
+        """Collect if the last collection was at least `seconds` ago. Python itself would collect during a step (5 ms at 256
+        requests)."""
         now = time.monotonic()
         if now - self._last_collection >= seconds:
             gc.collect()
@@ -155,7 +157,7 @@ class CoreServer:
             self._take(self._arrivals.get())
 
     def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
-        """Wait until `step` is done (False) or a message has arrived (True)."""
+        """Wait until `step` is done, and return False, or until a message has arrived and was processed, and return True."""
         if step is not self._awaited:
             self._awaited = step
             step.add_done_callback(lambda _: self._arrivals.put(None))
@@ -183,7 +185,7 @@ class CoreServer:
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
             case None:
                 left = [request_id for request_id, owner in self._owners.items() if owner is link]
-                logger.info("front end %d is gone, with %d sequences", link.index, len(left))
+                logger.info("front end %d is gone; its %d sequences are aborted", link.index, len(left))
                 self._abort(left)
                 self._links.remove(link)
         self._is_reported = False
@@ -195,14 +197,14 @@ class CoreServer:
             del self._owners[request_id]
 
     def _read(self, link: FrontEndLink) -> None:
-        """Run the inbox thread. It only reads, so it finds the end of the stream even while a step hangs."""
+        """Run the inbox thread. It only reads, so it sees the end of the stream even while a step hangs."""
         try:
             while (message := link.stream.receive(ALLOWED)) is not None:
                 self._arrivals.put((link, message))
         except OSError as error:
             logger.debug("the stream of front end %d was lost: %s", link.index, error)
         except CodecError as error:
-            logger.error("front end %d is dropped: %s", link.index, error)
+            logger.error("front end %d sent a damaged message, so its requests end: %s", link.index, error)
         self._arrivals.put((link, None))
         with self._lock:
             self._num_streams -= 1
@@ -215,7 +217,7 @@ class CoreServer:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def _distribute(self, outputs: Sequence[EngineCoreOutput], *, report: bool) -> None:
-        """Send each front end its outputs, and with `report` the engine's state."""
+        """Send each front end its outputs. With `report` also send the engine's state."""
         stats = None
         if report:
             stats = self._core.take_stats()
@@ -230,8 +232,8 @@ class CoreServer:
                 link.outbox.put(own, link.num_received, stats)
 
     def _fail_step(self, error: EngineError) -> None:
-        """End the requests of the failed step; all requests if the error does not name them. The others wait with their tokens
-        and are computed again. This cannot go on for ever, because each failure ends at least one request."""
+        """End the requests that the error of a failed step names; if it names none, all requests. The other requests wait with
+        their tokens and are computed again. This cannot continue for ever, because each failure ends at least one request."""
         named = error.request_ids if isinstance(error, RankError) else ()
         failed = [request_id for request_id in named if request_id in self._owners] or list(self._owners)
         self._core.abort_requests(failed)
@@ -252,7 +254,7 @@ ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache)
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the error's message without the worker's traceback, which is in the log."""
+    """Returns the first line of the error's message. The rest is the worker's traceback, which is in the log."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -271,15 +273,15 @@ def main() -> int:
     server.start_reading()
     try:
         executor, core = _start(start_engine)
-    except Exception as error:  # the front ends raise it
+    except Exception as error:  # the front ends will raise it
         if not isinstance(error, InflightError):
             logger.exception("the engine could not start")
         server.tell_all(EngineStartFailed(failure=failure_of(error)))
         server.say_goodbye()
         return EXIT_FAILED
     gc.collect()
-    gc.freeze()  # libraries and model: a collection that looks through them again would delay a step
-    gc.disable()  # `CoreServer` collects between steps
+    gc.freeze()  # libraries and the model: to visit them in every collection would delay a step
+    gc.disable()  # `CoreServer` calls the collection itself, between steps
     logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
     for link in links:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
@@ -298,7 +300,7 @@ def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
     config = start_engine.config
     begin = time.perf_counter()
     executor = Executor.get_class(config)(config)
-    logger.info("imports, and the model's weights: %.2f s", time.perf_counter() - begin)
+    logger.info("libraries were imported and the weights were loaded in %.2f s", time.perf_counter() - begin)
     try:
         grammars = None
         if not start_engine.skip_tokenizer_init:
@@ -312,4 +314,4 @@ def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    os._exit(code)  # does not wait for threads that still read a stream
+    os._exit(code)  # without waiting for threads that still read a stream

@@ -1,6 +1,6 @@
 """`Detokenizer`: makes the text of one completion from its tokens, until a stop string ends it.
 
-    tokens -> IncrementalDecoder -> text -> StopStrings -> [ released | held: may begin a stop string ]
+    tokens -> IncrementalDecoder -> text -> StopStrings -> [ released | held back: may be the beginning of a stop string ]
 
 Released text never changes, so it can be streamed. The cost is linear in the length of the text.
 """
@@ -15,10 +15,10 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Without a tokenizer (or with detokenize=False) the text stays empty.
+    """If there is no tokenizer, or with detokenize=False, the text is empty.
 
     Attributes:
-        stop_string: the stop string that has ended the text; None until then.
+        stop_string: the stop string that has ended the text, or None.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         stop_strings: StopStrings | None,
     ) -> None:
-        """`stop_strings`: the stop strings of `params`, compiled once for all completions of a request; None if there are
-        none."""
+        """`stop_strings` contains the stop strings of `params`, and is shared by all completions of the request. None if there
+        are none."""
         self._decoder = None
         if tokenizer is not None and params.detokenize:
             self._decoder = tokenizer.incremental_decoder(prompt_token_ids, params.skip_special_tokens)
@@ -38,15 +38,15 @@ class Detokenizer:
         self._includes_stop = params.include_stop_str_in_output
         self._state = START
         self._num_tokens = 0
-        self._pieces: list[str] = []  # released, but not taken yet
-        self._held = ""
+        self._pieces: list[str] = []  # released text that `take` has not returned yet
+        self._held = ""  # text that is held back
         self.stop_string: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens. If one of them completes a stop string, return how many tokens were needed; then the text is cut, and no
-        more tokens may be added. Otherwise return None.
+        """Add tokens. If one of them completes a stop string, the text is cut. Then return the number of tokens up to and
+        including this one, and add no more tokens. Otherwise return None.
 
-        As in vLLM, no stop string ends in the text of the first `min_tokens` tokens, though one may begin there.
+        As in vLLM, a stop string may begin, but not end, in the text of the first `min_tokens` tokens.
         """
         assert self.stop_string is None
         if self._decoder is None:
@@ -61,8 +61,8 @@ class Detokenizer:
         return None
 
     def finish(self, end_token_id: int | None = None) -> None:
-        """Release the held text, and an incomplete character at its end. `end_token_id`: the token that ended the request, if
-        it was not pushed. With `include_stop_str_in_output` the token's text is added, but not searched for stop strings.
+        """Release the text that is held back, and an incomplete character at the end. `end_token_id`: the token that ended the
+        request, if it was not pushed. With `include_stop_str_in_output` its text is added, but not searched for stop strings.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:
@@ -71,7 +71,7 @@ class Detokenizer:
         self._release(len(self._held))
 
     def take(self) -> str:
-        """Returns the text released since the last call."""
+        """Returns the text that was released since the last call."""
         text = "".join(self._pieces)
         self._pieces.clear()
         return text

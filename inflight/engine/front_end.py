@@ -1,6 +1,6 @@
-"""Reads from a model's folder what a front end needs: configuration, tokenizer, chat template; everything but the weights.
+"""Reads from a model's folder what a front end needs: configuration, tokenizer and chat template, but no weights.
 
-`LLMEngine` and `AsyncLLM` each make an `InputProcessor` of these. Nothing here imports torch, so the input processor of
+`LLMEngine` and `AsyncLLM` make their `InputProcessor` from these. Nothing in this file imports torch, so the input processor of
 `AsyncLLM` is ready before the engine's process has loaded the weights.
 """
 
@@ -32,7 +32,7 @@ class ModelInfo:
 
     Attributes:
         name: the model's name as the user gave it, or "embedded".
-        num_kv_cache_tokens: how many tokens the KV cache holds.
+        num_kv_cache_tokens: how many tokens fit into the KV cache.
     """
 
     name: str
@@ -75,7 +75,7 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """Returns the configuration of this model on this machine. Reads the model's config.json; fetches the files of a hub id.
+    """Returns the configuration of this model on this machine. Reads its config.json, and downloads a model given by hub id.
 
     Raises:
         ConfigError: the arguments, the folder or the machine do not fit.
@@ -91,8 +91,8 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:
-    """Returns the manager that compiles grammars. `read` returns the tokenizer; it is called at the first request with a
-    grammar."""
+    """Returns the manager that compiles grammars. `read` returns the tokenizer. It is called when the first request with a
+    grammar comes."""
     architecture = config.model.architecture
 
     def create() -> GrammarBackend:

@@ -1,7 +1,7 @@
-"""What a model's generation_config.json says about requests: sampling defaults and end tokens.
+"""Reads the defaults in a model's generation_config.json: sampling parameters and end tokens.
 
-As in vLLM, its fields replace the defaults of `SamplingParams`; `max_new_tokens` becomes `max_tokens`. `do_sample` is ignored:
-a caller who wants greedy tokens sets temperature=0.
+As in vLLM, its fields replace the defaults of `SamplingParams`. Its `max_new_tokens` becomes `max_tokens`. `do_sample` is
+ignored. A caller who wants greedy tokens sets temperature=0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FIELDS = {
 
 
 def default_sampling_params(generation_config: Mapping[str, Any] | None) -> SamplingParams:  # Any: JSON
-    """Returns the sampling parameters for a request without any.
+    """Returns the sampling parameters for a request that has none.
 
     Raises:
-        ConfigError: a value in generation_config.json is out of bounds.
+        ConfigError: a value in generation_config.json is not allowed.
     """
     given = generation_config or {}
     values = {ours: given[theirs] for theirs, ours in _FIELDS.items() if given.get(theirs) is not None}
@@ -42,7 +42,7 @@ def default_sampling_params(generation_config: Mapping[str, Any] | None) -> Samp
 
 
 def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]:
-    """Returns the end tokens in generation_config.json, if there are any.
+    """Returns the end tokens in generation_config.json. There may be none.
 
     Raises:
         ConfigError: the end tokens are not token ids.
@@ -50,14 +50,14 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
     found = (generation_config or {}).get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if any(isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0 for token_id in ids):
-        raise ConfigError(f"generation_config.json: eos_token_id={found!r} is neither a token id nor a list of them")
+        raise ConfigError(f"generation_config.json: eos_token_id={found!r} must be a token id or a list of token ids")
     return frozenset(ids)
 
 
 def model_eos_token_ids(
     architecture: ModelArchitecture, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any] | None
 ) -> frozenset[int]:
-    """Returns the model's end tokens, from all its files."""
+    """Returns the model's end tokens, from all its files together."""
     own = {tokenizer.eos_token_id} if tokenizer is not None else set()
     ids = {*architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
     return frozenset(i for i in ids if i is not None and i < architecture.vocab_size)

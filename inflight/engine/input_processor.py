@@ -1,7 +1,7 @@
 """`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes the requests that the engine core runs.
 
-Every check of a request against the model's limits is made here. The processor counts the requests. If a request has no
-seed, its seed is derived from (engine seed, count).
+All checks of a request against the model's limits are made here. The processor counts the requests. If a request has no seed,
+its seed is derived from the engine's seed and the count.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class RequestOptions(TypedDict, total=False):
     """Optional arguments of a request, besides its prompt and its sampling parameters.
 
     Attributes:
-        arrival_time: when the request arrived, on the clock `time.monotonic()`. Default: now.
-        priority: lower numbers are served first, if the scheduling policy is "priority". Default: 0.
-        cache_salt: only requests with the same salt share cached prompts. The "cache_salt" of a dict prompt replaces it.
-        add_special_tokens: whether to add the tokenizer's special tokens. False for the text of a chat template, which contains
-            them already. Default: True.
-        thinks_first: whether a grammar starts only after the engine's `reasoning_end`, if the engine has one. False if the
-            model is not asked to think: for a raw prompt, or for the continuation of an answer. Default: True.
-        trace_headers: the W3C headers of the request, in lower case. Observers of the engine get them.
+        arrival_time: when the request arrived, as a time of `time.monotonic()`. Default: now.
+        priority: if the scheduling policy is "priority", lower numbers are served first. Default: 0.
+        cache_salt: only requests with the same salt share cached prompts. A "cache_salt" in a dict prompt replaces it.
+        add_special_tokens: whether to add the tokenizer's special tokens. Use False for the text of a chat template, which
+            already contains them. Default: True.
+        thinks_first: whether a grammar starts only after the engine's `reasoning_end` marker, if the engine has one. Use False
+            if the model is not asked to think: for a raw prompt, or to continue an answer. Default: True.
+        trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
     """
 
     arrival_time: float
@@ -73,9 +73,9 @@ class ProcessedRequest:
     """A request that is ready to start.
 
     Attributes:
-        prompt: None if the request was given as token ids.
-        children: its sequences, in the order of their index. They go to the engine core.
-        unenforced: the places in the request's JSON schemas that the grammar does not enforce.
+        prompt: the text, or None if the request was given as token ids.
+        children: its sequences, ordered by index. They are sent to the engine core.
+        unenforced: the places in the request's JSON schemas that its grammar does not enforce.
     """
 
     request_id: str
@@ -89,13 +89,13 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it. If the order of their requests can differ, the caller gives each request its `default_seed`.
+    """Several threads may use it. If this can change the order of requests, the caller gives each request its `default_seed`.
 
     Attributes:
         config: the resolved configuration.
         tokenizer: None with skip_tokenizer_init.
         chat_template: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that brings none.
+        default_params: the `SamplingParams` of a request that has none.
         default_max_tokens: the `max_tokens` in generation_config.json, if there is one.
         eos_token_ids: the model's end tokens, from all its files.
     """
@@ -113,7 +113,7 @@ class InputProcessor:
         """
         Args:
             generation_config: the content of generation_config.json; None if the model has no such file.
-            use_generation_defaults: whether its sampling defaults are used. If False, only its end tokens are used.
+            use_generation_defaults: whether to use the sampling defaults in it. If False, only the end tokens in it are used.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -144,14 +144,14 @@ class InputProcessor:
         """Check and resolve one request.
 
         Args:
-            params: the sampling parameters; None for `default_params`. If the context has room for fewer than `max_tokens`
-                tokens, the request ends with the context, with the finish reason "length". If `min_tokens` is larger than this
-                room, end tokens are never drawn.
-            default_seed: the seed if `params` have none. If it is None, too, a seed is derived from the count of requests.
+            params: the sampling parameters. None means `default_params`. If the context has room for fewer than `max_tokens`
+                tokens, the request ends when the context is full, with the finish reason "length". If `min_tokens` is larger
+                than this room, end tokens are never drawn.
+            default_seed: the seed if `params` has none. If both are None, a seed is derived from the count of requests.
 
         Raises:
-            ContextLengthExceededError: the prompt leaves no room for a token.
-            InvalidRequestError: says what was given, what is allowed and what to do.
+            ContextLengthExceededError: the prompt leaves no room for a generated token.
+            InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
         """
         arrival_time, priority = options.get("arrival_time", time.monotonic()), options.get("priority", 0)
         if priority and self.config.scheduler.policy != "priority":
@@ -165,7 +165,7 @@ class InputProcessor:
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params, self.config.structured_outputs.backend)
         check_num_logprobs(params, self._vocab_size)
-        # a request with a seed of its own is counted, too, so that it does not change the seeds of later requests
+        # requests with a seed of their own are counted, too, so that they do not change the seeds of later requests
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
@@ -212,8 +212,7 @@ class InputProcessor:
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """Returns the parameters for a chat with these tools. If a tool is strict, a grammar makes its calls satisfy its
-        schema."""
+        """Returns the parameters for a chat with these tools. A grammar makes the calls of strict tools match their schemas."""
         if not tools or self.chat_template is None:
             return params
         given = params or self.default_params
@@ -222,7 +221,7 @@ class InputProcessor:
 
     @cached_property
     def tool_markup(self) -> ToolMarkup | None:
-        """How the model writes tool calls, found in its chat template."""
+        """The format in which the model writes tool calls, found in its chat template."""
         return detect_parsers(self.chat_template).markup
 
     # -- parameters ----------------------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ class InputProcessor:
         return tokenize_bad_words(params.bad_words, self.tokenizer, self._vocab_size)
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
-        """Returns the marker after which the grammar starts; () if the prompt's last turn already contains it."""
+        """Returns the tokens of the marker after which the grammar starts, or () if the prompt's last turn contains it."""
         marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
         last = range(turn, len(prompt) - len(marker) + 1)
@@ -242,17 +241,17 @@ class InputProcessor:
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
-        """Returns the text (None if the prompt is given as token ids), the token ids and the cache salt."""
+        """Returns the text (None if the prompt was given as token ids), the token ids and the cache salt."""
         given, salt = open_prompt(prompt, options.get("cache_salt", ""))
         text = given if isinstance(given, str) else None
         if text is not None:
             given = self.encode(text, add_special_tokens=options.get("add_special_tokens", True))
         token_ids = as_token_ids(given)
-        self._check_length(len(token_ids))  # before anything is copied
+        self._check_length(len(token_ids))  # before the tokens are copied
         return text, token_array(token_ids, self._vocab_size), salt
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a prompt. A text that is far too long is refused before it is tokenised, which would take seconds.
+        """Tokenise a prompt. A text that is far too long is refused first, because to tokenise it would take seconds.
 
         Raises:
             ContextLengthExceededError: the text is too long.
@@ -274,8 +273,8 @@ class InputProcessor:
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """Returns n sequences, each with its own seed. The first one computes the prompt and its log-probabilities for all of
-    them."""
+    """Returns the n sequences of a request, each with its own seed. The first sequence computes the prompt and its
+    log-probabilities for all of them."""
     params, seed = parent.sampling.params, parent.sampling.seed
     if params.n == 1:
         return (parent,)

@@ -1,4 +1,4 @@
-"""How many KV blocks fit into the memory at hand, and which layers share a block: makes each rank's `KVCacheConfig`."""
+"""Computes the size of the KV cache: how many blocks fit into the memory, and which layers share them (`KVCacheConfig`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
-    """Put layers of equal spec into groups of about equal size, so that a block of every group has about equally many bytes.
+    """Put layers with equal specs into groups of about equal size, so that a block has about as many bytes in every group.
 
-    A request has one block table per group on all ranks. So each rank gets as many groups of a kind as the whole model needs,
-    and divides its own layers of the kind among them; a group may have no layer on a rank. The size of a group is the number
-    of layers of the rarest kind. The blocks of smaller groups are padded.
+    A request has one block table for each group, on all ranks. So each rank has as many groups of a kind (layers with one spec)
+    as the whole model needs, and divides its own layers of this kind among them. A group may have no layer on a rank. The size
+    of a group is the number of layers of the rarest kind. The blocks of smaller groups are padded.
 
     Args:
-        ranks: layer name -> spec, of each rank.
+        ranks: for each rank: layer name -> spec.
     """
     whole = {name: spec for specs in ranks for name, spec in specs.items()}
     num_groups = count_groups(whole.values())
@@ -34,9 +34,10 @@ def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: 
 
 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
-    """Blocks that one sequence of `num_tokens` holds at most, over all groups.
+    """Returns the largest number of blocks that one sequence of `num_tokens` needs, over all groups.
 
-    A group with a sliding window holds the window and the tokens of the current step, however long the sequence is.
+    In a group with a sliding window, the sequence needs blocks for the window and for the tokens of the current step, even if
+    it is longer.
     """
     total = 0
     for group in groups:
@@ -56,19 +57,20 @@ def make_kv_cache_configs(
     max_num_seqs: int = 0,
     usual_sequence_len: int | None = None,
 ) -> list[KVCacheConfig]:
-    """One config per rank, with as many blocks as fit. All ranks use the same block ids, so the tightest rank decides.
+    """Returns one config for each rank, with as many blocks as fit. All ranks use the same block ids, so the rank with the
+    least room determines the number of blocks.
 
-    If `usual_sequence_len` is set, the number of blocks is limited to the need of `max_num_seqs` sequences of this length, but
-    it is never too small for one sequence of `max_model_len` tokens.
+    If `usual_sequence_len` is set, there are at most as many blocks as `max_num_seqs` sequences of this length need, but always
+    enough for one sequence of `max_model_len` tokens.
 
     Args:
-        ranks: layer name -> spec, of each rank.
-        available_bytes: the memory for the cache, for each rank. Negative if the weights and a step's working memory are too
-            large without a cache.
-        is_measured: True if `available_bytes` is the measured rest of the device's memory, False if the user has set it.
+        ranks: for each rank: layer name -> spec.
+        available_bytes: for each rank: the memory for the cache. Negative if the weights and the working memory of a step are
+            too large even without a cache.
+        is_measured: True if `available_bytes` is what the measurement found free, False if the user has set it.
 
     Raises:
-        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message gives the length that would fit.
+        OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message contains the length that would fit.
     """
     groups_of_rank = make_groups(ranks)
     block_bytes = [
@@ -95,7 +97,7 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
     """Returns a log line: the size of a rank's cache, the reason for this size, and the option that changes it."""
     size = f"the KV cache of a rank is {_size(config.total_bytes)}, {num_tokens_held(config)} tokens"
     if cache.memory_bytes is not None:
-        return f"{size}, as kv_cache_memory_bytes says"
+        return f"{size}, as set by kv_cache_memory_bytes"
     why = f"which is what gpu_memory_utilization={cache.memory_utilization:g} leaves"
     if (length := cache.usual_sequence_len) is not None:
         usual = blocks_per_sequence(config.groups, num_tokens=length, max_step_tokens=scheduler.max_num_batched_tokens)
@@ -105,12 +107,12 @@ def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: Schedule
 
 
 def num_tokens_held(config: KVCacheConfig) -> int:
-    """Returns how many tokens the KV cache can hold if no layer has a window."""
+    """Returns how many tokens fit into the KV cache if no layer has a sliding window."""
     return (config.num_blocks - 1) // len(config.groups) * config.groups[0].spec.block_size
 
 
 def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: bool) -> str:
-    """Returns the text of the error: why a rank's cache, described by `config`, is too small, and what the user can change."""
+    """Returns the text of the error: why a cache with this `config` is too small, and what the user can change."""
     if not is_measured:
         room, ways = f"kv_cache_memory_bytes gives the KV cache {_size(available)}", ["raise kv_cache_memory_bytes"]
     else:
@@ -120,8 +122,8 @@ def _too_small(config: KVCacheConfig, available: int, needed: str, is_measured: 
         )
         if available <= 0:
             room = (
-                f"the KV cache has no room: the weights and a step's working memory take {_size(-available)} more than "
-                "gpu_memory_utilization lets the engine use"
+                f"the KV cache has no room: the weights and a step's working memory need {_size(-available)} more than "
+                "gpu_memory_utilization allows"
             )
         ways = [
             "raise gpu_memory_utilization",

@@ -1,4 +1,4 @@
-"""The start of the KV cache: the ranks report the size of a block and their free memory; then the caches are allocated."""
+"""Sets up the KV cache at the start: asks the ranks for block sizes and free memory, computes its size, and allocates it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig:
-    """Allocate the caches of all ranks. Returns the configuration of the first rank; all ranks have the same number of blocks.
+    """Allocate the caches of all ranks. Returns the first rank's configuration. All ranks have the same number of blocks.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
@@ -39,5 +39,5 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
     logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))
     executor.initialize_from_config(kv_cache_configs)
     logger.info("memory was measured in %.2f s", sized - start)
-    logger.info("the KV cache was allocated, and a first step run, in %.2f s", time.perf_counter() - sized)
+    logger.info("the KV cache was allocated, and a first step was run, in %.2f s", time.perf_counter() - sized)
     return kv_cache_configs[0]

@@ -1,4 +1,4 @@
-"""`LLMEngine`: turns prompts into `RequestOutput`s. Input processor, engine core and output processor are in one process."""
+"""`LLMEngine`: makes `RequestOutput`s from prompts. Input processor, engine core and output processor are in one process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from inflight.timeline import Event
 
 logger = logging.getLogger(__name__)
 
-MAX_UNENFORCED_LINES = 1000  # in the log
+MAX_UNENFORCED_LINES = 1000  # the most log lines about parts of schemas that are not enforced
 
 
 class LLMEngine:
-    """Not thread-safe: one caller adds requests and calls `step`.
+    """Not thread-safe: only one thread may call its methods.
 
     Attributes:
         core: the engine core, with the scheduler and the engine's timeline.
         executor: runs the model.
         tokenizer: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that brings none.
+        default_params: the `SamplingParams` of a request that has none.
     """
 
     def __init__(self, core: EngineCore, executor: Executor, input_processor: InputProcessor) -> None:
@@ -48,10 +48,10 @@ class LLMEngine:
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> LLMEngine:
-        """Read the folder, load the model, size the KV cache.
+        """Read the model's folder, load the model and allocate the KV cache.
 
         Raises:
-            ConfigError: the arguments, the folder or the machine do not fit; nothing is left running.
+            ConfigError: the arguments, the folder or the machine do not fit. No worker is left running.
         """
         start = time.perf_counter()
         config = resolve_config(args)
@@ -61,7 +61,7 @@ class LLMEngine:
         try:
             grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
             core = EngineCore(config, executor, grammars)
-        except BaseException:  # also for an interrupt: no worker may outlive a failed constructor
+        except BaseException:  # also KeyboardInterrupt: if this method fails, no worker may stay alive
             executor.shutdown()
             raise
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
@@ -76,13 +76,13 @@ class LLMEngine:
         kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Queue a request; `step` computes it. `InputProcessor.process` describes the arguments.
+        """Queue a request. `step` computes it. `InputProcessor.process` describes the arguments.
 
         Args:
             kind: which outputs of the request `step` returns.
 
         Raises:
-            InvalidRequestError: the request is wrong, and the message says what to do; or a request with this id still runs.
+            InvalidRequestError: the request is wrong (the message says what to do), or a request with this id still runs.
         """
         self._check_open()
         request = self._input_processor.process(request_id, prompt, params, **options)
@@ -92,20 +92,19 @@ class LLMEngine:
             self.core.add_request(child)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:
-        """Log each place once: the requests of a batch mostly have the same schema."""
+        """Log each place only once, because the requests of a batch usually have the same schema."""
         for place in places:
             if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
                 self._logged_unenforced.add(place)
                 logger.warning("%s: the grammar library cannot enforce it, and it is ignored", place)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns one output for each request that the step changed, if the request's `kind` asks for an output
-        now.
+        """Run one step. Returns an output for each request that the step changed and whose `kind` wants an output now.
 
         Raises:
-            EngineError: the step failed. If the engine has one rank, and it can still compute, the engine keeps the requests:
-                abort them, or call `step` again. Otherwise the engine has failed for good, and this error is the cause.
-            EngineDeadError: the engine failed for good in an earlier call.
+            EngineError: the step failed. If the engine has one rank, and this rank can still compute, the engine keeps the
+                requests: abort them, or call `step` again. Otherwise the engine cannot continue, and this error is the cause.
+            EngineDeadError: an earlier call failed, and the engine could not continue.
         """
         self._check_open()
         update = self._output_processor.update(self.core.step())
@@ -117,7 +116,7 @@ class LLMEngine:
         return self._output_processor.has_unfinished_requests()
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests at once; `step` does not return them any more. Ids that are unknown, or have ended, are ignored."""
+        """End requests at once. `step` returns no more outputs of them. Ids of unknown or ended requests are ignored."""
         self.core.abort_requests(self._output_processor.abort(request_ids).requests_to_abort)
 
     def render_chat(
@@ -134,11 +133,11 @@ class LLMEngine:
         return self._input_processor.with_strict_tools(params, tools)
 
     def timeline_events(self, first_step: int = 0) -> dict[str, list[Event]]:
-        """Returns the events of "engine", "rank 0", "rank 1", ... in `first_step` and later steps, if the timelines still hold
-        them.
+        """Returns the events of `first_step` and later steps, if the timelines still contain them. The keys are "engine",
+        "rank 0", "rank 1" and so on.
 
         The steps in flight are committed first. Ranks on other machines are left out, because their clocks differ. With
-        external_launcher every engine has to call this method, and gets its own events under "engine".
+        external_launcher every engine must call this method, and gets its own events under "engine".
         """
         self._check_open()
         of_ranks = self.core.collective_rpc("timeline_events")

@@ -1,7 +1,7 @@
-"""`Outbox`: sends the engine's outputs to one front end, on a thread of its own, and merges the outputs that are not sent yet.
+"""`Outbox`: sends the engine's outputs to one front end, in a thread of its own, and merges outputs that are not sent yet.
 
-So a front end that reads slowly, or not at all, delays no step. For each of its sequences at most one output waits; it contains
-all tokens that were not sent.
+So a front end that reads slowly, or does not read, delays no step. For each of its sequences at most one merged output is sent
+next, with all tokens that were not sent yet.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from inflight.interface.statistics import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILED = 1  # exit code of an engine core that cannot go on
+EXIT_FAILED = 1  # exit code of an engine core that cannot continue
 
 
 class Outbox:
-    """`put` and `send` may be called from any thread and never wait."""
+    """Any thread may call `put` and `send`. They never wait."""
 
     def __init__(self, stream: BlockingStream, name: str) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class Outbox:
         self._thread.start()
 
     def put(self, outputs: Sequence[EngineCoreOutput], num_received: int, stats: SchedulerStats | None) -> None:
-        """Send the outputs of a step, and the engine's state if there is a new one; see `EngineOutputs`."""
+        """Send the outputs of a step, and the engine's state if there is a new one. See `EngineOutputs`."""
         with self._wakes:
             for output in outputs:
                 pieces = self._outputs.setdefault(output.request_id, [])
@@ -54,13 +54,13 @@ class Outbox:
             self._wakes.notify()
 
     def send(self, message: Message) -> None:
-        """Send a message behind the outputs that are waiting."""
+        """Send a message after the outputs that wait."""
         with self._wakes:
             self._messages.append(message)
             self._wakes.notify()
 
     def close(self, seconds: float) -> None:
-        """Send the outputs and messages that wait, for at most `seconds`. Later ones are not sent."""
+        """Send the outputs and messages that wait, but stop after `seconds`. Later outputs and messages are not sent."""
         with self._wakes:
             self._is_closed = True
             self._wakes.notify()
@@ -83,18 +83,18 @@ class Outbox:
                     self._stream.send(message)
                 if is_closed:
                     return
-        except OSError as error:  # the front end is gone; the inbox thread tells the step loop
+        except OSError as error:  # the front end is gone; its inbox thread reports this to the step loop
             logger.debug("a front end's stream was lost: %s", error)
-        except Exception:  # a defect; without this thread the front end would wait for ever
-            logger.critical("the engine's outputs cannot be sent: its process ends", exc_info=True)
+        except Exception:  # a defect; the process ends, because otherwise the front end would wait for ever
+            logger.critical("the engine's outputs cannot be sent, so its process ends", exc_info=True)
             os._exit(EXIT_FAILED)
 
 
-MAX_PIECES = 256  # unmerged outputs of a sequence; not fewer, because each merge copies all its tokens
+MAX_PIECES = 256  # a sequence's outputs are merged when there are so many; each merge copies all tokens
 
 
 def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
-    """Make one output of consecutive outputs of a sequence."""
+    """Merge consecutive outputs of one sequence into one output."""
     if len(pieces) == 1:
         return pieces[0]
     return replace(
@@ -106,7 +106,7 @@ def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
 
 
 def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStats:
-    """Returns the later report, with the counts of both reports added."""
+    """Returns the later report, with the counts of both reports added up."""
     return replace(
         later,
         prefix_cache_queries=earlier.prefix_cache_queries + later.prefix_cache_queries,

@@ -1,13 +1,13 @@
 """`OutputProcessor`: makes `RequestOutput`s from the tokens that the engine core commits.
 
-It owns the front end's part of every request: its text, tokens and log-probabilities so far. Only this class finds stop
-strings. Its results do not depend on how the tokens of a request are divided into `EngineCoreOutput`s. Side effects of
-`update`:
+It owns the front end's state of every request: the text, tokens and log-probabilities so far. Only this class searches for stop
+strings. Its results do not depend on how the tokens of a request are divided into `EngineCoreOutput`s. The side effects of
+`update` are:
 
-    1. A completion gets its tokens up to the one that completes a stop string; later tokens are dropped, and not counted.
-    2. `requests_to_abort` names the completions that a stop string has ended. Later outputs of these completions are ignored.
-    3. If the tokens of a completion cannot be processed, because of a defect, it ends with an error. The others go on.
-    4. A request whose completions have all ended is forgotten.
+    1. A completion gets its new tokens. If one of them completes a stop string, later tokens are dropped and not counted.
+    2. `requests_to_abort` contains the completions that a stop string has ended. Their later outputs are ignored.
+    3. If the tokens of a completion cannot be processed, because of a defect, it ends with an error. The others continue.
+    4. A request is forgotten when all its completions have ended.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Update:
-    """The requests that changed, and the ids of the children that the core has to abort."""
+    """The requests that have changed, and the ids of the sequences (children of requests) that the core must abort."""
 
     changed: list[RequestState] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)
 
     def take_outputs(self) -> list[RequestOutput]:
-        """Returns the outputs that the callers of these requests get now."""
+        """Returns the outputs that the callers of these requests must get now."""
         return [output for state in self.changed if (output := state.take_output()) is not None]
 
 
 class OutputProcessor:
-    """Not thread-safe. If `tokenizer` is None, texts stay empty. `observers` are notified of tokens and of the ends of
-    requests."""
+    """Not thread-safe. If `tokenizer` is None, all texts are empty. `observers` are told of new tokens and ended requests."""
 
     def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[EngineObserver] = ()) -> None:
         self._tokenizer = tokenizer
@@ -70,7 +69,7 @@ class OutputProcessor:
     def add_request(
         self, request: ProcessedRequest, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     ) -> RequestState:
-        """Call it before the request's children go to the engine core.
+        """Register a request. Call this before its children are sent to the engine core.
 
         Raises:
             InvalidRequestError: a request with this id is still running.
@@ -89,12 +88,12 @@ class OutputProcessor:
         changed: dict[str, RequestState] = {}
         for output in outputs:
             if output.request_id not in self._children:
-                continue  # the completion has ended: the core had not yet received the abort
+                continue  # the completion has ended, but the core has not received the abort yet
             state, completion = self._children[output.request_id]
             try:
                 self._add(state, completion, output, now)
             except Exception as error:  # a defect
-                logger.exception("request %s ends: its tokens cannot be processed", state.request.request_id)
+                logger.exception("request %s ends, because its tokens cannot be processed", state.request.request_id)
                 completion.fail()
                 reason = f"the engine failed: tokens could not be processed: {type(error).__name__}"
                 output = replace(output, error=reason)
@@ -112,7 +111,7 @@ class OutputProcessor:
         return result
 
     def abort(self, request_ids: Iterable[str], reason: FinishReason = FinishReason.ABORT) -> Update:
-        """End requests. Ids that are unknown, or have ended, are ignored."""
+        """End requests. Ids of unknown or ended requests are ignored."""
         result = Update()
         for request_id in dict.fromkeys(request_ids):
             state = self._requests.get(request_id)
@@ -124,7 +123,7 @@ class OutputProcessor:
                     try:
                         completion.finish(reason)
                     except Exception:
-                        logger.exception("request %s ends without its last text", request_id)
+                        logger.exception("request %s ends without its last text, which cannot be made", request_id)
                         completion.fail()
                     del self._children[child.request_id]
                     state.num_unfinished -= 1
@@ -137,7 +136,7 @@ class OutputProcessor:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0:
-            # only the count of the first child: the others find the prompt that the first one has just computed
+            # only the count of the first child: the others find the prompt in the cache only because the first computed it
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

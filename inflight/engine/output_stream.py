@@ -11,11 +11,11 @@ from inflight.outputs import RequestOutput
 
 
 class OutputStream:
-    """Yields `RequestOutput`s of the request's `RequestOutputKind`; the last one is `finished`. For one reader, on the event
+    """Yields `RequestOutput`s of the request's `RequestOutputKind`. The last one is `finished`. For one reader, on the event
     loop.
 
-    An output is made when it is read, and contains all tokens that have arrived by then. So a slow reader gets fewer and longer
-    outputs, and loses no token.
+    An output is made when it is read, and contains all tokens that have arrived until then. So a slow reader gets fewer and
+    longer outputs, but all tokens.
     """
 
     def __init__(self, state: RequestState, abort: Callable[[], None]) -> None:
@@ -24,8 +24,8 @@ class OutputStream:
         self._state = state
         self._abort = abort
         self._has_news = False
-        self._is_over = False  # the last output was read
-        self._unread: RequestOutput | None = None  # the output that arrived before `_error`
+        self._is_over = False  # whether the last output was read
+        self._unread: RequestOutput | None = None  # an output that arrived before `_error` and was not read yet
         self._error: Exception | None = None
         self._wakes = asyncio.Event()
 
@@ -35,10 +35,11 @@ class OutputStream:
     async def __anext__(self) -> RequestOutput:
         """
         Raises:
-            RequestTimeoutError: the request took too long, and was aborted.
+            RequestTimeoutError: the request took too long and was aborted.
             EngineDeadError: the engine has failed.
             EngineClosedError: the engine was closed.
-            Outputs that came before an error are returned first.
+
+        Outputs that came before an error are returned before it is raised.
         """
         while True:
             if self._unread is not None and not self._is_over:
@@ -58,12 +59,12 @@ class OutputStream:
             await self._wakes.wait()
 
     def abort(self) -> None:
-        """End the request if it runs: the engine forgets it at once, and the iterator yields one last output."""
+        """End the request if it runs. The engine forgets it at once, and the iterator yields one last output."""
         if not self._state.finished:
             self._abort()
 
     async def aclose(self) -> None:
-        """Abort the request, and yield nothing more. For a reader that waits, the iteration ends."""
+        """Abort the request, and yield nothing more. If a reader waits for an output, its iteration ends."""
         self._is_over = True
         self.abort()
         self._wakes.set()
@@ -75,7 +76,7 @@ class OutputStream:
         self._wakes.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with this error, after the outputs that are not read yet. Call it only while the request runs."""
+        """End the stream with this error, which is raised after the unread outputs. Call it only while the request runs."""
         if not self._is_over:
             self._unread = self._state.take_output() if self._has_news else None
             self._error = error

@@ -1,4 +1,4 @@
-"""Measures the best stagger of a pipeline, once, when the engine starts: every how many steps a request draws a token.
+"""Measures the best *stagger* of a pipeline at the start: with a stagger of 3, a request draws a token in every third step.
 
     stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
     link            | a 0 | b 0 | c 0 | ...
@@ -6,14 +6,14 @@
               |------- loop -------|
 
 A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a token's step on the first stage until
-the token is back there: all stages, the links between them, and the way back. Both times are known only when the ranks run.
-They are measured with real steps of invented requests, on any executor and device:
+the drawn token is back on the first stage. It contains all stages, the links between them, and the way back. Both times are
+known only when the ranks run. They are measured with real steps of invented requests, on any executor and device:
 
     loop    every step has the same rows, so each step waits for the tokens of the previous step
     stage   every step has different rows, so no step waits for another step
 
-If the stagger is larger than necessary, steps are small and the tokens of a request come late. So the smallest stagger is
-chosen that keeps all stages busy. The stagger does not change which tokens are drawn.
+If the stagger is larger than necessary, steps have few requests, and the tokens of a request come late. So the smallest stagger
+that keeps all stages busy is chosen. The stagger does not change which tokens are drawn.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15; this leaves room for errors of measurement.
+# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15. 1.1 leaves room for errors of measurement.
 TOLERANCE = 1.1
 MAX_ROWS = 8  # the most rows of a measured step
-NUM_STEPS = 6  # timed steps of each kind
+NUM_STEPS = 6  # how many steps of each kind are timed
 
 
 def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
-    """Returns the scheduler's configuration with a stagger and depth that fit the pipeline, and the id of the next step. If the
-    user has set the stagger, or there is only one stage, nothing is measured.
+    """Returns the scheduler's configuration with a stagger and depth that fit the pipeline, and the id of the next step. It
+    measures nothing if the user has set the stagger, or if there is only one stage.
 
     Raises:
         EngineError: a step failed.
@@ -73,14 +73,14 @@ def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConf
 
 
 def choose_stagger(loop: float, stage: float, *, lowest: int, highest: int) -> int:
-    """Returns the smallest stagger in [lowest, highest] with which a step takes at most TOLERANCE * stage; `highest` if there
-    is no such stagger."""
+    """Returns the smallest stagger in [lowest, highest] with which a step takes at most TOLERANCE * stage. If there is no such
+    stagger, returns `highest`."""
     return min(max(lowest, math.ceil(loop / (TOLERANCE * stage))), highest)
 
 
 class _Measurement:
-    """Runs its steps with its own schedulers and block pools: the engine's scheduler and block pool do not change. These steps
-    leave data in the workers' slots and blocks; it is overwritten when real requests get the slots and blocks."""
+    """Runs measured steps with its own schedulers and block pools, so the engine's scheduler and block pool do not change. The
+    steps leave data in the workers' slots and blocks. Real requests overwrite this data when they get the slots and blocks."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
@@ -96,7 +96,7 @@ class _Measurement:
         self.next_step_id = 0
 
     def run(self) -> tuple[float, float]:
-        """Returns the times of the loop and of the slowest stage, in seconds, with steps of `num_rows` requests."""
+        """Returns the times of the loop and of the slowest stage in seconds, measured with steps of `num_rows` requests."""
         rows, depth = self.num_rows, self._depth
         loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
         stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)

@@ -25,17 +25,17 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
-    """Returns the text or the token ids, not checked yet, and the cache salt. `cache_salt` is used if the prompt has no salt.
+    """Returns the text or the token ids, which are not checked yet, and the cache salt: the prompt's own, or `cache_salt`.
 
     Raises:
-        InvalidRequestError: a dictionary has unknown keys, or text as token ids; or the salt is not a string.
+        InvalidRequestError: a dictionary is not a valid prompt, or the salt is not a string.
     """
     given: object = prompt
     salt: object = cache_salt
     if isinstance(prompt, Mapping):
         given, salt = _open_dict(prompt), prompt.get("cache_salt", salt)
     if not isinstance(salt, str):
-        raise InvalidRequestError(f"cache_salt={salt!r} is not a string")
+        raise InvalidRequestError(f"cache_salt={salt!r} must be a string")
     return given, salt
 
 
@@ -46,7 +46,7 @@ def _open_dict(prompt: Mapping[str, object]) -> object:
             f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
         )
     if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-        raise InvalidRequestError("a dict prompt has either 'prompt' (text) or 'prompt_token_ids', and not both")
+        raise InvalidRequestError("a dict prompt must have either 'prompt' (text) or 'prompt_token_ids', and not both")
     if "prompt" in prompt and not isinstance(prompt["prompt"], str):
         raise InvalidRequestError(f"'prompt' is a {type(prompt['prompt']).__name__}; it must be text")
     if isinstance(prompt.get("prompt_token_ids"), str):
@@ -55,7 +55,7 @@ def _open_dict(prompt: Mapping[str, object]) -> object:
 
 
 def as_token_ids(given: object) -> Sequence[int]:
-    """Returns `given`, if it is a non-empty list of token ids. The ids are not checked yet.
+    """Returns `given` if it is a non-empty list. Its elements are not checked yet.
 
     Raises:
         InvalidRequestError: `given` is something else, or empty.
@@ -71,13 +71,14 @@ def as_token_ids(given: object) -> Sequence[int]:
 
 
 def token_array(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
-    """
+    """Returns the token ids as an array.
+
     Raises:
-        InvalidRequestError: an id is not a token of the vocabulary; the message gives its position.
+        InvalidRequestError: an id is not a token of the vocabulary. The message contains its position.
     """
-    # checked without a Python loop, so that a long prompt does not hold up other threads
+    # usually checked without a Python loop, so that a long prompt does not block other threads
     is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
-    for position, token_id in enumerate(() if is_valid else token_ids):  # finds the position of the wrong token
+    for position, token_id in enumerate(() if is_valid else token_ids):  # find the wrong token
         if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
             raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
         if not 0 <= token_id < vocab_size:

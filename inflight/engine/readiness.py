@@ -1,4 +1,4 @@
-"""`Readiness`: finds out whether the engine makes steps. An idle engine is asked to generate one token, the canary.
+"""`Readiness`: finds out whether the engine makes steps. An idle engine must generate one token, the *canary*, for this check.
 
 After a failed step the engine is not ready until a step has succeeded.
 """
@@ -14,24 +14,24 @@ from inflight.errors import EngineError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.statistics import SchedulerStats
 
-FRESH_SECONDS = 10.0  # after a step the engine counts as ready for so long
+FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready
 
 
 class Readiness:
-    """Used by the event loop only. `step_budget`: the seconds that a step may take; a busy engine may send nothing for so
-    long."""
+    """Only the event loop uses it. `step_budget` is how many seconds a step may take. Even a busy engine may send nothing for
+    this time."""
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
-        self._last_step = -math.inf  # the time of the engine's last report of a step
-        self._step_id = -1  # of the newest report
-        self._failure = ""  # error of the last failed step; "" once a step has succeeded
+        self._last_step = -math.inf  # when the engine last reported a step
+        self._step_id = -1  # the step id in the newest report
+        self._failure = ""  # the error of the last step if it failed, otherwise ""
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
     def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
-        """Note the outputs of requests or of the canary, and the engine's state if it was sent. The state shows steps without
-        outputs."""
+        """Learn from outputs of requests and of the canary, and from the engine's state if it was sent. The state also shows
+        steps that had no outputs."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
@@ -40,7 +40,7 @@ class Readiness:
         if has_stepped:
             self._last_step = time.monotonic()
             self._failure = ""
-        if failures:  # if steps and failures came together, their order is unknown: assume the failure was last
+        if failures:  # if steps and failures came together, their order is not known: assume that the failure came last
             self._failure = failures[-1]
             self._last_step = -math.inf
         if self._canary is None:
@@ -51,7 +51,7 @@ class Readiness:
                 self.end(EngineError(f"the engine makes no steps: {output.error}") if failed else None)
 
     def end(self, error: EngineError | None) -> None:
-        """End the canary. `error`: why the engine makes no steps."""
+        """End the canary. `error` says why the engine makes no steps; None if it does."""
         canary, self._canary = self._canary, None
         if canary is None or canary.done():
             return
@@ -59,14 +59,15 @@ class Readiness:
             canary.set_result(None)
         else:
             canary.set_exception(error)
-            canary.exception()  # asyncio does not log it if nobody is waiting any more
+            canary.exception()  # otherwise asyncio would log the exception if nobody waits for it any more
 
     async def check(self, start_canary: Callable[[], str], busy_since: float | None) -> None:
-        """
+        """Check that the engine makes steps.
+
         Args:
-            start_canary: sends a request of one token to the engine, and returns the id of its output.
-            busy_since: the time since which there are requests; None if there are none. The steps of requests show whether the
-                engine is ready, and a canary would have to wait behind them.
+            start_canary: sends a request for one token to the engine, and returns the request id of its output.
+            busy_since: since when there have been requests; None if there are none. If there are requests, their steps show
+                whether the engine is ready, and a canary would only have to wait for them.
 
         Raises:
             EngineError: the engine makes no steps.
@@ -79,7 +80,7 @@ class Readiness:
         if busy_since is not None:
             silent = now - max(self._last_step, busy_since)
             if silent > self._step_budget:
-                raise EngineError(f"requests are there, and the engine has made no step for {silent:.0f} s")
+                raise EngineError(f"there are requests, but the engine has made no step for {silent:.0f} s")
             return
         if self._canary is None:
             self._canary_id = start_canary()

@@ -19,9 +19,9 @@ from inflight.tokenizer.tokenizer import Tokenizer
 class RequestOutputKind(Enum):
     """What an output of a request contains.
 
-    CUMULATIVE: everything so far, in one output for each change. The total cost is quadratic in the number of outputs.
-    DELTA: only the completions that have grown, each with the part that was added since the last output.
-    FINAL_ONLY: everything, in one output at the end.
+    CUMULATIVE: everything so far; one output for each change. The total cost is quadratic in the number of outputs.
+    DELTA: only the completions that have changed, and of each only what was added since the last output.
+    FINAL_ONLY: everything; only one output, at the end.
     """
 
     CUMULATIVE = auto()
@@ -30,14 +30,13 @@ class RequestOutputKind(Enum):
 
 
 class RequestState:
-    """A request and its completions, in the order of their index. The next output contains everything since the last one that
-    was taken.
+    """A request and its completions, ordered by index. Changes are collected until `take_output`.
 
     Attributes:
-        num_unfinished: completions that have not ended.
-        error: why a completion failed; if several have failed, the reason of the last one.
-        engine_failed: whether the engine, and not the request, was the cause of `error`.
-        finished_time: when the last completion ended; 0.0 while one runs.
+        num_unfinished: the number of completions that have not ended.
+        error: why a completion failed. If several have failed, the reason of the last one.
+        engine_failed: True if the engine was the cause of `error`, False if the request was.
+        finished_time: when the last completion ended; 0.0 while one is running.
     """
 
     def __init__(self, request: ProcessedRequest, kind: RequestOutputKind, tokenizer: Tokenizer | None) -> None:
@@ -54,7 +53,7 @@ class RequestState:
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
-        # None if they are not wanted; position 0 has none
+        # None if they are not wanted. The first entry is None, because the first prompt token has no log-probabilities
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None
         self.prompt_logprobs = None if request.params.prompt_logprobs is None else [None]
         self._kind = kind
@@ -65,11 +64,11 @@ class RequestState:
 
     @property
     def has_output(self) -> bool:
-        """Whether the caller gets an output now; with FINAL_ONLY only at the end."""
+        """Whether the caller may get an output now. With FINAL_ONLY this is only at the end."""
         return self._kind is not RequestOutputKind.FINAL_ONLY or self.finished
 
     def take_output(self) -> RequestOutput | None:
-        """Returns the output that the caller gets now, if any. The next DELTA does not contain it again."""
+        """Returns the output that the caller must get now, or None. The next DELTA does not contain its content again."""
         if not self.has_output:
             return None
         is_delta = self._kind is RequestOutputKind.DELTA
@@ -90,7 +89,8 @@ class RequestState:
         )
 
     def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """Returns the log-probabilities of the whole prompt; None while some are missing. Only one DELTA contains them."""
+        """Returns the log-probabilities of the whole prompt, or None while some are missing. With DELTA only one output has
+        them."""
         found = self.prompt_logprobs
         if found is None or len(found) < len(self.request.prompt_token_ids):
             return None
@@ -100,7 +100,7 @@ class RequestState:
 
     @property
     def metrics(self) -> RequestMetrics | None:
-        """The request's times; None until the request has ended, and None if it ended before its first token."""
+        """The request's times. None until the request has ended, and also None if it ended before its first token."""
         if not self.finished or self.first_token_time is None:
             return None
         return RequestMetrics(
@@ -130,9 +130,9 @@ class Completion:
     """One completion of a request: its tokens, text and log-probabilities.
 
     Attributes:
-        has_news: whether something was added since the last delta.
+        has_news: whether something was added that no delta has contained yet.
         num_tokens: the number of tokens so far.
-        last_token_time: None before the first token; set by the output processor.
+        last_token_time: when the last token came; None before the first token. The output processor sets it.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Completion:
         self._cumulative_logprob = 0.0
 
     def add(self, output: EngineCoreOutput) -> None:
-        """Add the tokens of `output`, at most up to the one that completes a stop string. A stop string ends the completion,
-        and so does a finish reason in `output`. A token that ended the request in the core (EOS, a stop token) counts as a
-        token, but the text does not contain it.
+        """Add the tokens of `output`, but none after a token that completes a stop string. The completion ends with a stop
+        string, or if `output` has a finish reason. If a token ended the request in the core (EOS or a stop token), it counts as
+        a token, but the text does not contain it.
         """
         assert self.finish_reason is None
         token_ids = output.new_token_ids
@@ -183,12 +183,12 @@ class Completion:
         self.has_news = True
 
     def fail(self) -> None:
-        """End with an error, and with the text so far."""
+        """End the completion with an error. The text so far remains."""
         self.finish_reason = FinishReason.ERROR
         self.has_news = True
 
     def output(self, *, is_delta: bool) -> CompletionOutput:
-        """Returns a copy of everything so far, or, with `is_delta`, the part that was added since the last delta."""
+        """Returns a copy of everything so far. With `is_delta`, returns only what was added since the last delta."""
         self._text += self._detokenizer.take()
         text, token_ids, logprobs = self._text, self._token_ids, self._logprobs
         if is_delta:
@@ -220,11 +220,11 @@ class Completion:
 
 
 def logprobs_dicts(columns: LogprobsColumns, k: int, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
-    """Returns a dict for each position: first the token itself, then the others of the k most probable ones."""
+    """Returns a dict for each position: first the token itself, then the other tokens among the k most probable ones."""
     token_ids = columns.token_ids[:, : k + 1]
     known = [] if tokenizer is None else np.unique(token_ids).tolist()
     texts = {token_id: tokenizer.decode_token(token_id) for token_id in known} if tokenizer is not None else {}
-    ranks = range(token_ids.shape[1])  # of columns 1..k
+    ranks = range(token_ids.shape[1])  # the ranks of columns 1 to k
     rows = []
     for ids, values, rank in zip(
         token_ids.tolist(), columns.logprobs[:, : k + 1].tolist(), columns.ranks.tolist(), strict=True

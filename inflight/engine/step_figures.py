@@ -1,20 +1,20 @@
-"""Figures of steps: how long devices were idle, and which share of the host's work was hidden: done while a device computed.
+"""Figures of steps: how long devices were idle, and which share of the host's work was *hidden* (done while a device computed).
 
-`step_figures` computes exact figures from the timelines. It divides time at the ends of steps. A device is busy in the
-`forward` and `sample` of a step. The *period* of a step goes from the end of the step before it to its own end, so periods do
-not overlap, and every time is in one of them:
+`step_figures` computes exact figures from the timelines. It divides time at the ends of steps. A device is busy in the phases
+`forward` and `sample` of a step. The *period* of a step is the time from the end of the step before it to its own end. So
+periods do not overlap, and every time is in one of them:
 
     device  | forward 7 | sample 7 |      | forward 8 ......... |    | sample 8 | ...
                                    | idle |                     |idle|
                                    | <------- period of step 8 -----------> |
 
-A device is idle in the rest of a period: before the forward, where a rank may also wait for another rank (`receive`), and
-before the sampling if the masks of the step are late. Two kinds of periods do not count: those in which the engine had no
-request for some time (`idle` of its timeline), and the first one of a timeline. Times are integers, in nanoseconds; all
-processes must have the same clock.
+In the rest of a period the device is idle. It is idle before the forward pass, where a rank may also wait for another rank
+(`receive`), and before the sampling if the masks of the step are late. Two kinds of periods do not count: the first one of a
+timeline, and those in which the engine had no request for some time (`idle` in its timeline). Times are integers, in
+nanoseconds. All processes must have the same clock.
 
-`StepClock` estimates idle times and the hidden share while the engine runs, for metrics. It costs two readings of the clock
-in each step, and sees the end of a step only when the step's result has arrived.
+`StepClock` estimates idle times and the hidden share while the engine runs, for metrics. It reads the clock only twice in each
+step, and it learns the end of a step only when the step's result has arrived.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from inflight.timeline import Event
 DEVICE_PHASES = frozenset({"forward", "sample"})
 HOST_PHASES = frozenset({"plan", "mask", "commit", "prepare", "drain"})  # in the other phases the host waits
 ENGINE = "engine"  # the key of the engine's own timeline
-MAX_GAPS = 1024  # how many idle times a `StepClock` keeps until `take`
+MAX_GAPS = 1024  # the most idle times that a `StepClock` keeps until `take`
 
 Interval = tuple[int, int]  # [start, end) in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median and the 99th percentile of some times, in microseconds; both are values that occurred."""
+    """The median and the 99th percentile of some times, in microseconds. Both are times that occurred."""
 
     p50: float
     p99: float
@@ -54,7 +54,7 @@ class RankFigures:
 
     Attributes:
         num_periods: how many periods the figures cover. If it is 0, the other figures are None.
-        period: the times of the periods.
+        period: the lengths of the periods.
         idle: for each period, the time in which the device was idle.
         idle_share: the share of all periods in which the device was idle.
         hidden_share: the share of the host's work in these periods (`HOST_PHASES` of the engine and of this rank) during which
@@ -72,7 +72,7 @@ class RankFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """The times of each phase of the engine, and the figures of every rank, under the rank's name in `timeline_events`."""
+    """The times of each phase of the engine, and the figures of every rank. The keys are those of `timeline_events`."""
 
     engine_phases: dict[str, Spread]
     ranks: dict[str, RankFigures]
@@ -88,7 +88,7 @@ def step_figures(events: Mapping[str, Sequence[Event]]) -> StepFigures:
 
 
 def rank_figures(engine: Sequence[Event], rank: Sequence[Event]) -> RankFigures:
-    """Compute the figures of one rank. A step whose first phases the timeline no longer holds is left out."""
+    """Compute the figures of one rank. Steps whose first phases are no longer in the timeline are left out."""
     periods = _periods(rank, TimeSet((event.start_ns, event.end_ns) for event in engine if event.phase == "idle"))
     counted = TimeSet(periods)
     busy = TimeSet((event.start_ns, event.end_ns) for event in rank if event.phase in DEVICE_PHASES)
@@ -126,18 +126,18 @@ class TimeSet:
                 self._starts.append(start)
                 self._ends.append(end)
         lengths = [end - start for start, end in zip(self._starts, self._ends, strict=True)]
-        self._before = list(accumulate(lengths, initial=0))  # [i]: the total length of the first i intervals
+        self._before = list(accumulate(lengths, initial=0))  # [i] is the total length of the first i intervals
 
     @property
     def length(self) -> int:
         return self._before[-1]
 
     def within(self, start: int, end: int) -> int:
-        """The length of the part of this set that is in [start, end)."""
+        """Returns how much time of this set is in [start, end)."""
         return self._length_until(end) - self._length_until(start)
 
     def overlapping(self, start: int, end: int) -> Iterator[Interval]:
-        """Yields the intervals that overlap [start, end), in full length."""
+        """Yields the intervals that overlap [start, end), each in its full length."""
         for i in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[i] >= end:
                 return
@@ -149,8 +149,8 @@ class TimeSet:
 
 
 def _periods(rank: Sequence[Event], without_requests: TimeSet) -> list[Interval]:
-    """The times between the ends of successive steps. A period is empty if two steps end at once."""
-    phases: dict[int, dict[str, int]] = {}  # step id -> phase -> its end
+    """Returns the times between the ends of successive steps. If two steps end at the same time, a period is empty."""
+    phases: dict[int, dict[str, int]] = {}  # step id -> phase -> end of the phase
     for event in rank:
         phases.setdefault(event.step_id, {})[event.phase] = event.end_ns
     ends = sorted(
@@ -176,17 +176,17 @@ def _spread(nanoseconds: Sequence[int]) -> Spread | None:
 
 
 class StepClock:
-    """Estimates idle times while the engine runs. All calls come from the engine's thread; a step may end in any thread."""
+    """Estimates idle times while the engine runs. The engine's thread calls all methods. Steps may end in any thread."""
 
     def __init__(self) -> None:
-        self._newest: Future[ModelRunnerOutput] | None = None  # the step submitted last
-        self._ended_ns = 0  # when a step last ended
+        self._newest: Future[ModelRunnerOutput] | None = None  # the step that was submitted last
+        self._ended_ns = 0  # when the last step ended
         self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
         self._work_ns = self._hidden_ns = 0
 
     def submitted(self, future: Future[ModelRunnerOutput], *, after_idleness: bool) -> None:
-        """Records that a step was submitted. `after_idleness`: there was no request before it, so no device waited for the
-        engine."""
+        """Record that a step was submitted. `after_idleness`: there was no request before this step, so no device waited for
+        the engine."""
         if self._newest is not None and not after_idleness:
             now = time.perf_counter_ns()
             self._gaps.append(max(now - self._ended_ns, 0) / 1e9 if self._newest.done() else 0.0)
@@ -194,13 +194,13 @@ class StepClock:
         future.add_done_callback(self._note_end)
 
     def worked(self, start_ns: int, end_ns: int) -> None:
-        """Records work of the host: planning, commits, masks. It is hidden if the newest step has not ended yet."""
+        """Record work of the host: planning, commits, masks. It counts as hidden if the newest step has not ended yet."""
         self._work_ns += end_ns - start_ns
         if self._newest is not None and not self._newest.done():
             self._hidden_ns += end_ns - start_ns
 
     def take(self) -> tuple[tuple[float, ...], float | None]:
-        """Returns the idle time before each step since the last call, in seconds, and the share of the work that was hidden."""
+        """Returns the idle time in seconds before each step since the last call, and the share of the work that was hidden."""
         gaps, work, hidden = tuple(self._gaps), self._work_ns, self._hidden_ns
         self._gaps.clear()
         self._work_ns = self._hidden_ns = 0

@@ -1,4 +1,4 @@
-"""`StepRecords`: what the engine core records of its steps, for traces and metrics. No plan depends on it."""
+"""`StepRecords`: the times and counts of steps that the engine core records for traces and metrics, but not for plans."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from inflight.timeline import Timeline
 
 
 class StepRecords:
-    """All calls come from the engine's thread. Times are `time.perf_counter_ns()`.
+    """All methods are called in the engine's thread. Times are values of `time.perf_counter_ns()`.
 
     Attributes:
-        timeline: the times at which the engine planned, waited, committed and filled masks, and was idle.
+        timeline: when the engine planned, waited, committed and filled masks, and when it was idle.
     """
 
     def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager) -> None:
         self.timeline = Timeline()
         self._scheduler, self._kv_cache = scheduler, kv_cache
         self._clock = StepClock()
-        self._newest_step = -1  # the id of the step committed last
+        self._newest_step = -1  # the id of the step that was committed last
         self._reported = StepCounters()
-        self._idle_since_ns: int | None = None  # the time since which there is no request
+        self._idle_since_ns: int | None = None  # since when there has been no request; None if there is one
         self.note_idleness()
 
     def worked(self, step_id: int, phase: str, start_ns: int) -> int:
-        """Record work of the engine's thread that began at `start_ns` and ends now. Returns the current time."""
+        """Record work of the engine's thread from `start_ns` to now. Returns the present time."""
         end_ns = time.perf_counter_ns()
         self.timeline.record(step_id, phase, start_ns, end_ns)
         self._clock.worked(start_ns, end_ns)
@@ -49,12 +49,12 @@ class StepRecords:
         self._newest_step = step_id
 
     def note_idleness(self) -> None:
-        """Without requests, the time from now to the next plan does not count as time that devices wait for the engine."""
+        """If there are no requests, the time until the next plan does not count as time that devices waited for the engine."""
         if self._idle_since_ns is None and not self._scheduler.has_unfinished_requests():
             self._idle_since_ns = time.perf_counter_ns()
 
     def take_stats(self) -> SchedulerStats:
-        """Returns the state now, and the counts since the last call."""
+        """Returns the present state, and the counts since the last call."""
         scheduler, before = self._scheduler, self._reported
         self._reported = now = replace(scheduler.stats)
         gaps, hidden_share = self._clock.take()

@@ -1,8 +1,8 @@
-"""`StopStrings`: finds the first of several strings in a growing text, in one pass over its characters.
+"""`StopStrings`: finds the first of several strings in a growing text, and reads each character only once.
 
 It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest suffix of the text that is a prefix of one of
-the strings. A stream has to hold back this suffix; the rest of the text is not needed any more. The match that ends first wins;
-if several matches end together, the longest one wins. So the result does not depend on how the text is divided.
+the strings. A stream must hold this suffix back. The rest of the text is not needed any more. The match that ends first wins.
+If several matches end at the same character, the longest one wins. So the result does not depend on how the text is divided.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ START = 0  # the state before any text
 
 
 class StopStrings:
-    """Immutable, and shared by the completions of a request. Each of them keeps its own state, an integer.
+    """Immutable, and shared by the completions of a request. Each completion has a state of its own, an integer.
 
     Attributes:
-        num_held: state -> how many characters at the end of the text may begin a stop string.
+        num_held: state -> how many characters at the end of the text may be the beginning of a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class StopStrings:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Set the fallback of each state, breadth first: its longest proper suffix that is a state."""
+        """Set the fallback of each state, which is its longest proper suffix that is a state. Short states come first."""
         queue = deque(self._next[START].values())
         while queue:
             state = queue.popleft()
@@ -61,10 +61,10 @@ class StopStrings:
         return following
 
     def advance(self, state: int, text: str, *, search: bool) -> tuple[int, int, str | None]:
-        """Read `text` from `state` on, at most until a stop string ends.
+        """Read `text`, starting in `state`, until a stop string ends or the text ends.
 
         Args:
-            search: if False, a stop string that ends in this text is ignored; a stop string may still begin there.
+            search: if False, stop strings that end in this text are ignored. But a stop string may begin in it.
 
         Returns:
             The new state, the number of characters that were read, and the stop string that ended, if any.

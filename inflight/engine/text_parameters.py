@@ -1,4 +1,4 @@
-"""The parameters of a request that are given as text: stop strings, bad words and grammars. They need the tokenizer."""
+"""Checks the parameters of a request that are text: stop strings, bad words and grammars. They need the tokenizer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, eos_token_ids: Collection[int]) -> None:
-    """Check what can be checked before a grammar is compiled.
+    """Check everything that can be checked before a grammar is compiled.
 
     Raises:
-        InvalidRequestError: a parameter needs a tokenizer or an EOS token that the model does not have; or two parameters
+        InvalidRequestError: a parameter needs a tokenizer or an EOS token that the model does not have, or two parameters
             exclude each other.
     """
     if tokenizer is None:
@@ -27,10 +27,10 @@ def check_text_parameters(params: SamplingParams, tokenizer: Tokenizer | None, e
     if params.structured_outputs is None:
         return
     if not eos_token_ids:
-        raise InvalidRequestError("structured_outputs needs a model with an EOS token: a grammar ends by one")
+        raise InvalidRequestError("structured_outputs needs a model with an EOS token to end the text; leave it out")
     if params.allowed_token_ids is not None:
         raise InvalidRequestError(
-            "allowed_token_ids and structured_outputs both say which tokens may come, and may leave none; give one"
+            "allowed_token_ids and structured_outputs both restrict the tokens, and together may allow none; give only one"
         )
 
 
@@ -41,7 +41,7 @@ def unenforced_places(params: SamplingParams, backend: str) -> tuple[str, ...]:
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the tokens of each word at the beginning of a text, and its tokens after a space if these differ.
+    """Returns the tokens that each word has at the beginning of a text, and those that it has after a space, if they differ.
 
     Raises:
         InvalidRequestError: a word has no tokens in the vocabulary.
@@ -60,6 +60,6 @@ def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: i
         found[at_start] = None
         if bare:
             after_space = tokenize(word, " " + bare)
-            if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` forbids it already
+            if after_space[-len(at_start) :] != at_start:  # otherwise `at_start` already forbids it
                 found[after_space] = None
     return tuple(found)

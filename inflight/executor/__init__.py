@@ -1,1 +1,1 @@
-"""One model replica: an `Executor` that drives one `Worker` per rank, whatever carries the bytes between them."""
+"""Runs the model on all ranks: an `Executor` drives one `Worker` per rank, in threads, in processes or on several machines."""

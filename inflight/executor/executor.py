@@ -1,14 +1,14 @@
-"""`Executor`: drives one model replica, one `Worker` per rank. It implements the whole step protocol.
+"""`Executor`: runs the steps of one model replica (all its ranks, one `Worker` each) and returns their results as futures.
 
-A concrete executor says only how ranks are launched and how a message reaches them:
+It does everything that is the same wherever the ranks run. A subclass only starts the ranks and sends them messages:
 
     execute_model ── add to the ReplyTable ── _send(rank, command) ──▶ rank ──▶ _deliver(reply) ── ReplyTable ──▶ future
                                                                          ╰────▶ _rank_died(rank, reason) ──▶ futures fail
 
-Order matters in two places. All ranks get the messages in the same order, whichever threads call: collectives on the ranks rely
-on it. A message is in the table before it is sent, because its reply may come before `_send` returns.
+Order matters in two places. All ranks get the messages in the same order, even if several threads send, because collectives on
+the ranks need it. A message is added to the table before it is sent, because its reply may come before `_send` returns.
 
-If the ranks are threads of this process, plans, arguments and results pass by reference: they must not be changed.
+If the ranks are threads of this process, they get plans, arguments and results by reference. So nobody may change these.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, WorkerCommand, WorkerReply
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
-MAX_SHUTDOWN_SECONDS = 5.0  # or the budget of a step, if it is shorter
-MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # if a rank is lost or silent: the others may wait for it for ever
-ROOT_CAUSE_SECONDS = 0.5  # how long the engine waits, after the first error of a step, for the error that caused it
+MAX_SHUTDOWN_SECONDS = 5.0  # or the time allowed for a step, if that is shorter
+MAX_BROKEN_SHUTDOWN_SECONDS = 0.5  # used if a rank is lost or silent, because the others may wait for it for ever
+ROOT_CAUSE_SECONDS = 0.5  # how long to wait, after the first error of a step, for the error that caused it
 
 
 class Executor(ABC):
-    """One model replica. Any thread may call any method; a future's callback must not make a blocking call.
+    """One model replica. Any thread may call any method. A future's callback must not make a blocking call.
 
-    Every method that reaches the ranks raises, or sets in the future that it returns:
-        StepError: the worker raised; the error holds its traceback.
+    Every method that sends something to the ranks raises these errors, or sets them in the future that it returns:
+        StepError: the worker raised an exception. The error contains its traceback.
         StepTimeoutError: ranks did not reply in time. Their late replies are dropped.
         WorkerDiedError: a rank died before or during the call.
         EngineClosedError: `shutdown` was called before or during the call.
 
-    A concrete executor's constructor ends with `_start()`, and returns when every rank has loaded its model.
+    The constructor of a concrete executor ends with a call of `_start()`, which returns when every rank has loaded its model.
     """
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """Returns the class for `config.parallel.distributed_executor_backend`.
+        """Returns the class that `config.parallel.distributed_executor_backend` names.
 
         Raises:
-            ConfigError: the backend names a class that cannot be imported, or that is no Executor.
+            ConfigError: the class cannot be imported, or it is not a subclass of `Executor`.
         """
-        from inflight.executor.selector import executor_class  # it imports this file
+        from inflight.executor.selector import executor_class  # not at the top, because that file imports this one
 
         return executor_class(config.parallel.distributed_executor_backend)
 
@@ -64,21 +64,21 @@ class Executor(ABC):
         parallel = config.parallel
         self.config = config
         self.world_size = parallel.world_size
-        self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first TP rank of the last stage
+        self.output_rank = parallel.world_size - parallel.tensor_parallel_size  # first rank of the last pipeline stage
         self._step_budget = config.execute_model_timeout_seconds
         self._table = ReplyTable(step_budget=self._step_budget, ask=self._ask, state=self._state)
-        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # None: one more rank is ready
-        self._has_silent_rank = False  # if True, other ranks may wait for it for ever
+        self._started: SimpleQueue[InflightError | None] = SimpleQueue()  # one entry per rank: None if it is ready
+        self._has_silent_rank = False  # True: a rank does not answer, so others may wait for it for ever
         self._call_ids = itertools.count()
         self._send_lock = threading.Lock()  # held while one message goes to all ranks
-        self._shut_down = threading.Lock()  # taken once, by the first `shutdown`
+        self._shut_down = threading.Lock()  # the first call of `shutdown` acquires it and never releases it
         self._kv_cache_specs: list[dict[str, KVCacheSpec]] | None = None
         self._available_memory: list[int] | None = None
         self._kv_cache_configs: list[KVCacheConfig] | None = None
 
     @property
     def local_ranks(self) -> range:
-        """The ranks on the engine's machine: their clock is the engine's."""
+        """The ranks on the machine of the engine. Only their clock readings can be compared with the engine's."""
         return ranks_of_node(self.world_size, self.config.parallel.nnodes, 0)
 
     # -- start-up, in this order; each is idempotent -----------------------------------------------------------
@@ -90,13 +90,13 @@ class Executor(ABC):
         return list(self._kv_cache_specs)
 
     def determine_available_memory(self) -> list[int]:
-        """Returns the bytes for the KV cache of each rank, after a real profile run."""
+        """Returns for each rank how many bytes its KV cache can have, measured in a profile run."""
         if self._available_memory is None:
             self._available_memory = self.collective_rpc("determine_available_memory")
         return list(self._available_memory)
 
     def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
-        """Allocate the caches, one config per rank, then warm up. Nothing happens for configs equal to the last ones."""
+        """Allocate the KV caches, one config per rank, and warm up. Does nothing if the configs are those of the last call."""
         configs = list(kv_cache_configs)
         assert len(configs) == self.world_size, f"{len(configs)} KV cache configs for {self.world_size} ranks"
         if configs == self._kv_cache_configs:
@@ -121,14 +121,14 @@ class Executor(ABC):
     def execute_model(
         self, scheduler_output: SchedulerOutput, non_block: bool = False
     ) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Run one step on all ranks. Each call must have a larger step id than the call before.
+        """Run one step on all ranks. The step id must be larger than in the previous call.
 
-        The output of `output_rank` is returned when every rank has ended the step. If a rank reports an error, it is raised at
-        once. With `non_block` every error is in the future, also if the executor is closed. The caller may wait for the futures
-        in any order.
+        Returns the output of `output_rank` when every rank has ended the step. Raises an error as soon as a rank reports it.
+        With `non_block` it returns a future, and every error is set in the future, even if the executor is closed. The caller
+        may wait for the futures in any order.
 
-        A step may take `execute_model_timeout_seconds`. Its time begins with the call, with the end of the step before it, or
-        when its masks are sent, whichever is last.
+        A step may take `execute_model_timeout_seconds`. This time begins with the latest of three events: this call, the end of
+        the step before, and the sending of the step's masks.
         """
         pending = PendingStep(scheduler_output, self.world_size, self.output_rank)
         command = ExecuteModel(epoch=self._table.epoch, scheduler_output=scheduler_output)
@@ -140,10 +140,11 @@ class Executor(ABC):
         return future if non_block else future.result()
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """Send the masks of a submitted step whose plan has `grammar_rows`. To be called once for each such step, in any order.
+        """Send the masks of a submitted step whose plan has `grammar_rows`. Call it once for each such step, in any order.
 
-        The rank that draws gets the masks. The other ranks of its stage get a notice without masks. No rank replies; if a rank
-        cannot take the masks, the step fails. If the executor is closed or has lost a rank, nothing is sent. Returns at once.
+        The rank that draws gets the masks. The other ranks of its pipeline stage get a notice without masks. No rank replies.
+        If a rank cannot use the masks, the step fails. If the executor is closed or has lost a rank, nothing is sent. Returns
+        at once.
         """
         epoch = self._table.epoch
         full = ProvideGrammarOutput(epoch=epoch, step_id=step_id, grammar_output=grammar_output)
@@ -156,11 +157,11 @@ class Executor(ABC):
                     self._send(rank, full if rank == self.output_rank else notice)
 
     def execute_dummy_batch(self) -> None:
-        """Run a forward pass that belongs to no request, on all ranks, within the budget of a step."""
+        """Run a forward pass that belongs to no request, on all ranks, within the time allowed for a step."""
         self.collective_rpc("execute_dummy_batch", timeout=self._step_budget)
 
-    # -- everything else is one call ---------------------------------------------------------------------------
-    # Arguments and values are Any: the worker's method says what it takes and returns.
+    # -- other calls -------------------------------------------------------------------------------------------
+    # Arguments and results are typed Any, because each method of the worker has its own.
 
     def collective_rpc(
         self,
@@ -172,14 +173,14 @@ class Executor(ABC):
         non_block: bool = False,
         unique_reply_rank: int | None = None,
     ) -> Any:
-        """Call a public method of every worker, behind the steps and calls that were submitted before.
+        """Call a public method of every worker, after the steps and calls that were submitted before.
 
         Returns:
-            A list with one value per rank. With `unique_reply_rank` the value of that rank, as soon as it has replied; the
+            A list with one value per rank. With `unique_reply_rank` only the value of that rank, as soon as it has replied. The
             other ranks run the call, too, and their failures are logged. With `non_block` a future of the list or the value.
 
         Args:
-            timeout: seconds from now, for this call and the steps before it. If None, wait as long as the ranks live.
+            timeout: seconds from now for this call, including the steps before it. If None, wait as long as the ranks live.
         """
         assert unique_reply_rank is None or 0 <= unique_reply_rank < self.world_size, unique_reply_rank
         future = self._call(method, [tuple(args)] * self.world_size, kwargs, timeout, unique_reply_rank)
@@ -205,8 +206,9 @@ class Executor(ABC):
     # -- health and end ----------------------------------------------------------------------------------------
 
     def root_cause(self, error: RankError) -> RankError:
-        """The cause of a failed step: the first error of any rank that is not an echo. When a rank leaves its groups, the
-        others fail, too, often in an older step. To be called when no more steps will run. Waits ROOT_CAUSE_SECONDS at most.
+        """Returns the error that caused a failed step. When a rank fails, it leaves its process groups, and the other ranks
+        fail, too, often in an older step. Such an error is called an echo. The cause is the first error that is not an echo.
+        Call this when no more steps will run. Waits at most ROOT_CAUSE_SECONDS.
         """
         cause = self._table.root_cause(error, ROOT_CAUSE_SECONDS)
         self._has_silent_rank = isinstance(cause, StepTimeoutError)
@@ -216,81 +218,82 @@ class Executor(ABC):
         """Check, without asking the ranks, whether steps are still possible.
 
         Raises:
-            EngineClosedError, WorkerDiedError: no more steps are possible.
+            EngineClosedError: the executor was shut down.
+            WorkerDiedError: a rank has died.
         """
         self._table.raise_if_unusable("the next step")
 
     def set_death_callback(self, on_death: Callable[[], None]) -> None:
-        """When a rank has died, a thread of the executor calls `on_death`. It wakes an idle engine, and must not block."""
+        """A thread of the executor calls `on_death` when a rank has died, to wake an idle engine. It must not block."""
         self._table.set_death_callback(on_death)
 
     def check_health(self) -> None:
-        """Ask every rank whether it can serve; raises if one cannot. This call and the steps before it may together take the
-        budget of a step."""
+        """Ask every rank whether it can serve. Raises if one cannot. This call and the steps before it must end within the time
+        that is allowed for one step."""
         self._table.raise_if_unusable("check_health")  # a closed or broken executor needs no round trip
         self.collective_rpc("check_health", timeout=self._step_budget)
 
     def shutdown(self) -> None:
         """Fail what is pending with `EngineClosedError`, then stop the ranks. Idempotent: a second call returns at once.
 
-        Takes a bounded time, whatever the ranks are doing.
+        It returns after a bounded time, whatever the ranks are doing.
         """
         if self._shut_down.acquire(blocking=False):
             self._table.close()
             self._terminate()
 
-    # -- what a concrete executor supplies ---------------------------------------------------------------------
+    # -- methods that a concrete executor implements -----------------------------------------------------------
 
     @abstractmethod
     def _launch(self) -> None:
         """Start every rank and wait until its worker is constructed and its model is loaded.
 
         Raises:
-            InflightError: the rank raised it. If it raised another error, a `WorkerDiedError` with the rank's traceback.
+            InflightError: a rank raised it. If a rank raised an error of another kind, a `WorkerDiedError` with its traceback.
         """
 
     @abstractmethod
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        """Queue a message for a rank. Must not wait for the rank. Must not raise: if the rank is gone, call `_rank_died`."""
+        """Queue a message for a rank. Must not wait for the rank and must not raise. If the rank is gone, call `_rank_died`."""
 
     @abstractmethod
     def _terminate(self) -> None:
-        """Stop and forget every rank that was launched, also after a failed `_launch`. Called once; takes a bounded time."""
+        """Stop every rank that was started, even if `_launch` failed. Called once. Must return after a bounded time."""
 
     @abstractmethod
     def _ask(self, rank: int) -> None:
-        """Ask a rank what it is doing. Unless the rank hangs, it delivers a `WorkerActivity`, now or soon. Must not wait."""
+        """Ask a rank what it is doing. If the rank does not hang, it soon delivers a `WorkerActivity`. Must not wait."""
 
     def _state(self, rank: int) -> str:
-        """Describe a rank that does not answer `_ask`; "" if nothing is known of it. Must not wait and must not call the
-        executor."""
+        """Returns what is known of a rank that does not answer `_ask`; "" if nothing is known. Must not wait and must not call
+        other methods of the executor."""
         return ""
 
-    # -- what a concrete executor calls ------------------------------------------------------------------------
+    # -- methods that a concrete executor calls ----------------------------------------------------------------
 
     def _start(self) -> None:
         try:
             self._launch()
-        except BaseException:  # also KeyboardInterrupt: no rank outlives a constructor that failed
+        except BaseException:  # also KeyboardInterrupt: if the constructor fails, no rank may stay alive
             self.shutdown()
             raise
 
     def _wait_until_started(self) -> None:
-        """Wait for an entry of each rank in `_started`. Raises the first error."""
+        """Wait until `_started` has had an entry for each rank. Raises the first error."""
         for _ in range(self.world_size):
             error = self._started.get()
             if error is not None:
                 raise error
 
     def _shutdown_deadline(self, *, is_broken: bool = False) -> float:
-        """Returns the time until which `_terminate` waits for ranks to end by themselves, on the clock `time.monotonic()`."""
+        """Returns until when `_terminate` waits for ranks to end by themselves, as a time of `time.monotonic()`."""
         seconds = MAX_BROKEN_SHUTDOWN_SECONDS if is_broken or self._has_silent_rank else MAX_SHUTDOWN_SECONDS
         return time.monotonic() + min(seconds, self._step_budget)
 
     def _deliver(self, reply: WorkerReply) -> None:
-        """Process a rank's reply or activity. Called from any thread, in any order, any number of times."""
+        """Process a reply or activity of a rank. May be called from any thread, in any order, and more than once."""
         self._table.deliver(reply)
 
     def _rank_died(self, rank: int, reason: str) -> None:
-        """Note that a rank is gone for good. Called from any thread, any number of times."""
+        """Process the news that a rank is gone for good. May be called from any thread, and more than once."""
         self._table.rank_died(rank, reason)

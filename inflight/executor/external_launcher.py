@@ -1,8 +1,8 @@
 """`ExternalLauncherExecutor`: torchrun starts the same script once per rank, and each process is an engine with one rank.
 
-Every engine plans for itself and runs its plans on its own worker only. The workers of all processes together are one replica,
-so all engines must make the same plans. They do, because a plan depends only on the calls and on the replies. Each engine sends
-the replies of its rank to all others, so that all engines see the same replies:
+Every engine makes its own plans and runs them only on its own worker. But the workers of all processes together are one model
+replica, so all engines must make the same plans. They do, because a plan depends only on the calls and on the ranks' replies.
+Each engine sends the replies of its rank to all other engines, so all engines see the same replies:
 
     _send(own rank) ── RankThread ── reply ──▶ I/O thread ── in order of the commands ──┬─▶ _deliver
                                                                                         ╰─▶ streams to all others
@@ -10,7 +10,7 @@ the replies of its rank to all others, so that all engines see the same replies:
 
 If the engines submit different commands, all of them end at once with an error.
 
-Only the I/O thread touches the state, except what the constructor makes.
+Only the I/O thread reads and changes the executor's state, except what the constructor makes.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-FAILURE_DELAY_SECONDS = 0.05  # a peer may report a failed step before the stream of the rank that caused it ends
+FAILURE_DELAY_SECONDS = 0.05  # reports of failed steps wait so long, because a rank's death may be the cause
 
 
 class ExternalLauncherExecutor(Executor):
-    """All ranks call the same methods with the same arguments in the same order, `shutdown` too.
+    """All ranks must call the same methods with the same arguments in the same order. This includes `shutdown`.
 
     Args:
-        worker_factory: makes this rank's worker, in its thread.
+        worker_factory: makes the worker of this rank. Called in the rank's thread.
         me: which rank this is; if None, it is read from the environment.
 
     Raises:
         ConfigError: no launcher has started this process, or the number of ranks does not fit the parallel sizes.
-        ConnectionError: the ranks did not meet within the budget of a step.
-        InflightError: a rank could not start; every rank raises it.
+        ConnectionError: the ranks did not connect to each other within the time allowed for a step.
+        InflightError: a rank could not start. Every rank raises it.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class ExternalLauncherExecutor(Executor):
                 f"{parallel.world_size} are needed; change one of them"
             )
         super().__init__(config)
-        atexit.register(self.shutdown)  # the script may not close its engine, while other ranks still compute
+        atexit.register(self.shutdown)  # the other ranks must be told even if the script does not call it
         self._worker_factory = worker_factory
         self._io = IoThread("inflight-io")
         self._peers: dict[int, _Peer] = {}
         self._rank_thread: RankThread | None = None
-        self._commands: deque[ReplyKey] = deque()  # not answered by this rank
-        self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # of this rank, not sent
+        self._commands: deque[ReplyKey] = deque()  # commands that this rank has not answered
+        self._answers: dict[ReplyKey, StepReply | RpcReply] = {}  # answers of this rank that were not sent yet
         self._num_submitted = 0
         self._start()
 
@@ -139,11 +139,11 @@ class ExternalLauncherExecutor(Executor):
     # -- commands and this rank's replies ------------------------------------------------------------------------------
 
     def _send(self, rank: int, command: WorkerCommand) -> None:
-        """Runs the command of this rank only. The other ranks get theirs from their own engines."""
+        """Runs the command on this rank only. The other ranks get it from their own engines."""
         if rank == self._me.rank:
             assert self._rank_thread is not None
-            if not isinstance(command, ProvideGrammarOutput):  # masks have no replies; every engine makes its own
-                self._io.call_soon(partial(self._submit, command))  # before the reply can come
+            if not isinstance(command, ProvideGrammarOutput):  # nobody replies to masks, and every engine makes its own
+                self._io.call_soon(partial(self._submit, command))  # before the rank gets it, so before its reply
             self._rank_thread.loop.put(command)
 
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
@@ -161,8 +161,8 @@ class ExternalLauncherExecutor(Executor):
             self._deliver_held(peer)
 
     def _answer(self, reply: WorkerReply) -> None:
-        """Publish the replies in the order of the commands, so that all engines see one order. A step that cannot begin may be
-        answered before an older step."""
+        """Publish this rank's replies in the order of the commands, so that all engines see the same order. Replies may come in
+        another order: a step that cannot begin may be answered before an older step."""
         assert not isinstance(reply, WorkerActivity), reply
         self._answers[reply.key] = reply
         while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
@@ -178,7 +178,7 @@ class ExternalLauncherExecutor(Executor):
         self._deliver_reply(reply)
 
     def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
-        """A failed step is delivered a moment later: if the cause is the death of another rank, the death must come first."""
+        """A failed step is delivered a moment later. If another rank's death is the cause, its news must come first."""
         if isinstance(reply, StepReply) and reply.failure is not None:
             self._io.loop.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
@@ -215,10 +215,11 @@ class ExternalLauncherExecutor(Executor):
                 peer.has_stopped.set()
                 self._compare(rank, peer)
             case _:
-                self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
+                self._lose(rank, f"it sent a message of type {type(message).__name__}, which is not allowed now")
 
     def _deliver_held(self, peer: _Peer) -> None:
-        """A peer may be ahead of this engine. Its replies are held, because the table drops replies to unknown commands."""
+        """Hold the replies of a peer that is ahead until this engine has submitted the same commands, too, because the
+        table drops replies to unknown commands."""
         while peer.held and peer.num_delivered < self._num_submitted:
             peer.num_delivered += 1
             self._deliver_reply(peer.held.popleft())
@@ -230,21 +231,21 @@ class ExternalLauncherExecutor(Executor):
                 what = "another plan for " if ours.name == theirs.name else ""
                 self._lose(
                     rank,
-                    f"it runs {what}{theirs.name} where rank {self._me.rank} runs {ours.name}: with external_launcher all "
+                    f"it runs {what}{theirs.name} while rank {self._me.rank} runs {ours.name}: with external_launcher all "
                     "ranks must make the same calls with the same arguments",
                 )
                 return
         if peer.ours and peer.has_stopped.is_set():
-            self._lose(rank, f"it has shut its engine down, and rank {self._me.rank} goes on with {peer.ours[0].name}")
+            self._lose(rank, f"it has shut its engine down, but rank {self._me.rank} has submitted {peer.ours[0].name}")
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """The end of a peer's stream is ignored if the peer sent Stop and has answered every command; a later command fails."""
+        """If the peer has sent Stop and has answered every command, the end of its stream is ignored. Later commands fail."""
         peer = self._peers[rank]
         if not peer.has_stopped.is_set() or peer.num_delivered < self._num_submitted:
             self._lose(rank, reason)
 
     def _lose(self, rank: int, reason: str) -> None:
-        """The rank is gone, or cannot be trusted any more. Idempotent."""
+        """Mark a rank as lost, because it is gone or can no longer be trusted. Idempotent."""
         peer = self._peers[rank]
         peer.has_stopped.set()
         if peer.is_gone:
@@ -254,10 +255,10 @@ class ExternalLauncherExecutor(Executor):
         if peer.is_ready:
             self._rank_died(rank, reason)
         else:
-            self._started.put(EngineError(f"rank {rank} could not start: {reason}; what it printed says more"))
+            self._started.put(EngineError(f"rank {rank} could not start: {reason}; see the output of its process"))
 
     def _own_rank_died(self, reason: str) -> None:
-        """End this rank. The other ranks find the end of their streams."""
+        """End this rank. The other ranks see that their streams to it end."""
         for peer in self._peers.values():
             peer.is_gone = True
             peer.stream.close()
@@ -277,11 +278,11 @@ class ExternalLauncherExecutor(Executor):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        """Waits until the other ranks stop, too: a rank that is behind still needs the replies of this one."""
+        """Waits until the other ranks stop, too, because a slower rank still needs the replies of this one."""
         atexit.unregister(self.shutdown)
         end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
         self._io.call_soon(partial(self._send_to_peers, Stop()))
-        if not self._io.is_current:  # in this thread nobody would read the streams
+        if not self._io.is_current:  # if this is the I/O thread, do not wait: nobody else reads the streams
             for peer in self._peers.values():
                 peer.has_stopped.wait(max(end - time.monotonic(), 0.0))
         if self._rank_thread is not None:
@@ -294,17 +295,17 @@ class ExternalLauncherExecutor(Executor):
 
 
 class _Peer:
-    """The executor's state for another rank."""
+    """What the executor knows about another rank."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.is_ready = False
         self.is_gone = False
-        self.has_stopped = threading.Event()  # it will submit no more commands
+        self.has_stopped = threading.Event()  # the peer submits no more commands
         self.ours: deque[Submitted] = deque()  # commands that this engine has submitted and the peer has not
         self.theirs: deque[Submitted] = deque()  # commands that the peer has submitted and this engine has not
         self.held: deque[StepReply | RpcReply] = deque()  # replies to commands that this engine has not submitted yet
-        self.num_delivered = 0
+        self.num_delivered = 0  # how many replies of the peer have been delivered
 
 
 def _digest(frame: Frame) -> str:

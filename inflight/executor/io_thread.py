@@ -1,4 +1,4 @@
-"""`IoThread`: a thread that runs an asyncio event loop for the sockets, the timers and the worker processes of one executor."""
+"""`IoThread`: a thread with an asyncio event loop, where an executor reads sockets, runs timers and watches processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class IoThread:
-    """Owns the loop and the thread. Callbacks run in the thread and must not wait; asyncio logs what they raise.
+    """Owns the loop and the thread. Callbacks run in the thread and must not wait. asyncio logs exceptions that they raise.
 
     Attributes:
-        loop: only `call_soon`, `run` and `stop` of this class may be called in other threads; the loop's own methods may not.
+        loop: other threads may only call `call_soon`, `run` and `stop` of this class, but no method of the loop itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,12 +30,12 @@ class IoThread:
         return threading.current_thread() is self._thread
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Run `callback` in the thread, after those given before. Dropped after `stop`."""
+        """Run `callback` in the thread, after all earlier callbacks. After `stop` the callback is dropped."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(callback)
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run `function` in the thread, from another one; returns its value, or raises what it raises."""
+        """Run `function` in the thread and wait for it. Returns its value, or raises its exception. Only for other threads."""
 
         async def call() -> T:
             return function()
@@ -43,7 +43,7 @@ class IoThread:
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result()
 
     def stop(self) -> None:
-        """End the thread after the calls given before. Waits for its end, unless it is called in this thread. Idempotent."""
+        """End the thread after all earlier callbacks. Waits for its end, unless it is called in this thread. Idempotent."""
         self.call_soon(self.loop.stop)
         if self._thread.ident is None:
             self.loop.close()

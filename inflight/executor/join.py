@@ -1,8 +1,8 @@
-"""How the ranks of other nodes join: TCP connections to node 0, each begun by a `Hello` with the cluster's token.
+"""Connects the ranks of other nodes to node 0: each opens a TCP connection and first sends a `Hello` with the cluster's token.
 
-`Listener` is node 0's side, in the executor's I/O thread; the other nodes call `connect`. The token is compared in constant
-time. A peer that does not send it gets a `Refused`, and nothing else that it sends is decoded. A `Hello` has a bounded size.
-Frames are not encrypted: the nodes must have a network of their own.
+Node 0 has a `Listener` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant time. A
+peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is limited.
+Messages are not encrypted, so nobody else must have access to the network between the nodes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ logger = logging.getLogger(__name__)
 
 MAX_HELLO_BYTES = 4096
 MAX_HELLO_SECONDS = 10.0
-MAX_STRANGERS = 256  # connections that have not sent a `Hello` yet
+MAX_STRANGERS = 256  # the most connections that have not sent a valid `Hello` yet
 RETRY_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts one connection for each rank of the other nodes, until `close`. Everything but the constructor runs in the I/O
+    """Accepts one connection for each rank of the other nodes, until `close`. All methods but the constructor run in the I/O
     thread.
 
     Args:
-        max_silence_seconds: how long a link may be silent.
-        on_join: called once per rank with its stream.
+        max_silence_seconds: a link that is silent for longer is closed.
+        on_join: called once for each rank, with the rank and its stream.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: node 0 cannot listen on the address.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Listener:
     def _accept(self) -> None:
         try:
             connected, (host, *_) = self._socket.accept()
-        except OSError as error:  # the peer has left again, or this process has no free descriptor
+        except OSError as error:  # the peer has already left, or this process has no free descriptor
             logger.warning("a connection could not be accepted: %s", error)
             return
         if len(self._strangers) >= MAX_STRANGERS:
@@ -95,7 +95,8 @@ class Listener:
         stream.on_message = partial(self._greet, stream, str(host))
         stream.on_end = partial(self._dismiss, stream, str(host))
         self._strangers.add(stream)
-        self._io.loop.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), "it said no hello"))
+        no_hello = f"it sent no Hello within {MAX_HELLO_SECONDS:g} s"
+        self._io.loop.call_later(MAX_HELLO_SECONDS, partial(self._dismiss, stream, str(host), no_hello))
 
     def _dismiss(self, stream: Stream, host: str, reason: str) -> None:
         if stream in self._strangers:
@@ -118,20 +119,20 @@ class Listener:
         self._on_join(hello.rank, stream)
 
     def _refusal(self, hello: Hello) -> str:
-        """Returns the reason why this peer may not join; "" if it may join."""
+        """Returns why this peer may not join, or "" if it may."""
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            return "its INFLIGHT_CLUSTER_TOKEN is not that of node 0"
+            return "its INFLIGHT_CLUSTER_TOKEN is not that of node 0; set the same value on all nodes"
         if hello.schema != schema_digest():
-            return "it runs another version of Inflight than node 0"
+            return "it runs another version of Inflight than node 0; install the same version on all nodes"
         if (hello.world_size, hello.nnodes) != (self._world_size, self._nnodes):
             return (
-                f"it was started for {hello.world_size} ranks on {hello.nnodes} nodes, node 0 for {self._world_size} on "
-                f"{self._nnodes}; use the same parallel sizes and --nnodes on all nodes"
+                f"it was started for {hello.world_size} ranks on {hello.nnodes} nodes, but node 0 for {self._world_size} ranks "
+                f"on {self._nnodes} nodes; use the same parallel sizes and --nnodes on all nodes"
             )
         if hello.rank not in self._ranks:
-            return f"rank {hello.rank} is not a rank of another node; is its --node-rank right?"
+            return f"rank {hello.rank} is not a rank of another node; check the --node-rank"
         if hello.rank not in self._missing:
-            return f"rank {hello.rank} has joined before; do two nodes have the same --node-rank?"
+            return f"rank {hello.rank} has joined before; give each node a --node-rank of its own"
         return ""
 
 
@@ -146,10 +147,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> socket.socket:
-    """Join node 0 as the rank of `hello`. Node 0 may start later than this node. Returns the stream's socket.
+    """Connect to node 0 as the rank of `hello`, and wait if node 0 is not started yet. Returns the connected socket.
 
     Raises:
-        ConfigError: node 0 refused, with its reason.
+        ConfigError: node 0 refused the rank; the message contains the reason.
         EngineError: node 0 did not answer within `max_seconds`.
     """
     host, port = address
@@ -161,21 +162,21 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> so
         except OSError as error:
             if time.monotonic() + RETRY_SECONDS > end:
                 raise EngineError(
-                    f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}"
+                    f"node 0 did not answer on {host}:{port} within {max_seconds:g} s: {error}; check that it runs there"
                 ) from error
         time.sleep(RETRY_SECONDS)
-    stream = BlockingStream(connected, read_ahead=False)  # the worker process reads what comes next
+    stream = BlockingStream(connected, read_ahead=False)  # later messages are for the worker process
     connected.settimeout(MAX_HELLO_SECONDS)
     try:
         stream.send(hello)
         answer = stream.receive()
     except (OSError, CodecError) as error:
         stream.close()
-        raise EngineError(f"what answers on {host}:{port} is no node 0 of Inflight: {error}") from error
+        raise EngineError(f"the program that answers on {host}:{port} is not node 0 of Inflight: {error}") from error
     if isinstance(answer, Welcome):
         use_heartbeats(connected, answer.max_silence_seconds)
         return connected
     stream.close()
     if isinstance(answer, Refused):
         raise ConfigError(f"node 0 ({host}:{port}) refused rank {hello.rank}: {answer.reason}")
-    raise EngineError(f"node 0 ({host}:{port}) closed the connection of rank {hello.rank}; has its start failed?")
+    raise EngineError(f"node 0 ({host}:{port}) closed the connection of rank {hello.rank}; see if its start failed")

@@ -1,11 +1,11 @@
-"""`MultiprocExecutor`: every rank is a process on this node or another one, connected by one byte stream.
+"""`MultiprocExecutor`: every rank is a process, on this machine or another one, connected to the executor by one byte stream.
 
     caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
     _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
 
-Order of a start: node 0 listens if there are other nodes, launches its processes, and waits for all ranks. The I/O
-thread starts the processes: the kernel ends them with the thread that started them, and it lives as long as the executor.
-A rank is dead if its stream or its process has ended. What it sent before is delivered first.
+At a start, node 0 (the engine's machine) listens if there are other nodes, starts its own processes, and waits for all ranks.
+The I/O thread starts the processes, because the kernel ends a process with the thread that started it, and this thread lives as
+long as the executor. A rank is dead when its stream or its process has ended. Messages that it sent before are delivered first.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
 MAX_JOIN_SECONDS = 300.0
-EXIT_CODE_SECONDS = 0.05  # the end of a process may come so long after the end of its stream
+EXIT_CODE_SECONDS = 0.05  # how long to wait for the exit code of a process after its stream has ended
 
 
 class MultiprocExecutor(Executor):
     """
     Args:
-        worker_class: "module:class" of the worker; the workers import it.
-        max_join_seconds: how long to wait for the ranks of other nodes to connect.
+        worker_class: "module:class" of the worker. The processes of the ranks import it.
+        max_join_seconds: how long to wait until the ranks of other nodes connect.
 
     Raises:
-        InflightError: a rank could not start; the error carries the traceback of the rank.
+        InflightError: a rank could not start. The error contains the rank's traceback.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class MultiprocExecutor(Executor):
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        self._encoded: tuple[WorkerCommand | None, list[Buffer]] = (None, [])  # a step is the same for all ranks
+        # the last command and its bytes: a step is encoded once for all ranks
+        self._encoded: tuple[WorkerCommand | None, list[Buffer]] = (None, [])
         self._start()
 
     # -- start-up --------------------------------------------------------------------------------------------------
@@ -108,7 +109,8 @@ class MultiprocExecutor(Executor):
             self._io.run(self._listener.close)
 
     def _launch_local(self, local_ranks: range, listen_fd: int | None) -> None:
-        """The process of rank 0 inherits `listen_fd`: the ranks find each other through this socket, which listens already."""
+        """Start the processes of this machine. The process of rank 0 inherits `listen_fd`, a socket that already listens and
+        through which the ranks find each other."""
         if self._listener is not None:
             self._listener.start()
             self._io.loop.call_later(self._max_join_seconds, self._give_up_waiting)
@@ -132,7 +134,7 @@ class MultiprocExecutor(Executor):
             self._begin(rank, Stream(self._io, ours), inherited)
 
     def _begin(self, rank: int, stream: Stream, listen_fd: int | None = None) -> None:
-        """The stream to a rank is open: send the rank what it has to construct."""
+        """Called when the stream to a rank is open. Sends the rank what it needs to construct its worker."""
         stream.on_message = partial(self._receive, rank)
         stream.on_end = partial(self._stream_ended, rank)
         self._ranks[rank].stream = stream
@@ -147,8 +149,8 @@ class MultiprocExecutor(Executor):
             self._started.put(
                 EngineError(
                     f"ranks {', '.join(map(str, missing))} did not connect to {parallel.master_addr}:"
-                    f"{parallel.master_port} within {self._max_join_seconds:g} s; is `inflight worker` running on every "
-                    f"one of the {parallel.nnodes} nodes?"
+                    f"{parallel.master_port} within {self._max_join_seconds:g} s; start `inflight worker` on every one of "
+                    f"the {parallel.nnodes} nodes except node 0"
                 )
             )
 
@@ -162,10 +164,10 @@ class MultiprocExecutor(Executor):
                 self._encoded = command, encode(command).buffers()
         except CodecError as error:
             if isinstance(command, ProvideGrammarOutput):
-                raise  # masks can always be encoded: this is a defect of the caller
+                raise  # masks can always be encoded, so this is a defect of the caller
             failure = WorkerFailure(type_name="CodecError", message=str(error), traceback="")
             reply = failed_reply(command, rank, failure)
-            self._io.call_soon(lambda: self._deliver(reply))  # not in this thread, which holds the executor's lock
+            self._io.call_soon(lambda: self._deliver(reply))  # later, because this thread holds the executor's lock
             return
         stream.send(self._encoded[1])
 
@@ -180,7 +182,7 @@ class MultiprocExecutor(Executor):
                 self._ranks[rank].is_gone = True
                 self._started.put(start_up_error(rank, message.failure))
             case _:
-                self._lose(rank, f"it sent a {type(message).__name__} that it must not send")
+                self._lose(rank, f"it sent a message of type {type(message).__name__}, which is not allowed now")
 
     def _ask(self, rank: int) -> None:
         stream = self._ranks[rank].stream
@@ -198,19 +200,19 @@ class MultiprocExecutor(Executor):
         assert process is not None
         self._io.loop.remove_reader(process)
         if stream is not None:
-            stream.on_end = lambda reason: None  # `process.state` says more
+            stream.on_end = lambda reason: None  # the reason below, `process.state`, is more exact
             stream.drain()
         self._lose(rank, process.state)
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """A process that dies closes its stream first, and its exit code, which says more, comes a moment later."""
+        """A process that dies closes its stream first. Its exit code comes a moment later. It is the better reason."""
         if self._ranks[rank].process is None or reason.startswith("it sent"):
             self._lose(rank, reason)
         else:
             self._io.loop.call_later(EXIT_CODE_SECONDS, partial(self._lose, rank, reason))
 
     def _lose(self, rank: int, reason: str) -> None:
-        """The rank is gone, or cannot be trusted any more. Idempotent."""
+        """Mark a rank as lost, because it is gone or can no longer be trusted. Idempotent."""
         state = self._ranks[rank]
         if state.is_gone:
             return
@@ -223,7 +225,7 @@ class MultiprocExecutor(Executor):
         if state.is_ready:
             self._rank_died(rank, reason)
         else:
-            message = f"rank {rank} could not start: {reason}; what it printed says more"
+            message = f"rank {rank} could not start: {reason}; see the output of its process"
             self._started.put(WorkerDiedError(message, rank=rank))
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -235,11 +237,11 @@ class MultiprocExecutor(Executor):
         for state in self._ranks:
             if state.is_ready and state.stream is not None:
                 state.stream.send(stop)
-            elif state.process is not None:  # it is still loading: nothing is lost
+            elif state.process is not None:  # it is still loading, so nothing is lost if it is killed
                 state.process.send_signal(signal.SIGKILL)
         processes = [state.process for state in self._ranks if state.process is not None]
         stop_processes(processes, max(end - time.monotonic(), 0.0))
-        if not self._io.is_current:  # in this thread nobody would read the streams
+        if not self._io.is_current:  # if this is the I/O thread, do not wait: nobody else reads the streams
             for state in self._ranks:
                 if state.is_ready and state.process is None:
                     state.has_ended.wait(max(end - time.monotonic(), 0.0))
@@ -254,11 +256,11 @@ class MultiprocExecutor(Executor):
 
 
 class _Rank:
-    """The executor's state for one rank. Written in the I/O thread."""
+    """What the executor knows about one rank. Written in the I/O thread."""
 
     def __init__(self) -> None:
         self.stream: Stream | None = None
-        self.process: WorkerProcess | None = None  # None on another node
+        self.process: WorkerProcess | None = None  # None if the rank is on another node
         self.is_ready = False
         self.is_gone = False
         self.has_ended = threading.Event()  # set when the stream has ended

@@ -1,7 +1,7 @@
-"""`run_node`: runs `inflight worker` on the nodes other than node 0. It starts the node's ranks and waits for their end.
+"""`run_node`: what `inflight worker` runs on each node but node 0: it starts the node's ranks and waits until they end.
 
-It connects to node 0 once per rank and gives each connection to the process of the rank. So the program of a worker is the same
-on all nodes, and no worker knows the token.
+It makes one connection to node 0 for each rank and gives the connection to the rank's process. So worker processes run the same
+program on all nodes, and never know the cluster's token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from inflight.interface.start_up import Hello
 logger = logging.getLogger(__name__)
 
 MAX_CONNECT_SECONDS = 300.0
-LAST_RANKS_SECONDS = 10.0  # the other ranks of the node may take so long to end after the first one
+LAST_RANKS_SECONDS = 10.0  # when one rank of the node has ended, the others must end within this time
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeArgs:
-    """Which node this is. The sizes must be those of node 0."""
+    """Which node this is, and the sizes. The sizes must be the same as on node 0."""
 
     nnodes: int
     node_rank: int
@@ -37,18 +37,18 @@ class NodeArgs:
 
 
 def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS) -> None:
-    """Serve until the executor of node 0 ends the ranks. No process outlives the call.
+    """Run this node's ranks until the executor of node 0 ends them. When the call returns, all its processes have ended.
 
     Raises:
-        ConfigError: the arguments do not fit, or node 0 refuses them.
+        ConfigError: the arguments do not fit together, or node 0 refuses them.
         EngineError: node 0 does not answer.
-        WorkerDiedError: a rank of this node ended without a command of the executor.
+        WorkerDiedError: a rank of this node ended before the executor told it to end.
     """
     layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
     ranks = ranks_of_node(layout.world_size, args.nnodes, args.node_rank)
     if args.node_rank == 0:
         raise ConfigError(
-            "node 0 runs the engine itself (LLM(...), inflight generate): `inflight worker` is for the other nodes"
+            "node 0 runs the engine itself (LLM(...), inflight generate); start `inflight worker` only on the other nodes"
         )
     token = envs.cluster_token()
     processes: list[WorkerProcess] = []
@@ -72,6 +72,6 @@ def run_node(args: NodeArgs, *, max_connect_seconds: float = MAX_CONNECT_SECONDS
             process.close()
     for rank, process in zip(ranks, processes, strict=True):
         if process.exit_code == EXIT_STREAM_ENDED:
-            raise WorkerDiedError(f"rank {rank} has lost node 0: the engine has died, or the link to it", rank=rank)
+            raise WorkerDiedError(f"rank {rank} has lost node 0: the engine has died, or the link broke", rank=rank)
         if process.exit_code != 0:
             raise WorkerDiedError(f"rank {rank}: {process.state}", rank=rank)

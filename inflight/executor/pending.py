@@ -1,7 +1,8 @@
-"""A command that was sent to all ranks, and the replies that have come so far. `reply_table.py` has the rules for replies.
+"""`Pending`: a command that was sent to all ranks, and the replies so far. `reply_table.py` has the rules for replies.
 
-A `Pending` is *settled* when its future has a result or an error, or is about to have one. It is *complete* when all ranks have
-replied. An error, a timeout, or the reply of the one rank that the caller asked for can settle it before it is complete.
+A `Pending` is *settled* when its future has a result or an error, or is about to get one. It is *complete* when all ranks have
+replied. Before it is complete, it can be settled by an error, by a timeout, or by the reply of the one rank that the caller
+asked for.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from inflight.interface.step import SchedulerOutput
 
 MAX_REQUEST_IDS_SHOWN = 8
 
-# The engine makes these calls when it starts. The user may be able to mend what goes wrong in them.
+# The engine makes these calls when it starts. Their errors may be mistakes that the user can correct.
 START_UP_CALLS = frozenset({"get_kv_cache_specs", "determine_available_memory", "initialize_from_config"})
 
 
 class Pending(ABC):
-    """The lock of the `ReplyTable` guards everything but `future`.
+    """The lock of the `ReplyTable` protects all attributes but `future`.
 
     Args:
-        result_rank: the rank whose value is the result; if None, the result is a list of all ranks' values.
+        result_rank: the rank whose value is the result. If None, the result is a list of the values of all ranks.
     """
 
     step_id: int | None = None  # None for a call
@@ -37,12 +38,12 @@ class Pending(ABC):
         self.key = key
         self.result_rank = result_rank
         self.future: Future[Any] = Future()  # Any: a step gives its ModelRunnerOutput, a call what the method returned
-        self.future.set_running_or_notify_cancel()  # it cannot be cancelled: the ranks have the message
-        self.missing = set(range(num_ranks))  # ranks that have not replied
-        self.values: dict[int, Any] = {}  # rank -> what it replied, if it has not failed
+        self.future.set_running_or_notify_cancel()  # from now on it cannot be cancelled, because the ranks have the message
+        self.missing = set(range(num_ranks))  # ranks that have not replied yet
+        self.values: dict[int, Any] = {}  # rank -> its result, for ranks that have replied without a failure
         self.settled = False
-        self.deadline = math.inf  # of the future, on the clock time.monotonic()
-        self.ask_at = math.inf  # shortly before the deadline: when to ask the silent ranks what they are doing
+        self.deadline = math.inf  # when the future gets a timeout error, as a time of time.monotonic()
+        self.ask_at = math.inf  # shortly before the deadline: when to ask silent ranks what they are doing
 
     @property
     @abstractmethod
@@ -55,7 +56,7 @@ class Pending(ABC):
         return self.missing
 
     def result(self) -> Any:
-        """To be called when all ranks that the future waits for have replied."""
+        """Returns the result of the future. Call it when all ranks that the future waits for have replied."""
         if self.result_rank is not None:
             return self.values[self.result_rank]
         return [self.values[rank] for rank in sorted(self.values)]
@@ -64,7 +65,7 @@ class Pending(ABC):
         return kind(message, rank=rank, step_id=self.step_id, request_ids=self.request_ids)
 
     def failure_error(self, rank: int, failure: WorkerFailure) -> InflightError:
-        """Returns the error of the future if a rank has replied with a failure."""
+        """Returns the error that the future gets if a rank has replied with a failure."""
         return StepError(
             f"{self.name} failed on rank {rank}: {failure.type_name}: {failure.message}",
             rank=rank,
@@ -77,12 +78,12 @@ class Pending(ABC):
 
 
 class PendingStep(Pending):
-    """A step. Its future waits for all ranks; the result is the output of `output_rank`."""
+    """A step. Its future waits for all ranks. The result is the output of `output_rank`."""
 
     def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
         self.plan, self.step_id, self.request_ids = plan, plan.step_id, plan.request_ids
-        self.awaits_masks = len(plan.grammar_rows) > 0  # the time of the step begins when they have been sent
+        self.awaits_masks = len(plan.grammar_rows) > 0  # the time allowed for the step begins when they have been sent
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
 """`ChildProcess`: a process that the engine starts on this machine, and watches by a pidfd (Linux only) until it ends.
 
-The process gets three standard streams (stdin is empty), the descriptors of its byte streams, and this process's import path.
-It ends when its streams end. The kernel also ends a worker with the thread that started it (PR_SET_PDEATHSIG).
+The new process gets three standard streams (stdin is empty), the descriptors of its byte streams, and the import path of
+the old one. It ends when its byte streams end. A worker process also asks the kernel to end it with the thread that
+started it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def worker_title(layout: RankLayout, rank: int) -> str:
 
 
 def name_process(title: str, short_name: str | None = None) -> None:
-    """Name this process; called when a program begins. Log lines show `title`, and `top` shows `short_name`."""
+    """Name this process. Call it when a program begins. Log lines show `title`, and `top` shows `short_name`."""
     logging.basicConfig(format=f"%(levelname)s [{title.removeprefix('inflight: ')}] %(name)s: %(message)s")
     logging.getLogger("inflight").setLevel(envs.log_level())
     name = short_name or title.replace(": ", "-").replace(" ", "-")
@@ -43,12 +44,12 @@ def name_process(title: str, short_name: str | None = None) -> None:
 class ChildProcess:
     """
     Args:
-        title: for log lines; the program's first argument.
-        module: what `python -m` runs.
-        stream_fds: the descriptors of its byte streams, its other arguments. The caller closes its own copies.
-        other_fds: further descriptors that it inherits, under the same numbers.
-        keeps_secrets: the process gets the cluster's token, too.
-        variables: further variables of its environment.
+        title: the program's first argument, shown in log lines.
+        module: the module that `python -m` runs.
+        stream_fds: the descriptors of the program's byte streams, its other arguments. The caller closes its own copies.
+        other_fds: further descriptors that the process inherits, with the same numbers.
+        keeps_secrets: whether the process gets the cluster's token, too.
+        variables: further environment variables of the process.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class ChildProcess:
         self.pid = self._popen.pid
         try:
             self.pidfd = os.pidfd_open(self.pid)
-        except OSError:  # out of descriptors
+        except OSError:  # this process has no free descriptor
             self._popen.kill()
             self._popen.wait()
             raise
@@ -90,13 +91,13 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as in `subprocess`: negative for a signal, None while the process lives. Reaps a process that has
-        ended."""
+        """The exit code as in `subprocess`: negative for a signal, None while the process lives. If the process has ended, this
+        also removes it from the kernel's table (it is no longer a zombie)."""
         return None if self.is_alive else self._popen.wait()
 
     @property
     def state(self) -> str:
-        """Describe whether the process runs or how it ended. Never waits."""
+        """Returns text that says whether the process runs, or how it ended. Never waits."""
         code = self.exit_code
         if code is None:
             is_stopped = _status_letter(self.pid) in "Tt"
@@ -106,15 +107,15 @@ class ChildProcess:
         return f"process {self.pid} ended with exit code {code}"
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. Does nothing once the process has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         if self.is_alive:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def close(self) -> None:
-        """Forget a process that has ended, or that cannot be ended. To be called once, after all other methods."""
+        """Release a process that has ended, or that cannot be ended. Call it once, after all other methods."""
         if self.exit_code is None:
-            logger.error("%s (pid %d) did not end after SIGKILL and is left behind", self.title, self.pid)
+            logger.error("%s (pid %d) did not end after SIGKILL; it is left running", self.title, self.pid)
         os.close(self.pidfd)
 
 
@@ -122,11 +123,11 @@ class WorkerProcess(ChildProcess):
     """The process of one rank's worker.
 
     Args:
-        title: what `ps` shows, see `worker_title`.
-        stream_fd: the descriptor of its byte stream.
+        title: the name that `ps` shows, see `worker_title`.
+        stream_fd: the descriptor of the worker's byte stream.
         listen_fd: see `Rendezvous`.
-        is_one_node: all ranks are on this machine, so NCCL need not listen on the network. The user's own choice of an
-            interface stays.
+        is_one_node: whether all ranks are on this machine. Then NCCL need not listen on the network, unless the user has chosen
+            an interface.
     """
 
     def __init__(self, title: str, stream_fd: int, listen_fd: int | None = None, *, is_one_node: bool = False) -> None:
@@ -140,7 +141,7 @@ class WorkerProcess(ChildProcess):
 
 
 def wait_for_end(processes: Iterable[ChildProcess], seconds: float) -> list[ChildProcess]:
-    """Wait until all have ended, but no longer than `seconds`. Returns those that have not."""
+    """Wait until all processes have ended, but at most `seconds`. Returns those that still live."""
     end = time.monotonic() + seconds
     alive = [process for process in processes if process.is_alive]
     while alive and (left := end - time.monotonic()) > 0:
@@ -155,30 +156,30 @@ def wait_for_first_end(processes: Iterable[ChildProcess]) -> None:
 
 
 def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> None:
-    """Wait until the processes end by themselves, then send SIGTERM, then SIGKILL, which also ends a stopped process."""
+    """Wait until the processes end by themselves. Then send SIGTERM, then SIGKILL, which also ends stopped processes."""
     alive = wait_for_end(processes, grace_seconds)
     for number, seconds in ((signal.SIGTERM, SIGTERM_SECONDS), (signal.SIGKILL, SIGKILL_SECONDS)):
         for process in alive:
-            logger.warning("%s (pid %d) did not end in time: %s", process.title, process.pid, number.name)
+            logger.warning("%s (pid %d) did not end in time; sending %s", process.title, process.pid, number.name)
             process.send_signal(number)
         alive = wait_for_end(alive, seconds)
 
 
 def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> dict[str, str]:
-    """Returns the environment of the child: without API keys, with the import path and the log level of this process."""
+    """Returns the environment of the child: without API keys, but with the import path and the log level of this process."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in import_path)
     result = {**environment, "PYTHONPATH": path}
     for name in envs.API_KEY_VARIABLES:
         result.pop(name, None)
     level = logging.getLogger("inflight").level
-    if level != logging.NOTSET:  # set by `-v`, or by the program
+    if level != logging.NOTSET:  # it was set, by `-v` or by the program that uses Inflight
         known = [name for name in ("DEBUG", "INFO", "WARNING", "ERROR") if getattr(logging, name) <= max(level, 10)]
         result["INFLIGHT_LOG_LEVEL"] = known[-1]
     return result
 
 
 def _status_letter(pid: int) -> str:
-    """The state in /proc/PID/stat, as in `ps`; "?" where it cannot be read."""
+    """Returns the state letter in /proc/PID/stat, as `ps` shows it; "?" if it cannot be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,8 +1,9 @@
-"""`RankActivities`: what each rank says it is doing, and the errors of the ranks that let the engine wait too long.
+"""`RankActivities`: the ranks' answers to the question what they are doing, and the timeout errors that are made from them.
 
-Shortly before a deadline the `ReplyTable` asks each rank that has not answered what it is doing. On the rank a thread that does
-nothing else answers. So a rank that does not answer this question is stopped, hangs while it holds the GIL, or is cut off, and
-the error of the timeout names it. If all ranks answer, the error names a rank that is not waiting for another one.
+Shortly before a deadline the `ReplyTable` asks each rank that has not replied to its command what it is doing. On the rank, a
+thread with no other work answers. So if a rank does not answer this question, its process is stopped, or it hangs while it
+holds the GIL, or the link to it is broken. Then the timeout error names this rank. If all ranks answer, the error names a rank
+that is not waiting for another rank.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from inflight.interface.messages import WorkerActivity
 
 
 class RankActivities:
-    """The lock of the `ReplyTable` guards it.
+    """Only used while the lock of the `ReplyTable` is held.
 
     Args:
-        state: describes a rank that does not answer the question; "" if nothing is known of it. Must not wait.
+        state: returns what is known of a rank that does not answer the question; "" if nothing is. Must not wait.
 
     Attributes:
         answers: rank -> the rank's answer to the last question.
-        newest_replies: rank -> the last step that it answered.
+        newest_replies: rank -> the last step to which the rank has replied.
     """
 
     def __init__(self, state: Callable[[int], str]) -> None:
@@ -31,7 +32,7 @@ class RankActivities:
         self.newest_replies: dict[int, int] = {}
 
     def timeout_error(self, pending: Pending, step_budget: float) -> RankError:
-        """Returns the error of a command whose deadline has passed."""
+        """Returns the error of a command that was not answered before its deadline."""
         ranks, silent = self._describe_silent(pending)
         if isinstance(pending, PendingCall):
             message = f"{pending.name} had no reply within {pending.timeout:g} s from {silent}"
@@ -43,14 +44,15 @@ class RankActivities:
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def silence_behind(self, error: RankError, pending: Pending) -> RankError:
-        """Returns the cause of `error`, an echo, if the ranks that have not answered `pending` have sent no failure."""
+        """Returns an error which says that some ranks have not replied to `pending`. Used if all errors that came, such as
+        `error`, are echoes (other ranks caused them), so that a silent rank must be the cause."""
         ranks, silent = self._describe_silent(pending)
         message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def _describe_silent(self, pending: Pending) -> tuple[list[int], str]:
-        """Returns the ranks that the future waits for, and the activity of each. Ranks that did not answer the question come
-        first, ranks that wait for another rank come last."""
+        """Returns the ranks that the future waits for, and text with the activity of each. Ranks that did not answer the
+        question come first. Ranks that wait for another rank come last."""
 
         def order(rank: int) -> tuple[bool, bool, int]:
             activity = self.answers.get(rank)

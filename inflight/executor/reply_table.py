@@ -1,20 +1,21 @@
-"""`ReplyTable`: the commands that not all ranks have answered yet, found by their epoch and key and never by position.
+"""`ReplyTable`: the commands that not all ranks have answered yet. A reply finds its command by epoch and key, in any order.
 
-Owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches the deadlines.
-Any thread may call any method. Futures are settled outside the lock, so a future's callback may call back.
+It owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches deadlines.
+Any thread may call any method. A future is *settled* when it has its result or error. Futures are settled outside the lock, so
+a future's callback may call methods of the table.
 
-These rules apply to a reply, in this order, until one of them drops it or settles the future:
+These rules are applied to a reply, in this order, until one of them drops the reply or settles the future:
 
-1. It is dropped if its epoch is not the table's, if its key is not in the table (never sent, or complete), or if its rank has
-   replied before.
-2. Its rank leaves `missing`. If no rank is missing any more, the command leaves the table.
+1. The reply is dropped if its epoch is not the table's, if its key is not in the table (never sent, or answered by all ranks),
+   or if its rank has replied before.
+2. The rank is removed from `missing`. If `missing` is empty then, the command is removed from the table.
 3. If the future does not wait for this rank any more (it was settled by an error, by a timeout, or by the one reply that the
-   caller asked for), the future does not change. A failure is logged; the failure of a step is kept for `root_cause`.
-4. A failure settles the future with an error at once: the ranks that wait for the failed one may never reply.
-5. If the future waits for no other rank, it is settled with the result: for a step the output of `output_rank`, for a call a
-   list of all values, or the value of the one rank that the caller asked for.
+   caller asked for), the future does not change. A failure is logged. The failure of a step is kept for `root_cause`.
+4. A failure settles the future with an error at once, because the ranks that wait for the failed rank may never reply.
+5. If the future waits for no other rank, it is settled with the result. For a step this is the output of `output_rank`. For a
+   call it is a list of all values, or the value of the one rank that the caller asked for.
 
-If a rank dies, the future of every command that waits for it fails, and the table accepts no new commands.
+If a rank dies, the future of every command that waits for it gets an error, and the table accepts no new commands.
 
 Shortly before a deadline the table asks each rank that has not answered what it is doing: see `RankActivities`.
 """
@@ -35,18 +36,18 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 64  # so many errors are kept; the first cause is one of them
-MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked; at most a tenth of the time allowed
+MAX_ERRORS = 64  # the most errors that are kept; they are the first ones, so the cause is among them
+MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked, but at most a tenth of the time allowed
 
-Settlement = Callable[[], None]  # sets a future; to be called without the lock, once
+Settlement = Callable[[], None]  # settles a future; must be called once, without the lock
 
 
 class ReplyTable:
     """
     Args:
-        step_budget: seconds a step may take. Its time begins with its submission, with the end of the step before it, or when
-            its masks are sent, whichever is last.
-        ask: asks a rank what it is doing; its `WorkerActivity` is delivered at once or later. Must not wait.
+        step_budget: how many seconds a step may take. This time begins with the latest of three events: the step is submitted,
+            the step before it ends, its masks are sent.
+        ask: asks a rank what it is doing. The rank's `WorkerActivity` is delivered at once or later. Must not wait.
         state: see `RankActivities`.
     """
 
@@ -54,7 +55,7 @@ class ReplyTable:
         self.epoch = 0
         self._step_budget = step_budget
         self._ask = ask
-        self._pending: dict[ReplyKey, Pending] = {}  # not complete, in the order in which they were sent
+        self._pending: dict[ReplyKey, Pending] = {}  # commands that not all ranks have answered, oldest first
         self._last_step_id = -1
         self._dead_ranks: dict[int, str] = {}  # rank -> reason
         self._activities = RankActivities(state)
@@ -69,15 +70,15 @@ class ReplyTable:
     # -- commands out ----------------------------------------------------------------------------------------
 
     def add(self, pending: PendingStep | PendingCall) -> bool:
-        """Returns whether the command may be sent. If a rank is gone or the table is closed, it may not, and its future has
-        failed. The time of a call begins now."""
+        """Add a command and return True: it may be sent. If a rank is gone or the table is closed, set an error in its future
+        and return False. The time allowed for a call begins now."""
         with self._changed:
             refusal = self._refusal(pending.name, pending.step_id, pending.request_ids)
             if refusal is None:
                 if isinstance(pending, PendingStep):
                     step_id = pending.plan.step_id
                     assert step_id > self._last_step_id, (
-                        f"step {step_id} after step {self._last_step_id}: ids must rise"
+                        f"step {step_id} was submitted after step {self._last_step_id}: step ids must increase"
                     )
                     self._last_step_id = step_id
                 assert pending.key not in self._pending
@@ -91,7 +92,7 @@ class ReplyTable:
         return False
 
     def masks_sent(self, step_id: int) -> bool:
-        """To be called before the masks of a step are sent. Returns False if they must not be sent, because a rank is gone or
+        """Call this before the masks of a step are sent. If it returns False, they must not be sent, because a rank is gone or
         the table is closed."""
         with self._changed:
             pending = self._pending.get(("step", step_id))
@@ -103,7 +104,8 @@ class ReplyTable:
     def raise_if_unusable(self, what: str) -> None:
         """
         Raises:
-            EngineClosedError, WorkerDiedError: `what` cannot be done any more.
+            EngineClosedError: the table is closed, so `what` cannot be done.
+            WorkerDiedError: a rank is gone, so `what` cannot be done.
         """
         with self._changed:
             refusal = self._refusal(what)
@@ -112,7 +114,7 @@ class ReplyTable:
 
     def _refusal(self, what: str, step_id: int | None = None, request_ids: Sequence[str] = ()) -> EngineError | None:
         if self._closed:
-            return EngineClosedError(f"{what} came after the executor was shut down")
+            return EngineClosedError(f"{what} cannot run: the executor was shut down before")
         for rank, reason in self._dead_ranks.items():
             message = f"{what} cannot run: rank {rank} is gone ({reason})"
             return WorkerDiedError(message, rank=rank, step_id=step_id, request_ids=request_ids)
@@ -132,7 +134,7 @@ class ReplyTable:
     def _take(self, reply: StepReply | RpcReply) -> Settlement | None:
         pending = self._pending.get(reply.key) if reply.epoch == self.epoch else None
         if pending is None or reply.rank not in pending.missing:
-            logger.debug("dropped: the answer of rank %d to %s %d of epoch %d", reply.rank, *reply.key, reply.epoch)
+            logger.debug("dropped the reply of rank %d to %s %d of epoch %d", reply.rank, *reply.key, reply.epoch)
             return None
         is_awaited = reply.rank in pending.awaited and not pending.settled
         pending.missing.remove(reply.rank)
@@ -153,7 +155,8 @@ class ReplyTable:
         if isinstance(error, RankError) and isinstance(pending, PendingStep):
             self._note_error(error)
         if not is_awaited:
-            logger.log(logging.DEBUG if failure.is_echo else logging.WARNING, "nobody waits for this: %s", error)
+            level = logging.DEBUG if failure.is_echo else logging.WARNING
+            logger.log(level, "an error came after its command had ended: %s", error)
             return None
         self._mark_settled(pending)
         return partial(pending.future.set_exception, error)
@@ -161,7 +164,7 @@ class ReplyTable:
     # -- ends ------------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, reason: str) -> None:
-        """Fail the futures that wait for this rank, and refuse every later command."""
+        """Set an error in the futures that wait for this rank, and refuse all later commands."""
         settlements: list[Settlement] = []
         with self._changed:
             if self._closed or rank in self._dead_ranks:
@@ -186,7 +189,7 @@ class ReplyTable:
             on_death()
 
     def set_death_callback(self, on_death: Callable[[], None]) -> None:
-        """`on_death` is called after each death, in the thread that brings the news; at once if a rank has died before."""
+        """After each death, the thread that reports it calls `on_death`. If a rank has already died, it is called at once."""
         with self._changed:
             self._on_death = on_death
             has_news = bool(self._dead_ranks)
@@ -194,8 +197,9 @@ class ReplyTable:
             on_death()
 
     def root_cause(self, error: RankError, seconds: float) -> RankError:
-        """Why the step of `error` failed: the first error of any rank that is not an echo. If no such error comes within
-        `seconds`, returns a timeout of the ranks that have not answered the step. If all have answered, returns `error`."""
+        """Returns why the step of `error` failed: the first error that is not an echo (one that another rank caused). If no
+        such error comes within `seconds`, returns a timeout error for the ranks that have not answered the step. If all ranks
+        have answered it, returns `error`."""
         with self._changed:
             pending = None if error.step_id is None else self._pending.get(("step", error.step_id))
             asked = sorted(pending.missing) if pending is not None and self._first_cause() is None else []
@@ -217,7 +221,7 @@ class ReplyTable:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Fail everything pending with `EngineClosedError` and end the watcher. Idempotent."""
+        """Set `EngineClosedError` in all pending futures and end the watching thread. Idempotent."""
         settlements: list[Settlement] = []
         with self._changed:
             if self._closed:
@@ -232,26 +236,27 @@ class ReplyTable:
             self._changed.notify_all()
         for settlement in settlements:
             settlement()
-        if threading.current_thread() is not self._watcher:  # a future's callback may shut the executor down
+        if threading.current_thread() is not self._watcher:  # it is, if a future's callback shuts the executor down
             self._watcher.join()
 
     # -- deadlines -------------------------------------------------------------------------------------------
 
     def _mark_settled(self, pending: Pending) -> None:
-        """The time of the next step begins. The caller sets the future after it has released the lock."""
+        """Mark a command as settled, and begin the time of the next step. The caller sets the future after it has released the
+        lock."""
         pending.settled = True
         pending.deadline = pending.ask_at = math.inf
         self._start_oldest()
 
     def _start_oldest(self) -> None:
-        """The time of the oldest step begins, unless it has begun already, or the step still waits for the engine's masks."""
+        """Begin the time of the oldest step, unless it has already begun or the step still waits for its masks."""
         steps = (step for step in self._pending.values() if isinstance(step, PendingStep) and not step.settled)
         oldest = next(steps, None)
         if oldest is not None and not oldest.awaits_masks and oldest.deadline == math.inf:
             self._set_deadline(oldest, self._step_budget)
 
     def _set_deadline(self, pending: Pending, seconds: float) -> None:
-        """Wakes the watcher only if it would sleep past this deadline, so that a step costs no thread switch."""
+        """Set a deadline. The watching thread is woken only if it would sleep too long, so most steps switch no thread."""
         pending.deadline = time.monotonic() + seconds
         pending.ask_at = pending.deadline - min(MAX_ASK_SECONDS, seconds / 10)
         if pending.ask_at < self._watcher_wakes_at:
@@ -274,7 +279,7 @@ class ReplyTable:
             self._ask_all(asked)
 
     def _due_questions(self, now: float) -> list[int]:
-        """The ranks that must be asked now. If the watcher comes late, the deadline moves, so that they have time to answer."""
+        """Returns the ranks that must be asked now. If this is late, the deadline is moved, so that ranks can still answer."""
         asked: set[int] = set()
         for pending in self._pending.values():
             if pending.ask_at <= now:
@@ -284,7 +289,7 @@ class ReplyTable:
         return sorted(asked)
 
     def _ask_all(self, ranks: Sequence[int]) -> None:
-        """The caller must not hold the lock: a rank in this process answers during the call."""
+        """Ask the ranks. The caller must not hold the lock, because a rank in this process answers during the call."""
         with self._changed:
             for rank in ranks:
                 self._activities.answers.pop(rank, None)

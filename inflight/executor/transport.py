@@ -1,9 +1,9 @@
-"""Byte streams between an executor and its workers: `Stream` on the executor's side, `BlockingStream` on the worker's.
+"""Byte streams between an executor and its workers: `Stream` on the executor's side, `BlockingStream` on the worker's side.
 
 There is one stream per rank: a socket pair on one machine, TCP between machines. The executor's `IoThread` reads and writes all
-`Stream`s, a bounded piece of one at a time: a rank that does not read, or a payload of a gigabyte, does not delay the others.
-The end of a stream is the news that its peer is gone. On TCP the kernel probes the link (keep-alive), and ends a stream whose
-cable was cut. Nothing polls.
+`Stream`s. It reads and writes a bounded number of bytes at a time, so a rank that does not read, or a message of a gigabyte,
+does not delay the others. If a stream ends, its peer is gone. On TCP the kernel probes the link (keep-alive), and ends the
+stream if the link is broken. Nothing polls.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from inflight.interface.framing import MAX_FRAME_BYTES, Buffer, Frame, FrameRead
 
 logger = logging.getLogger(__name__)
 
-MAX_BUFFERS_PER_CALL = 512  # of sendmsg; the kernel takes 1024
-MAX_LINK_SILENCE_SECONDS = 60.0  # or a step's budget, if it is shorter
+MAX_BUFFERS_PER_CALL = 512  # for one call of sendmsg; the kernel allows 1024
+MAX_LINK_SILENCE_SECONDS = 60.0  # or the time allowed for a step, if that is shorter
 EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
 def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> None:
-    """Probe the link every second. If nothing comes back for `max_silence_seconds` (at least 1 s), the stream ends.
+    """Make the kernel probe the link every second. If nothing comes back for `max_silence_seconds` (at least 1 s), it ends the
+    stream.
 
-    The kernel sends and answers the probes, so a process that is busy, or holds the GIL, is not taken for dead. But if a
+    The kernel sends and answers the probes, so a process that is busy, or holds the GIL, is not mistaken for dead. But if a
     process does not read, and its receive buffer is full, the kernel ends the stream after this time, although the probes are
-    answered (TCP_USER_TIMEOUT in tcp(7)). So the time must not be shorter than a step may take.
+    answered (TCP_USER_TIMEOUT in tcp(7)). So the time must be at least as long as a step may take.
     """
     seconds = max(round(max_silence_seconds), 1)
     tcp_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -45,12 +46,12 @@ def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> Non
 
 
 class Stream:
-    """The executor's end of one rank's stream. Any thread may call `send`; the rest is called in the I/O thread.
+    """The executor's end of one rank's stream. Any thread may call `send`. Other methods must be called in the I/O thread.
 
-    Attributes, to be set before the I/O thread goes on:
-        on_message: called in the I/O thread, in order.
-        on_end: called in the I/O thread, once, with the reason: the peer has closed, was lost or has sent something damaged, or
-            `on_message` raised.
+    Attributes, which must be set before the I/O thread continues:
+        on_message: called with each message, in order, in the I/O thread.
+        on_end: called once with the reason, in the I/O thread: the peer has closed the stream, was lost or has sent something
+            damaged, or `on_message` raised.
         allowed: the message types that the peer may send now.
     """
 
@@ -72,7 +73,7 @@ class Stream:
         self._reader = FrameReader(max_frame_bytes=max_frame_bytes)
         self._decoder = Decoder()
         self._outgoing: deque[Buffer] = deque()
-        self._lock = threading.Lock()  # of `_outgoing`, and of the socket while it is written or closed
+        self._lock = threading.Lock()  # for `_outgoing`, and for the socket while it is written or closed
         self._is_open = True
         io.loop.add_reader(self._socket, self._read)
 
@@ -82,10 +83,10 @@ class Stream:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send(self, buffers: list[Buffer]) -> None:
-        """Send, or queue the bytes that the socket does not accept at once. Never waits, never raises: a broken stream calls
-        `on_end`.
+        """Send the bytes, and queue those that the socket does not accept at once. Never waits, never raises: if the stream is
+        broken, `on_end` is called.
 
-        The calling thread sends the first piece. For most frames that is all, so they cost no thread switch.
+        The calling thread sends what fits. Most frames fit completely, so they need no switch to the I/O thread.
         """
         with self._lock:
             if not self._is_open:
@@ -98,12 +99,12 @@ class Stream:
                     self._io.call_soon(self._write_later)
 
     def _write(self) -> None:
-        """One call of sendmsg. The caller has the lock."""
+        """Call sendmsg once. The caller must hold the lock."""
         try:
             count = self._socket.sendmsg(list(islice(self._outgoing, MAX_BUFFERS_PER_CALL)))
         except BlockingIOError:
             return
-        except OSError:  # the peer is gone: `_read` meets the end of the stream
+        except OSError:  # the peer is gone, so `_read` will find the end of the stream
             self._outgoing.clear()
             return
         _drop_sent(self._outgoing, count)
@@ -129,7 +130,7 @@ class Stream:
                 self._end("it closed its stream")
                 return False
             for frame in self._reader.received(count):
-                if self._is_open:  # not closed by the message before
+                if self._is_open:  # `on_message` may have closed it
                     self.on_message(self._decoder.decode(frame, self.allowed))
         except BlockingIOError:
             return False
@@ -137,13 +138,13 @@ class Stream:
             self._end(f"it sent a damaged frame: {error}")
         except OSError as error:
             self._end(f"its stream was lost: {error.strerror or error}")
-        except Exception as error:  # a defect. End the stream: if nobody read it, the end of the peer would stay unseen
-            logger.exception("what a peer sent cannot be processed")
-            self._end(f"what it sent cannot be processed: {error!r}")
+        except Exception as error:  # a defect: end the stream, so that the executor notices it
+            logger.exception("a message of a peer cannot be processed")
+            self._end(f"its message cannot be processed: {error!r}")
         return self._is_open
 
     def drain(self) -> None:
-        """Read and deliver what the peer sent before it died."""
+        """Read and deliver everything that the peer sent before it died."""
         while self._is_open and self._read():
             pass
 
@@ -153,7 +154,7 @@ class Stream:
             self.on_end(reason)
 
     def close(self) -> None:
-        """Close the stream without a call of `on_end`. Idempotent. After the end of the I/O thread any thread may call it."""
+        """Close the stream without calling `on_end`. Idempotent. When the I/O thread has ended, any thread may call this."""
         with self._lock:
             if not self._is_open:
                 return
@@ -166,9 +167,9 @@ class Stream:
 
 
 class BlockingStream:
-    """The worker's end. One thread receives. Any thread may send, and waits until the kernel has taken the bytes.
+    """The worker's end of the stream. One thread receives. Any thread may send, and waits until the kernel has the bytes.
 
-    With `read_ahead=False`, bytes behind the received message stay in the socket.
+    With `read_ahead=False`, bytes after the received message remain in the socket.
     """
 
     def __init__(self, connected_socket: socket.socket, *, read_ahead: bool = True) -> None:
@@ -180,10 +181,10 @@ class BlockingStream:
         self._lock = threading.Lock()  # held while one frame is sent
 
     def receive(self, allowed: Sequence[type] = MESSAGE_TYPES) -> Message | None:
-        """Returns the next message; None at the end of the stream.
+        """Returns the next message, or None at the end of the stream.
 
         Raises:
-            CodecError: the message is damaged, or its type is not allowed.
+            CodecError: the message is damaged, or its type is not in `allowed`.
             OSError: the stream was lost.
         """
         while not self._frames:
@@ -196,7 +197,7 @@ class BlockingStream:
     def send(self, message: Message) -> None:
         """
         Raises:
-            CodecError: the message cannot be encoded; nothing was sent.
+            CodecError: the message cannot be encoded. Nothing was sent.
             OSError: the stream was lost.
         """
         buffers = deque(encode(message).buffers())
@@ -209,7 +210,7 @@ class BlockingStream:
 
 
 def _drop_sent(buffers: deque[Buffer], count: int) -> None:
-    """Take the first `count` bytes out of `buffers`."""
+    """Remove the first `count` bytes from `buffers`."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers.popleft())
     if count:

@@ -1,10 +1,10 @@
 """`UniProcExecutor`: every rank is a thread of this process, without sockets and without other processes.
 
-With `non_block` the caller plans the next step while the ranks compute, because the computation releases the interpreter lock.
-Messages pass by reference: no plan, argument or result is copied.
+With `non_block` the caller can plan the next step while the ranks compute, because the computation releases the interpreter
+lock. Messages are passed by reference: no plan, argument or result is copied.
 
-A thread cannot be killed. `shutdown` frees a rank that waits for another one. A rank that hangs in a call is left behind with a
-warning; it is a daemon thread and ends with the process.
+A thread cannot be killed. `shutdown` frees a rank that waits for another one. If a rank hangs in a call, its thread is left
+behind with a warning. It is a daemon thread and ends with the process.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class RankThread:
 
     Args:
         make_worker: constructs the rank's worker.
-        started: called once, in the thread: with None if the rank can serve, else with the error.
+        started: called once in the thread: with None if the rank can serve, otherwise with the error.
         reply: called with each reply, in any thread of the rank.
         died: called with the reason if an error has ended the loop.
 
     Attributes:
-        loop: takes the commands.
+        loop: commands are put into it.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class RankThread:
         self._thread.start()
 
     def join(self, deadline: float) -> None:
-        """Wait for the thread's end until `deadline`, on the clock `time.monotonic()`. Does not wait if the thread has not been
-        started, or is the current one (a callback may shut the executor down)."""
+        """Wait until the thread has ended, but only until `deadline`, a time of `time.monotonic()`. Does not wait if the thread
+        was not started, or if it is the current thread (a callback may shut the executor down)."""
         if self._thread.ident is None or self._thread is threading.current_thread():
             return
         self._thread.join(max(deadline - time.monotonic(), 0.0))
@@ -74,14 +74,14 @@ class RankThread:
         try:
             worker = self._make_worker()
             worker.load_model()
-        except BaseException as error:  # nothing above this frame handles it; the executor's constructor raises it
+        except BaseException as error:  # no caller handles it here; the executor's constructor raises it
             self._end(worker)
             self._started(error)
             return
         self._started(None)
         try:
             self.loop.run(worker)
-        except BaseException as error:  # SystemExit, KeyboardInterrupt, or a bug in the protocol
+        except BaseException as error:  # SystemExit, KeyboardInterrupt, or a defect of the protocol
             self._died(repr(error))
         self._end(worker)
 
@@ -97,7 +97,7 @@ class RankThread:
 class UniProcExecutor(Executor):
     """
     Args:
-        worker_factory: makes the worker of a rank, in that rank's thread; the default is the real `Worker`.
+        worker_factory: makes the worker of a rank, in that rank's thread. By default it makes a real `Worker`.
 
     Raises:
         InflightError: a rank could not start.
@@ -144,14 +144,14 @@ def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError 
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None] | None]:
-    """A factory of the real workers, and, for several ranks, a function that frees those that wait for each other."""
+    """Returns a function that makes real workers, and, for several ranks, a function that frees ranks that wait for others."""
     start = time.perf_counter()
-    from inflight.worker.worker import Worker  # loads torch, which a test's workers do not need
+    from inflight.worker.worker import Worker  # not at the top, because it loads torch, which mock workers do not need
 
     logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
     if config.parallel.world_size == 1:
         return Worker, None
-    from inflight.distributed.thread_world import ThreadWorlds  # as above
+    from inflight.distributed.thread_world import ThreadWorlds  # here for the same reason
 
     worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
     return lambda config, rank, _: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")

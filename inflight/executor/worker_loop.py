@@ -1,4 +1,4 @@
-"""`WorkerLoop`: what runs on a rank. It takes a command, runs it on the worker, and replies, until it is stopped."""
+"""`WorkerLoop`: the main loop of a rank. It gets a command, runs it on the worker, and replies, until it is stopped."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from inflight.interface.worker import WorkerBase
 
 
 class WorkerLoop:
-    """Runs one rank's commands, in the one thread that touches the worker. Another thread brings them.
+    """Runs one rank's commands. Only the thread that calls `run` uses the worker. Other threads `put` the commands.
 
-    A worker may return a step as a future. The loop then takes the next command, and the thread that completes the future
-    replies. A call runs when all steps before it have been answered. Commands behind a call that waits have to wait, too.
-    Only the masks of a step that has begun do not wait, because the step cannot end without them.
+    A worker may return a future for a step. Then the loop gets the next command, and the thread that completes the future
+    replies. A call is run only when all steps before it have been answered. Until then all later commands wait, too. There is
+    one exception: the masks of a step that has begun do not wait, because the step cannot end without them.
 
-    An exception of a command becomes its reply, and the loop goes on. SystemExit and KeyboardInterrupt leave `run`: the rank
-    dies, and the caller of `run` reports it.
+    If a command raises an exception, the reply contains it, and the loop continues. SystemExit and KeyboardInterrupt end `run`.
+    Then the rank dies, and the caller of `run` reports it.
 
     Args:
-        reply: sends a reply, from any thread. Must not wait for anything that only this loop can do.
+        reply: sends a reply. Called in any thread. Must not wait for anything that only this loop can do.
     """
 
     _worker: WorkerBase
@@ -44,28 +44,28 @@ class WorkerLoop:
     def __init__(self, rank: int, reply: Callable[[WorkerReply], None]) -> None:
         self._rank = rank
         self._reply = reply
-        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: look again whether `_waiting` may run
-        self._waiting: deque[WorkerCommand] = deque()  # the first may have to wait for steps, the others wait behind it
-        self._steps: dict[int, ExecuteModel] = {}  # under way; single operations of a dictionary are atomic
-        self._num_unanswered = 0  # steps
-        self._lock = threading.Lock()  # guards `_num_unanswered`, and what follows from it for `_waiting`
-        self._method = ""  # of the call that runs
+        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: check again what `_waiting` may run
+        self._waiting: deque[WorkerCommand] = deque()  # the first may wait for steps, the others wait for the first
+        self._steps: dict[int, ExecuteModel] = {}  # steps in flight; single operations of a dictionary are atomic
+        self._num_unanswered = 0  # how many steps have not been answered
+        self._lock = threading.Lock()  # for `_num_unanswered`, and for decisions about `_waiting` that depend on it
+        self._method = ""  # name of the call that runs now
         self._has_worker = False
         self._is_stopped = False
 
-    # -- from any thread -----------------------------------------------------------------------------------------------
+    # -- for any thread ------------------------------------------------------------------------------------------------
 
     def put(self, command: WorkerCommand) -> None:
         self._commands.put(command)
 
     def stop(self) -> None:
-        """End the loop after the current command, whatever steps are under way. Commands that wait are not run."""
+        """End the loop after the current command, even if steps are in flight. Waiting commands are not run."""
         self._is_stopped = True
         self._commands.put(None)
 
     @property
     def activity(self) -> str:
-        """Describe what the rank does now."""
+        """Text that says what the rank does now."""
         if not self._has_worker:
             return "starting"
         steps = list(self._steps)
@@ -79,7 +79,7 @@ class WorkerLoop:
         return f"{running}: {phase}" if phase else running
 
     def report(self) -> WorkerActivity:
-        """The answer to `AskActivity`."""
+        """Returns the answer to `AskActivity`."""
         is_waiting = self._has_worker and self._worker.is_waiting()
         return WorkerActivity(rank=self._rank, text=self.activity, is_waiting=is_waiting)
 
@@ -102,7 +102,7 @@ class WorkerLoop:
             self._run(self._waiting.popleft())
 
     def _may_run(self, command: WorkerCommand) -> bool:
-        """If this returns False, the answer to the last step wakes the loop."""
+        """If this returns False, the loop is woken when the last step has been answered."""
         with self._lock:
             return not isinstance(command, RpcCall) or self._num_unanswered == 0
 
@@ -135,17 +135,17 @@ class WorkerLoop:
     def _provide(self, command: ProvideGrammarOutput) -> None:
         step = self._steps.get(command.step_id)
         if step is None:
-            return  # it has failed
+            return  # the step has failed
         try:
             self._worker.provide_grammar_output(command.step_id, command.grammar_output)
-        except Exception as error:  # masks have no reply of their own: their step fails
+        except Exception as error:  # there is no reply to masks, so the failure is the reply of their step
             self._answer_step(step, failure=failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:
-        """Answer the step. Called in the thread that has completed the future, or cancelled it at shutdown."""
+        """Answer the step. Called in the thread that has completed the future, or has cancelled it at shutdown."""
         try:
             output = future.result()
-        except BaseException as error:  # nothing above this frame handles it
+        except BaseException as error:  # no caller handles it
             self._answer_step(command, failure=failure_of(error))
         else:
             self._answer_step(command, output)
@@ -159,7 +159,7 @@ class WorkerLoop:
             error = AssertionError(f"the worker answered step {step_id} with step {output.step_id}")
             output, failure = None, failure_of(error)
         if self._steps.pop(step_id, None) is None:
-            return  # it has failed already
+            return  # the step has failed already
         reply = StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, output=output, failure=failure)
         self._reply(reply)
         if failure is not None:
@@ -185,5 +185,5 @@ class WorkerLoop:
     def _no_such_method(self, name: str) -> WorkerFailure:
         cls = type(self._worker)
         known = [known for known in dir(cls) if not known.startswith("_") and callable(getattr(cls, known))]
-        message = f"{cls.__name__} has no public method {name!r}; it has {', '.join(known)}"
+        message = f"{cls.__name__} has no public method {name!r}; its public methods are {', '.join(known)}"
         return WorkerFailure(type_name="AttributeError", message=message, traceback="")

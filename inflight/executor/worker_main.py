@@ -1,8 +1,8 @@
 """The program of a worker process: `python -m inflight.executor.worker_main TITLE STREAM_FD`, started by the executor.
 
-Only the main thread touches the worker: it constructs and loads it, and runs its commands. The inbox thread reads the stream,
-and sees the end of the stream whatever the main thread does. Then it ends the process at once, even in the middle of a
-computation. The inbox thread also answers the question what the rank is doing. Any thread may send replies.
+Only the main thread uses the worker: it constructs the worker, loads the model, and runs the commands. The inbox thread reads
+the stream, so it sees the end of the stream even while the main thread computes. Then it ends the process at once. The inbox
+thread also answers when the executor asks what the rank is doing. Any thread may send replies.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor handles an interrupt at the terminal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the executor's process
     title, stream_fd = sys.argv[1], int(sys.argv[2])
     name_process(title, title.replace(": worker ", "-").replace(" ", ""))
-    # the kernel ends this process with the executor's thread that started it
+    # the kernel kills this process when the executor's thread that started it ends
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     stream = BlockingStream(socket.socket(fileno=stream_fd))
     start_up = stream.receive()
@@ -63,22 +63,22 @@ def main() -> None:
 
 
 def start_worker(start_up: StartUp, stream: BlockingStream) -> WorkerBase | None:
-    """Import, construct and load the worker. Returns None if that failed; then the executor has got the reason."""
+    """Import and construct the worker and load its model. If this fails, sends the reason to the executor and returns None."""
     try:
         module, _, name = start_up.worker_class.partition(":")
         worker_class = getattr(importlib.import_module(module), name)
         worker = cast("WorkerBase", worker_class(start_up.config, start_up.rank, start_up.rendezvous))
         worker.load_model()
         gc.collect()
-        gc.freeze()  # libraries and model stay for good: a collection that looks through them delays a step
-    except BaseException as error:  # also SystemExit: the executor gets the reason
+        gc.freeze()  # libraries and the model are never freed, and a collection that visits them would delay a step
+    except BaseException as error:  # also SystemExit, because the executor must get the reason
         stream.send(StartUpFailed(rank=start_up.rank, failure=failure_of(error)))
         return None
     return worker
 
 
 def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
-    """Send a reply. If a result cannot be encoded, the failure of its step or call is sent instead."""
+    """Send a reply. If its result cannot be encoded, send a failure of the step or call instead."""
     try:
         try:
             stream.send(reply)
@@ -90,7 +90,7 @@ def send_reply(stream: BlockingStream, reply: WorkerReply) -> None:
 
 
 def read_commands(stream: BlockingStream, loop: WorkerLoop) -> None:
-    """The inbox thread. It ends with the process."""
+    """Runs in the inbox thread. When the stream has ended, it ends the process."""
     try:
         while (message := stream.receive()) is not None:
             if isinstance(message, Stop):
@@ -103,7 +103,7 @@ def read_commands(stream: BlockingStream, loop: WorkerLoop) -> None:
     except OSError as error:
         logger.debug("the stream was lost: %s", error)
     except BaseException:
-        logger.exception("the executor sent what this worker cannot read")
+        logger.exception("this worker cannot read a message of the executor")
     os._exit(EXIT_STREAM_ENDED)
 
 

@@ -1,1 +1,1 @@
-"""What crosses a boundary: data and ABCs only, and never torch."""
+"""Messages and abstract base classes that the engine, the executors and the workers share. Imports no torch."""

@@ -1,11 +1,13 @@
-"""The wire codec: messages to frames and back, typed and validated. The only file that knows msgspec. No pickle.
+"""Encodes messages between processes as frames of bytes, and decodes and checks received frames. Nothing is pickled.
 
-A frame's kind is the place of the message's class in `MESSAGE_TYPES`. Its body is the MessagePack of the message. The decoder
-checks it against the annotations of the class, and raises a `CodecError`, and no other exception, if it does not fit. An array
-is an extension of MessagePack that holds an `_Array`. The bytes of a large array lie in a segment beside the body.
+A frame (framing.py) has a kind, a body and segments. The kind is the index of the message's class in `MESSAGE_TYPES`. The body
+is the message in MessagePack, a binary relative of JSON. The decoder checks the body against the annotations of the class. If
+it does not fit, the decoder raises a `CodecError`, and no other exception. In the body, an array is an extension of MessagePack
+that holds an `_Array`. The bytes of a large array are not in the body, but in a segment of the frame.
 
-The arguments and values of calls are typed Any. They are trees of plain data. MessagePack does not tell a tuple from a list,
-and knows no dataclass, so each container in such a tree is a list that begins with a `_Tag`.
+The arguments and results of remote calls (`RpcCall`, `RpcReply`) are typed Any. They are trees of plain data. MessagePack does
+not distinguish a tuple from a list, and has no dataclasses. So each container in such a tree is sent as a list whose first
+entry is a `_Tag`.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from inflight.interface.start_up import StartUpMessage
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.timeline import Event
 
-INLINE_BYTES = 4096  # the most bytes of an array that lie in the body
+INLINE_BYTES = 4096  # the bytes of larger arrays are sent in a segment, not in the body
 MAX_NDIM = 8
 
 Array = npt.NDArray[Any]  # Any: one of _DTYPES
-_DTYPES = {  # by their names in the array protocol: "<i4" is int32
+_DTYPES = {  # numpy's name of a dtype -> the dtype; the name of int32 is "<i4"
     np.dtype(name).str: np.dtype(name)
     for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
-_ARRAY = 1  # extension code
+_ARRAY = 1  # the code of arrays among MessagePack's extensions
 
-# dataclasses that arguments and values of calls may hold
+# dataclasses that arguments and results of remote calls may contain
 _VALUE_TYPES = {
     cls.__name__: cls for cls in (KVCacheSpec, KVCacheGroup, KVCacheConfig, SchedulerOutput, ModelRunnerOutput, Event)
 }
@@ -54,18 +56,18 @@ _KINDS = {message_type: kind for kind, message_type in enumerate(MESSAGE_TYPES)}
 
 
 class _Tag(IntEnum):
-    """The first entry of a list in a tree of plain data."""
+    """The first entry of a list in a tree of plain data. It says which container or class was packed as this list."""
 
     LIST = 0
     TUPLE = 1
-    DICT = 2  # key, value, key, value, ...
-    DATACLASS = 3  # name, fields
+    DICT = 2  # the other entries are: key, value, key, value, ...
+    DATACLASS = 3  # the other entries are: the name of the class, its fields
 
 
 class _Array(msgspec.Struct, array_like=True):
     dtype: str  # one of _DTYPES
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_NDIM)]
-    data: bytearray | int  # the bytes, or the index of their segment
+    data: bytearray | int  # the bytes, or the index of the segment that contains them
 
 
 _array_encoder = msgspec.msgpack.Encoder()
@@ -73,7 +75,7 @@ _array_decoder = msgspec.msgpack.Decoder(_Array)
 
 
 def schema_digest() -> str:
-    """Returns a digest that is equal for two versions only if messages, fields, annotations and their order are equal."""
+    """Returns a digest of all message classes, fields and annotations: different messages have different digests."""
     seen: dict[str, str] = {}
     queue: list[Any] = [*MESSAGE_TYPES, *_VALUE_TYPES.values()]
     for kind in queue:
@@ -89,15 +91,15 @@ def schema_digest() -> str:
 
 
 def encode(message: Message) -> Frame:
-    """Make a frame. Its segments are the message's own arrays: they must not change until the frame is sent.
+    """Make a frame. Its segments are the memory of the message's arrays, so the arrays must not change until it is sent.
 
     Raises:
-        CodecError: an argument or value of a call is not plain data. The error names its type.
+        CodecError: the message contains something that cannot be sent, for example an argument that is not plain data.
     """
     segments: list[ByteArray] = []
     try:
         body = msgspec.msgpack.Encoder(enc_hook=partial(_write, segments)).encode(_packed(message))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a large integer, a lone surrogate, ...
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # e.g. an integer of more than 64 bits
         raise CodecError(f"a {type(message).__name__} cannot be encoded: {error}") from error
     return Frame(_KINDS[type(message)], body, segments)
 
@@ -118,12 +120,12 @@ def _write(segments: list[ByteArray], value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     if not isinstance(value, np.ndarray):
-        raise CodecError(f"{_name(type(value))} is no part of a message")
+        raise CodecError(f"a message cannot contain a value of type {_name(type(value))}")
     dtype = value.dtype.str
     if dtype not in _DTYPES or value.ndim > MAX_NDIM:
         raise CodecError(
             f"an array of {value.dtype} with {value.ndim} dimensions cannot be sent; allowed are "
-            f"{', '.join(map(str, _DTYPES.values()))} with up to {MAX_NDIM}"
+            f"{', '.join(map(str, _DTYPES.values()))} with up to {MAX_NDIM} dimensions"
         )
     if value.nbytes <= INLINE_BYTES:
         data: bytes | int = value.tobytes()
@@ -134,7 +136,7 @@ def _write(segments: list[ByteArray], value: object) -> object:
 
 
 def _pack(value: Any) -> Any:
-    """Returns a value as a tree of plain data. Refuses subclasses, because the receiver would make the base class of them."""
+    """Returns a value as a tree of plain data. Refuses objects of subclasses: the receiver would get the base class instead."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value
@@ -147,8 +149,8 @@ def _pack(value: Any) -> Any:
     if _VALUE_TYPES.get(kind.__name__) is kind:
         return [_Tag.DATACLASS, kind.__name__, value]
     raise CodecError(
-        f"{_name(kind)} cannot cross a process boundary; allowed are None, bool, int, float, str, bytes, list, tuple, dict, "
-        f"numpy arrays, {', '.join(_VALUE_TYPES)}"
+        f"a value of type {_name(kind)} cannot cross a process boundary; allowed are None, bool, int, float, str, bytes, list, "
+        f"tuple, dict, numpy arrays, {', '.join(_VALUE_TYPES)}"
     )
 
 
@@ -160,31 +162,31 @@ def _name(kind: type) -> str:
 
 
 class Decoder:
-    """Reads frames. Not thread-safe: each thread that receives has its own."""
+    """Makes messages from frames. Not thread-safe: each thread that receives has a decoder of its own."""
 
     def __init__(self) -> None:
-        self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}  # by kind, made when first needed
+        self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}  # kind of a frame -> its decoder, made when needed
         self._dtypes: dict[Any, np.dtype[Any]] = {}  # annotation of an array -> its dtype
         self._segments: list[ByteArray | None] = []
 
     def decode(self, frame: Frame, allowed: Sequence[type] = MESSAGE_TYPES) -> Message:
-        """Read a message. Its arrays own their memory, or the memory of the frame's segments, and can be written to.
+        """Read a message. Its arrays can be written to. A large array uses the memory of its segment.
 
         Raises:
-            CodecError: the frame is damaged, or its type is not allowed now.
+            CodecError: the frame is damaged, or its message is of a class that is not in `allowed`.
         """
         message_type = MESSAGE_TYPES[frame.kind] if frame.kind < len(MESSAGE_TYPES) else None
         if message_type is None or message_type not in allowed:
             name = f"kind {frame.kind}" if message_type is None else message_type.__name__
             expected = ", ".join(kind.__name__ for kind in allowed)
-            raise CodecError(f"a frame of {name} came where one of {expected} was expected")
+            raise CodecError(f"received a frame of {name}; expected one of {expected}")
         self._segments = list(frame.segments)
         try:
             message = _unpacked(self._decoder(frame.kind).decode(frame.body), self._check_type)
         except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
-            raise CodecError(f"a frame that should be a {message_type.__name__} is damaged: {error}") from error
+            raise CodecError(f"a frame of {message_type.__name__} is damaged: {error}") from error
         if any(segment is not None for segment in self._segments):
-            raise CodecError(f"a {message_type.__name__} came with segments that no array of it names")
+            raise CodecError(f"a frame of {message_type.__name__} has a segment that none of its arrays refers to")
         return message
 
     def _decoder(self, kind: int) -> msgspec.msgpack.Decoder[Any]:
@@ -202,28 +204,28 @@ class Decoder:
         array = _array_decoder.decode(data)
         dtype = _DTYPES.get(array.dtype)
         if dtype is None:
-            raise ValueError(f"an array of the dtype {array.dtype!r}")
+            raise ValueError(f"an array has the dtype {array.dtype!r}, which is not known")
         buffer = array.data if isinstance(array.data, bytearray) else self._take_segment(array.data)
         if math.prod(array.shape) * dtype.itemsize != len(buffer):
-            raise ValueError(f"an array of {dtype} with shape {array.shape} in {len(buffer)} bytes")
+            raise ValueError(f"an array of {dtype} with shape {array.shape} cannot be in {len(buffer)} bytes")
         flat = np.frombuffer(buffer, dtype=np.uint8)
         if dtype == np.bool_ and len(flat) and flat.max() > 1:
-            raise ValueError("a bool that is neither 0 nor 1")
+            raise ValueError("an array of bool has a byte that is neither 0 nor 1")
         shaped: Array = flat.view(dtype).reshape(array.shape)
         return shaped
 
     def _take_segment(self, index: int) -> ByteArray:
         segment = self._segments[index] if 0 <= index < len(self._segments) else None
         if segment is None:
-            raise ValueError(f"segment {index} of {len(self._segments)} is missing or taken twice")
+            raise ValueError(f"an array refers to segment {index} of {len(self._segments)}, which is missing or in use")
         self._segments[index] = None
         return segment
 
     def _check_type(self, wanted: Any, value: object) -> object:
-        """msgspec calls this for the types that it does not know. The dataclass says that the value must be a `wanted`."""
+        """msgspec calls this for a value whose annotation, `wanted`, it does not know: a path or an array."""
         if wanted is Path:
             if not isinstance(value, str):
-                raise ValueError(f"a path is text, not {type(value).__name__}")
+                raise ValueError(f"a path must be a string, not {type(value).__name__}")
             return Path(value)
         dtype = self._dtypes.get(wanted)
         if dtype is None:
@@ -249,7 +251,7 @@ def _unpack(tree: Any, dec_hook: Callable[[Any, object], object]) -> Any:
     """The inverse of `_pack`."""
     if not isinstance(tree, list):
         if type(tree) not in _PLAIN_TYPES:
-            raise ValueError(f"{type(tree).__name__} without a tag")
+            raise ValueError(f"a {type(tree).__name__} in plain data has no tag")
         return tree
     tag, entries = (tree[0], tree[1:]) if tree else (None, [])
     if tag == _Tag.DATACLASS and len(entries) == 2 and entries[0] in _VALUE_TYPES:
@@ -261,4 +263,4 @@ def _unpack(tree: Any, dec_hook: Callable[[Any, object], object]) -> Any:
         return tuple(values)
     if tag == _Tag.DICT and len(values) % 2 == 0:
         return dict(zip(values[::2], values[1::2], strict=True))
-    raise ValueError(f"no plain data begins with the tag {tag!r}")
+    raise ValueError(f"a list in plain data has the tag {tag!r} and {len(entries)} more entries, which is not valid")

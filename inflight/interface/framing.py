@@ -1,9 +1,10 @@
-"""Frames of a byte stream: a header, a typed body, and segments with the bytes of large arrays. This file opens no sockets.
+"""Frames of a byte stream: how a message is laid out in bytes, and `FrameReader`, which finds the frames in received bytes.
 
     | magic 4s | kind u8 | 0 | num_segments u16 | body_size u32 | segment sizes u64 ... | body | segment | segment ...
 
-A segment is the bytes of one large array. It is sent from the array's memory and received into the memory of the new array, so
-nothing is copied. Numbers are little-endian.
+A frame has a header, a body (the encoded message), and for each large array a segment with the array's bytes. A segment is sent
+from the memory of the sender's array, and received into the memory of the receiver's array, so it is never copied. Numbers are
+little-endian. This file opens no sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from inflight.errors import CodecError
 
-MAX_FRAME_BYTES = 2**30  # of body and segments together
+MAX_FRAME_BYTES = 2**30  # the most bytes of body and segments together
 MAX_SEGMENTS = 2**16 - 1
 READ_AHEAD_BYTES = 2**16
 
@@ -30,7 +31,7 @@ Buffer = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message on the wire. `kind` says how the codec reads `body`; `segments` are flat."""
+    """One message on the wire. The codec chooses by `kind` how to read `body`. Each segment is one-dimensional."""
 
     kind: int
     body: bytes | bytearray
@@ -41,7 +42,7 @@ class Frame:
         return len(self.body) + sum(len(segment) for segment in self.segments)
 
     def buffers(self) -> list[Buffer]:
-        """Returns the frame's bytes, in order, for `sendmsg`. They must not change until they are sent.
+        """Returns the frame's bytes, in order, for `sendmsg`. The buffers must not change until they are sent.
 
         Raises:
             CodecError: the frame is larger than a reader accepts.
@@ -49,7 +50,7 @@ class Frame:
         if self.num_bytes > MAX_FRAME_BYTES or len(self.segments) > MAX_SEGMENTS:
             raise CodecError(
                 f"a message of {self.num_bytes} bytes with {len(self.segments)} large arrays is more than a frame holds "
-                f"({MAX_FRAME_BYTES} bytes, {MAX_SEGMENTS} arrays); send it in parts"
+                f"({MAX_FRAME_BYTES} bytes, {MAX_SEGMENTS} arrays); send it as several messages"
             )
         sizes = [len(segment) for segment in self.segments]
         header = _HEADER.pack(_MAGIC, self.kind, len(sizes), len(self.body)) + struct.pack(f"<{len(sizes)}Q", *sizes)
@@ -57,32 +58,33 @@ class Frame:
 
 
 class FrameReader:
-    """Makes frames from the bytes of a stream. The caller fills `buffer()`, and then calls `received()` with the number of
-    bytes.
+    """Makes frames from the bytes of a stream. The caller fills the memory that `buffer()` returns, and then calls `received()`
+    with the number of bytes.
 
-    Small frames are read many at a time through one buffer; a large body or segment is received in place. With
-    `read_ahead=False` the reader takes no byte behind the current frame, so that another reader can continue.
+    Many small frames can be read at once, through one buffer. A large body or segment is read directly into its memory. With
+    `read_ahead=False` the reader never reads beyond the current frame, so another reader can continue after it.
 
     Raises (`received`):
-        CodecError: the bytes are not a valid frame, or the frame is larger than `max_frame_bytes`. Then the stream is lost.
+        CodecError: the bytes are not a valid frame, or the frame is larger than `max_frame_bytes`. The stream cannot be used
+            after this error, because the start of the next frame is not known.
     """
 
     def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, read_ahead: bool = True) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES if read_ahead else 0))
-        self._pieces = self._read_frame()  # of the current frame
+        self._pieces = self._read_frame()  # the pieces of the current frame: memory to be filled one after the other
         self._piece = next(self._pieces)
-        self._filled = 0  # bytes of the piece
-        self._in_place = False
+        self._filled = 0  # how many bytes of the current piece have been received
+        self._in_place = False  # whether `buffer()` has returned memory of the piece itself
 
     def buffer(self) -> memoryview:
-        """Returns the memory for the next bytes. Never empty."""
+        """Returns the memory for the next bytes. It is never empty."""
         rest = self._piece[self._filled :]
         self._in_place = len(rest) >= len(self._ahead)
         return rest if self._in_place else self._ahead
 
     def received(self, count: int) -> list[Frame]:
-        """The first `count` bytes of `buffer()` have been filled. Returns the frames that are complete now."""
+        """Call this when the first `count` bytes of `buffer()` have been filled. Returns the frames that are complete now."""
         data = self._ahead[:0] if self._in_place else self._ahead[:count]
         if self._in_place:
             self._filled += count
@@ -103,12 +105,12 @@ class FrameReader:
             self._filled = 0
 
     def _read_frame(self) -> Generator[memoryview, None, Frame]:
-        """Yields the pieces of one frame: header, sizes, body, segments. Each is full when the next one is asked for."""
+        """Yields memory for each piece of one frame: header, sizes, body, segments. The caller fills each before the next."""
         header = bytearray(_HEADER.size)
         yield memoryview(header)
         magic, kind, num_segments, body_size = _HEADER.unpack(header)
         if magic != _MAGIC:
-            raise CodecError(f"a frame begins with {magic!r}: the peer does not speak our protocol")
+            raise CodecError(f"a frame begins with {magic!r}, not {_MAGIC!r}: the peer does not speak our protocol")
         self._check_size(body_size + 8 * num_segments)
         packed_sizes = bytearray(8 * num_segments)
         yield memoryview(packed_sizes)
@@ -125,4 +127,4 @@ class FrameReader:
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.max_frame_bytes:
-            raise CodecError(f"a frame of {num_bytes} bytes; at most {self.max_frame_bytes} are allowed")
+            raise CodecError(f"a frame has {num_bytes} bytes; at most {self.max_frame_bytes} are allowed")

@@ -1,12 +1,13 @@
-"""The KV cache's shape, agreed between the control plane (which counts blocks) and the workers (which hold bytes).
+"""The shape of the KV cache, as the control plane (which counts blocks) and the workers (which hold the bytes) both use it.
 
-One rank's cache is one byte arena `[num_blocks, block_bytes]`. A block belongs to one KV group at a time and holds
-`block_size` tokens of every layer of that group, contiguously:
+Layers with equal specs form KV groups of equal size. The layers of a group share a block table. The cache of a rank is one
+array of bytes, the arena `[num_blocks, block_bytes]`. A block belongs to one group at a time. It holds `block_size` tokens of
+every layer of that group, contiguously:
 
     block  | layer 0 | layer 1 | ... | layer L-1 | (padding up to block_bytes)
 
-Groups have equal `block_bytes`, so one pool of block ids serves all of them. Block 0 is the dummy block: it is never
-given to a request, padding rows write to it.
+All groups have equal `block_bytes`, so one pool of block ids serves all of them. Block 0 is the dummy block. It is never given
+to a request. The rows that pad a batch write to it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """One attention layer's cache. `sliding_window`: how many tokens a query sees, its own included; None if it sees all."""
+    """The cache of one attention layer. `sliding_window`: how many tokens a query sees, with its own; None if it sees all."""
 
     block_size: int
     num_kv_heads: int
     head_dim: int
     dtype: str
     itemsize: int  # bytes of one element
-    scale_bytes: int = 0  # of one head and one token, if the elements are integers
+    scale_bytes: int = 0  # bytes of scales for one head and one token, if the elements are integers
     sliding_window: int | None = None
 
     @property
@@ -53,7 +54,7 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheConfig:
-    """The cache of one rank: `num_blocks` ids (the dummy block included) of `block_bytes` bytes each."""
+    """The cache of one rank: `num_blocks` blocks (including the dummy block) of `block_bytes` bytes each."""
 
     num_blocks: int
     block_bytes: int
@@ -65,7 +66,7 @@ class KVCacheConfig:
 
 
 def count_groups(kinds: Iterable[Kind]) -> dict[Kind, int]:
-    """How many groups the layers of each kind make, if a group has as many layers as the rarest kind.
+    """Returns for each kind how many groups its layers form. A group has at most as many layers as the rarest kind has.
 
     Args:
         kinds: the kind of every layer of the whole model, all pipeline stages included.

@@ -1,6 +1,7 @@
-"""The messages between an executor and its workers: commands that carry an epoch and an id, and the replies to them.
+"""The messages between an executor and its workers after the start: commands, and the replies to them.
 
-A reply has the `key` of its command: ("step", step id) or ("call", call id).
+A command has an epoch and an id. The epoch counts the starts of the workers, so that a late reply of earlier workers is not
+mistaken for a reply of the present ones. A reply has the `key` of its command: ("step", step id) or ("call", call id).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ExecuteModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvideGrammarOutput:
-    """The masks of a step that was sent before. Only the ranks of the last stage get it, and they do not reply."""
+    """The masks of a step that was sent before. Only the ranks of the last pipeline stage get it. They do not reply."""
 
     epoch: int
     step_id: int
@@ -36,7 +37,7 @@ class ProvideGrammarOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcCall:
-    """Call `method` of the worker. Arguments are plain data (Any: the method says what it takes)."""
+    """Call `method` of the worker. The arguments are plain data, typed Any because methods have different ones."""
 
     epoch: int
     call_id: int
@@ -51,12 +52,12 @@ class RpcCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskActivity:
-    """Asks a rank what it is doing. It answers at once with `WorkerActivity`, even while a command runs."""
+    """Asks a rank what it is doing. The rank answers at once with `WorkerActivity`, even while a command runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """An exception of a worker, as text. `is_echo`: the worker failed because another rank has left or is silent."""
+    """A worker's exception, as text. `is_echo`: the worker failed only because another rank has failed or does not answer."""
 
     type_name: str
     message: str
@@ -76,7 +77,7 @@ class StepReply:
 
     def __post_init__(self) -> None:
         if (self.output is None) == (self.failure is None):
-            raise ValueError("a step has an output or a failure")
+            raise ValueError("a StepReply must have either an output or a failure; it has both or neither")
 
     @property
     def key(self) -> ReplyKey:

@@ -1,4 +1,4 @@
-"""`EngineCoreRequest` goes into the engine core, and `EngineCoreOutput` comes out of it."""
+"""What goes into the engine core (`EngineCoreRequest`) and what comes out of it (`EngineCoreOutput`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` and `LENGTH` are OpenAI's words; `ABORT` and `ERROR` are ours."""
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's words, `ABORT` and `ERROR` are words of Inflight."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -31,10 +31,12 @@ class ResolvedSampling:
         params: the parameters as the user gave them.
         seed: 64 bits; a draw is a pure function of (seed, position). With n > 1 each sequence has its own derived seed.
         max_tokens: the most tokens to emit, at least 1.
-        stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's. Forbidden before min_tokens.
-        eos_token_ids: the model's own tokens in `stop_token_ids`; after one of them the stop_reason is None.
+        stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's stop tokens. Before `min_tokens`
+            tokens are emitted, they cannot be drawn.
+        eos_token_ids: the model's own tokens in `stop_token_ids`. If one of them ends the request, its `stop_reason` is None.
         reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens, or at once if there are none.
-        bad_words_token_ids: sequences of tokens. After all tokens of a sequence but the last, the last one is forbidden.
+        bad_words_token_ids: sequences of tokens that must not be emitted. If all tokens of a sequence but the last have been
+            emitted, the last one cannot be drawn.
     """
 
     params: SamplingParams
@@ -48,10 +50,11 @@ class ResolvedSampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
-    """One sequence to generate. A request with n > 1 becomes n of these.
+    """One sequence to generate. A request with n > 1 becomes n of these, which are called siblings.
 
-    `prompt_leader` names the sibling (same prompt, earlier index) whose prompt blocks this one may share. `arrival_time` is
-    `time.monotonic()`. `cache_salt` separates the prefix caches of users who must not see each other's timing.
+    `prompt_leader` is the id of the first sibling, which computes the prompt and shares its blocks with this sequence. It is
+    None in the first sibling itself. `arrival_time` is a value of `time.monotonic()`. Requests with different `cache_salt` do
+    not share cached prompts, so a user cannot find out by timing what another user has sent.
     """
 
     request_id: str
@@ -65,11 +68,12 @@ class EngineCoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsColumns:
-    """Log-probabilities of n positions; column 0 is the token itself, 1..k the most probable ones in falling order."""
+    """Log-probabilities at n positions. Column 0 is the token itself. Columns 1 to k are the most probable tokens, in falling
+    order."""
 
     token_ids: Int32Array  # [n, 1 + k]
     logprobs: Float32Array  # [n, 1 + k], of the raw logits
-    ranks: Int32Array  # [n], 1 = the token was the most probable
+    ranks: Int32Array  # [n], the token's place among all tokens, 1 for the most probable one
 
     def rows(self, start: int, stop: int) -> LogprobsColumns:
         return LogprobsColumns(
@@ -77,20 +81,21 @@ class LogprobsColumns:
         )
 
     def top(self, k: int) -> LogprobsColumns:
-        """Keep the token itself and the k most probable ones."""
+        """Returns only the columns of the token itself and the k most probable ones."""
         return LogprobsColumns(
             token_ids=self.token_ids[:, : 1 + k], logprobs=self.logprobs[:, : 1 + k], ranks=self.ranks
         )
 
 
-# not frozen: a step makes hundreds of them, and a frozen one takes four times as long to make
+# not frozen: a step makes hundreds of these objects, and making a frozen one takes four times as long
 @dataclass(slots=True, kw_only=True)
 class EngineCoreOutput:
-    """What one commit adds to one request.
+    """What one commit (the scheduler's update after a step) adds to one request.
 
-    `prompt_logprobs` comes in pieces, in order, for the prompt positions from 1 (position 0 has none). `stop_reason` is the
-    stop token id given by the user, None for EOS and length. Times are `time.monotonic()`. `error` says why the request failed:
-    because of the request itself, or, with `engine_failed`, because of the engine.
+    `prompt_logprobs` comes in several parts, in order. They start at prompt position 1, because position 0 has none.
+    `stop_reason` is the stop token id, given by the user, that ended the request; None if EOS or the length ended it. Times are
+    values of `time.monotonic()`. `error` says why the request failed. With `engine_failed` the engine is the cause, otherwise
+    the request itself.
     """
 
     request_id: str

@@ -1,10 +1,11 @@
 """The messages between a front end and the process of the engine core. Each front end has a stream of its own.
 
-whoever starts it  -- StartEngine -->  core  -- EngineReady | EngineStartFailed -->  every front end
+whoever starts it  -- StartEngine (on the stream of the first front end) -->  core
+core               -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache -->  core
-core               -- EngineOutputs, PrefixCacheReset -->  front end;   if the core has failed: EngineDied
+core               -- EngineOutputs, PrefixCacheReset; EngineDied, if it has failed -->  front end
 
-When a front end's stream ends, the core ends its requests. When the streams of all front ends have ended, the core ends.
+When a front end's stream ends, the core ends all requests of this front end. When all streams have ended, the core ends.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from inflight.interface.statistics import SchedulerStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine:
-    """The first frame on the first front end's stream. `tokenizer`: folder or hub id, for grammars; None for the model's
-    own."""
+    """The first frame on the first front end's stream. `tokenizer` is the folder or hub id of the tokenizer that grammars use.
+    None means the model's own tokenizer."""
 
     config: EngineConfig
     tokenizer: str | None
@@ -29,7 +30,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """The core takes requests. `front_end`: the number of this front end, with which its request ids begin."""
+    """The core accepts requests from now on. `front_end` is this front end's number, with which its request ids begin."""
 
     front_end: int
     num_kv_cache_tokens: int
@@ -37,14 +38,14 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStartFailed:
-    """The engine could not start; its process ends."""
+    """The engine could not start. Its process ends."""
 
     failure: WorkerFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddRequest:
-    """One request: its n sequences, in the order of their index. An id is never used twice."""
+    """One request: its n sequences, ordered by index. A request id is never used twice."""
 
     children: tuple[EngineCoreRequest, ...]
 
@@ -58,7 +59,7 @@ class AbortRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPrefixCache:
-    """Forget the KV blocks of earlier prompts. The core answers with a `PrefixCacheReset` of the same id."""
+    """Forget all cached prompts. The core answers with a `PrefixCacheReset` that has the same `call_id`."""
 
     call_id: int
 
@@ -70,9 +71,9 @@ class PrefixCacheReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutputs:
-    """What commits have added to sequences of this front end, one entry per sequence, and sometimes the engine's state.
+    """What commits have added to sequences of this front end, one entry per sequence. Sometimes also the engine's state.
 
-    `num_received` counts the sequences that the core had received from this front end when it took `stats`.
+    `num_received`: how many sequences the core had received from this front end when it made `stats`.
     """
 
     outputs: tuple[EngineCoreOutput, ...]
@@ -82,7 +83,7 @@ class EngineOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDied:
-    """The core cannot go on; its process ends. `summary`: the reason as a client may see it; "" if not known."""
+    """The core cannot continue. Its process ends. `summary` is the reason as clients may see it, or "" if it is not known."""
 
     reason: str
     summary: str = ""

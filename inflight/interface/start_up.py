@@ -1,12 +1,12 @@
-"""The messages between an executor and a worker process before the first command and at the end.
+"""The messages between an executor and a worker process before the first command, and at the end.
 
-worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       only over TCP, before the process is started
+worker of another node  -- Hello -->  executor  -- Welcome | Refused -->       over TCP only, before the process is started
 executor                -- StartUp -->  worker  -- Ready | StartUpFailed -->
 executor                -- Stop -->  worker
 
-Between the executors of an external launcher, which are all equal:
+If an external launcher (torchrun) has started the ranks, each rank has an executor of its own. These executors send each other:
 
-executor  -- Ready | StartUpFailed, then Submitted and replies in the order of the commands, Stop -->  every other executor
+executor  -- Ready | StartUpFailed; Submitted and replies, in the order of the commands; Stop -->  every other executor
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from inflight.interface.worker import Rendezvous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first frame of a TCP connection, one per rank. All fields but the token serve to find a mistyped option."""
+    """The first frame of a TCP connection, one for each rank. Node 0 compares its fields, to find an option that differs."""
 
     token: str
-    schema: str  # `codec.schema_digest()`: the messages of two versions of Inflight may differ
+    schema: str  # `codec.schema_digest()`, because two versions of Inflight may have different messages
     rank: int
     world_size: int
     nnodes: int
@@ -31,14 +31,14 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The answer to a `Hello` that is accepted. `max_silence_seconds`: how long the link may be silent, on both sides."""
+    """The answer to a `Hello` that is accepted. Both sides close the link if it is silent for `max_silence_seconds`."""
 
     max_silence_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The answer to a `Hello` that is not accepted. Node 0 closes the connection after it."""
+    """The answer to a `Hello` that is not accepted. Then node 0 closes the connection."""
 
     reason: str
 
@@ -55,14 +55,14 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The model is loaded: commands may come."""
+    """The model is loaded. The worker accepts commands now."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartUpFailed:
-    """The worker could not be imported, constructed or loaded; its process ends."""
+    """The worker's class could not be imported or constructed, or the model could not be loaded. The worker's process ends."""
 
     rank: int
     failure: WorkerFailure
@@ -70,15 +70,16 @@ class StartUpFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End after the current command; commands that wait are not run. Between executors: this one submits no more commands."""
+    """To a worker: end after the current command, and do not run waiting commands. Between executors: the sender submits no
+    more commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """This engine has given its worker a command. Every other engine must give its worker the same command."""
+    """The sender's engine has given its worker a command. Every other engine must give its worker the same command."""
 
     name: str  # "step 5", or the called method
-    digest: str  # of the plan; "" for a call, because its arguments may differ between ranks
+    digest: str  # of the step's plan; "" for a call, because its arguments may differ between ranks
 
 
 StartUpMessage = Hello | Welcome | Refused | StartUp | Ready | StartUpFailed | Stop | Submitted

@@ -1,4 +1,4 @@
-"""`SchedulerStats`: what the engine core reports to its front ends, for metrics and for the bounded queue."""
+"""`SchedulerStats`: what the engine core reports to its front ends. They use it for metrics and to limit the queue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """The state after a step, and what was counted since the last report.
+    """The engine's state after a step, and counts since the last report.
 
     Attributes:
         step_id: the id of the newest committed step.
         num_running: requests that have been in a step and have not ended.
         num_waiting: requests that wait for their first step, for blocks or for a grammar.
-        num_waiting_tokens: the tokens of waiting requests that are not computed yet; a prompt that n > 1 sequences share counts
-            once.
+        num_waiting_tokens: the tokens of waiting requests that are not computed yet. If the n sequences of a request share a
+            prompt, its tokens count once.
         kv_cache_usage: share of the KV blocks in use, in [0, 1].
         prefix_cache_queries: prompt tokens looked up since the last report.
         prefix_cache_hits: how many of these tokens were found.
@@ -23,8 +23,8 @@ class SchedulerStats:
         num_draft_tokens: drafts that were verified since the last report.
         num_accepted_tokens: how many of these drafts were accepted.
         step_gaps: for each step since the last report, the seconds that the devices were idle before it.
-        hidden_share: share of the host's work that was done while a step ran, over the steps since the last report; None
-            if there was no step.
+        hidden_share: which share of the host's work was done while a device computed a step. None if there was no step since
+            the last report.
     """
 
     step_id: int

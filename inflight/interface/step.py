@@ -1,8 +1,8 @@
 """One step: the plan that goes to every rank (`SchedulerOutput`), and the answer of every rank (`ModelRunnerOutput`).
 
-The plan is a delta against the worker's `InputBatch`: requests that are new to a slot are complete, the others are columns.
-Rows are the requests that take part in the step, in the plan's order. An answer is aligned with the plan's rows, and names no
-requests.
+A *row* is one request's part of the step. Rows are in the plan's order. Each request has a *slot*, its place in the worker's
+`InputBatch`, and the worker remembers what it was sent. So the plan contains only what is new: all data of a request that has
+just got its slot, and a few numbers for each other request. The answer has the rows of the plan, without request ids.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from inflight.interface.request import Int32Array, LogprobsColumns, ResolvedSamp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequestData:
-    """A request that takes `slot`: it is scheduled for the first time, or resumed after a preemption.
+    """All data of a request that has just got its slot: it is scheduled for the first time, or again after a preemption.
 
-    `token_ids` are all known tokens: the prompt, then the emitted ones. `block_ids` has one table per KV group, complete for
-    this step.
+    `token_ids` are all tokens known so far: the prompt, then the emitted ones. `block_ids` has one block table per KV group,
+    with all blocks that this step needs.
     """
 
     request_id: str
@@ -29,7 +29,7 @@ class NewRequestData:
     num_prompt_tokens: int
     block_ids: tuple[Int32Array, ...]
     sampling: ResolvedSampling
-    num_prompt_logprobs_done: int = 0  # prompt positions whose logprobs have been answered already
+    num_prompt_logprobs_done: int = 0  # the number of prompt positions whose logprobs were returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,10 @@ def _empty() -> Int32Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """Tokens that need no draw, because a grammar allows no other one: `token_ids[i]` is at `positions[i]` of `slots[i]`.
+    """Tokens that are not drawn, because a grammar allows no others: `token_ids[i]` is at `positions[i]` of `slots[i]`.
 
-    The tokens of a slot are consecutive. The first one is the first token that the row computes, and the last one is the last
-    known token of the request. They replace what older steps draw for the slot.
+    The tokens of a slot are consecutive: from the first token that the row computes to the last known token of the request.
+    They replace the tokens that older steps draw for the slot.
     """
 
     slots: Int32Array
@@ -63,13 +63,13 @@ class SchedulerOutput:
     """The plan of one step.
 
     Row i computes tokens `[num_computed_tokens[i], num_computed_tokens[i] + num_scheduled_tokens[i])` of the request in
-    `slots[i]`. If `samples[i]`, the row reaches the last token, and one more token is drawn from its last logits. If a step
-    that was in flight when this one was planned draws that last token, only the workers know it.
+    `slots[i]`. If `samples[i]` is true, the row ends with the request's last token, and one more token is drawn after it. If
+    that last token is drawn by a step that was in flight when this step was planned, only the workers know it.
 
-    A row with drafts (`max_draft_tokens[i] >= 0`) computes the newest token of its slot, and at most `max_draft_tokens[i]` of
-    the drafts that were proposed behind it. It draws a token behind each of them. Its `num_computed_tokens` and
-    `num_scheduled_tokens` are upper bounds: only the workers know the number of drafts, and how many drafts of the steps in
-    flight are accepted.
+    A row with drafts (`max_draft_tokens[i] >= 0`) computes the newest token of its slot and at most `max_draft_tokens[i]` of
+    the drafts that were proposed after it. It draws a token after each of them. Its `num_computed_tokens` and
+    `num_scheduled_tokens` are upper bounds, because only the workers know how many drafts there are, and how many drafts of the
+    steps in flight are accepted.
     """
 
     step_id: int
@@ -80,16 +80,16 @@ class SchedulerOutput:
     num_scheduled_tokens: Int32Array  # [num_rows]
     samples: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [num_rows]
     block_table_deltas: tuple[BlockTableDelta, ...]  # one per KV group
-    max_draft_tokens: Int32Array = field(default_factory=_empty)  # [num_rows], -1: the row is exact; or empty: all are
-    grammar_rows: Int32Array = field(default_factory=_empty)  # rows that draw under a mask, rising; see `GrammarOutput`
-    forced_tokens: TokenDelta | None = None  # applied before the rows
+    max_draft_tokens: Int32Array = field(default_factory=_empty)  # [num_rows]; -1: no drafts; empty: no row has drafts
+    grammar_rows: Int32Array = field(default_factory=_empty)  # ascending; rows that draw under a mask
+    forced_tokens: TokenDelta | None = None  # the worker writes them into its batch before it computes the rows
 
     @property
     def num_tokens(self) -> int:
         return int(self.num_scheduled_tokens.sum())
 
     def describe(self) -> str:
-        """The plan as text, for an error dump: a line per row."""
+        """Returns the plan as text, one line per row, for an error dump."""
         lines = [f"step {self.step_id}: {len(self.request_ids)} requests, {self.num_tokens} tokens"]
         new = {data.slot for data in self.new_requests}
         grammar_rows, drafts = set(self.grammar_rows.tolist()), self.max_draft_tokens.tolist()
@@ -108,12 +108,12 @@ class SchedulerOutput:
 class GrammarOutput:
     """The masks of one step, for its rows under a grammar. Sent once for each plan that has such rows.
 
-    Row `rows[i]` of the plan has `num_masks[i]` consecutive masks: one for each of its drafts and one more. Bit t % 32 of word
-    t // 32 says that token t may be drawn. On ranks that do not draw, `masks` is empty, and the message only says that the
-    masks were sent: all ranks of a stage must compute in the same order.
+    Row `rows[i]` of the plan has `num_masks[i]` consecutive masks: one for each of its drafts, and one for the token after
+    them. Bit t % 32 of word t // 32 is set if token t may be drawn. A rank that does not draw gets empty `masks`. It needs the
+    message, too, because all ranks of a stage must run their commands in the same order.
     """
 
-    rows: Int32Array  # [n], the plan's `grammar_rows`; empty if the step is void, and what it draws is dropped
+    rows: Int32Array  # [n], the plan's `grammar_rows`; empty if the step is void: its draws are not used
     num_masks: Int32Array  # [n]
     masks: npt.NDArray[np.int32]  # [sum of num_masks, ceil(vocab_size / 32)], or [0, ...]
 
@@ -129,14 +129,14 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """One rank's answer to one step. It also says that the rank's device has ended the step. All arrays are empty on a rank
-    that does not draw.
+    """One rank's answer to one step. It is sent when the rank's device has ended the step. On a rank that does not draw, all
+    arrays are empty.
 
-    `sampled_token_ids` are the tokens of the plan's sampling rows, in row order. The j-th sampling row has
-    `num_sampled_tokens[j]` of them, and the first is at `sampled_positions[j]` of its request. Without drafts these two arrays
-    are empty: each row has one token, at the position behind the row's last token. `logprobs` are the log-probabilities of the
-    sampled tokens at the indices `logprobs_rows`. `draft_token_ids[j]` are the drafts that the next step may try behind the
-    last token of the j-th sampling row, padded with -1.
+    `sampled_token_ids` are the tokens of the sampling rows (those with `samples`), in row order. The j-th sampling row has
+    `num_sampled_tokens[j]` tokens, the first at `sampled_positions[j]` of its request. If no row has drafts, both of these
+    arrays are empty: each sampling row has one token, directly after the row's last token. `logprobs` are those of the
+    tokens `sampled_token_ids[logprobs_rows]`. `draft_token_ids[j]` are drafts that the next step may compute after the last
+    token of the j-th sampling row. Unused entries are -1.
     """
 
     step_id: int

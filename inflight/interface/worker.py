@@ -1,4 +1,4 @@
-"""`WorkerBase`: what an executor calls on each rank. `inflight.worker.worker` is the real one; tests have their own."""
+"""`WorkerBase`: the methods that an executor calls on each rank. `inflight.worker.worker` implements them; tests have mocks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks of one epoch form their process groups: rank 0 serves a store there, the others connect.
+    """The address at which the ranks of one epoch (start) find each other: rank 0 serves a store there, the others connect.
 
-    Everybody who can connect to the address can read the store, so it holds no secret. This message brings the secret that the
-    ranks need to connect to each other.
+    Whoever can connect to the address can read the store, so the store contains no secret. The secret that the ranks need to
+    connect to each other is sent in this message.
 
     Attributes:
-        timeout_seconds: the budget of a step. If a collective takes longer, a peer is lost.
+        timeout_seconds: the time allowed for a step. If a collective takes longer, another rank is lost.
         token: the secret of this epoch, TOKEN_BYTES random bytes. `repr` does not show it.
-        listen_fd: on rank 0, the descriptor of the socket that already listens at `host`:`port`. Rank 0's store closes it.
-            None on the other ranks.
+        listen_fd: only on rank 0, otherwise None: the descriptor of a socket that already listens at `host`:`port`. Rank 0's
+            store closes it.
     """
 
     host: str
@@ -35,13 +35,13 @@ class Rendezvous:
 
 
 class WorkerBase(ABC):
-    """One rank. All methods are called from one thread, in the order of the executor's calls. Any thread may call
-    `leave_groups_after_failure`, `phase` and `is_waiting`.
+    """One rank. All methods are called in one thread, in the order of the executor's calls. Only `leave_groups_after_failure`,
+    `phase` and `is_waiting` may be called in any thread.
 
-    The constructor takes `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`. The rendezvous is None if there is
-    one rank, or if the ranks are threads of one process.
+    The constructor has the arguments `(config: EngineConfig, rank: int, rendezvous: Rendezvous | None)`. The rendezvous is None
+    if there is only one rank, or if the ranks are threads of one process.
 
-    Any public method can be called by `Executor.collective_rpc` under its name.
+    `Executor.collective_rpc` can call every public method by its name.
     """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Returns the bytes free for the KV cache, after a profile run at the largest batch; 0 or less if there are none.
+        """Returns how many bytes are free for the KV cache, measured by running the largest batch. 0 or less if none are.
         Idempotent."""
 
     @abstractmethod
@@ -63,35 +63,35 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
-        """Run one step to its end, or begin it and return its future.
+        """Run one step to its end and return its output, or only begin it and return a future of the output.
 
-        With a future, the next step may begin before this one has ended. Steps end in the order in which they began. Until all
-        have ended, only this method, `provide_grammar_output`, `leave_groups_after_failure`, `phase`, `is_waiting` and
-        `shutdown` are called.
+        If the worker returns a future, the next step may begin before this one has ended. Steps end in the order in which they
+        began. Until all have ended, only this method, `provide_grammar_output`, `leave_groups_after_failure`, `phase`,
+        `is_waiting` and `shutdown` are called.
         """
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """Receive the masks of a step that has begun and has `grammar_rows`. Called on the ranks of the last stage only. Must
-        not wait. The default suits a worker that draws no tokens under a grammar."""
+        """Receive the masks of a step that has begun and has `grammar_rows`. Called only on the ranks of the last stage. Must
+        not wait. This default is for workers that draw no tokens under a grammar."""
 
     @abstractmethod
     def execute_dummy_batch(self) -> None:
-        """Run a forward pass of one token that belongs to no request; touches no request's cache."""
+        """Run a forward pass of one token that belongs to no request. It changes no request's cache."""
 
     def leave_groups_after_failure(self) -> None:
-        """Called after the reply that a step has failed on this rank: leave the process groups, which frees the ranks that wait
-        for this one. From any thread."""
+        """Called on this rank after it has replied that a step failed. It leaves the process groups, so that ranks that wait
+        for this one stop waiting. May be called in any thread."""
 
     def phase(self) -> str:
-        """Describe for error messages what the rank computes now; "" if not known. Any thread may call it; must not wait."""
+        """Returns what the rank computes now, for error messages; "" if not known. Any thread may call it. Must not wait."""
         return ""
 
     def is_waiting(self) -> bool:
-        """Whether the rank waits for another rank now; False if not known. Any thread may call it; must not wait."""
+        """Whether the rank waits for another rank now; False if not known. Any thread may call it. Must not wait."""
         return False
 
     def check_health(self) -> None:
-        """Raise if this rank cannot serve. The default: a rank that answers is healthy."""
+        """Raises if this rank cannot serve. By default, a rank that answers is healthy."""
 
     def shutdown(self) -> None:
-        """Free what the rank holds. A step that waits for another rank ends. Idempotent."""
+        """Free the rank's resources. A step that waits for another rank is ended. Idempotent."""

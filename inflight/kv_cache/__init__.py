@@ -1,1 +1,1 @@
-"""The control plane's side of the KV cache: which block holds what, and for whom. Torch-free."""
+"""The control plane's side of the KV cache: which requests use which blocks, and what is cached. Imports no torch."""

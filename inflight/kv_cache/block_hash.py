@@ -1,9 +1,9 @@
-"""Names of full KV blocks: a SHA-256 chain over everything that determines a block's content.
+"""Names of full KV blocks: the SHA-256 of everything that determines the content of a block.
 
     root   = SHA-256(model fingerprint, cache_salt)
     key(i) = SHA-256(key(i - 1), tokens of block i)         key(-1) = root
 
-The name is the full digest, so that two different contents never have one name.
+The digest is not shortened, so two different contents never have the same name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inflight.interface.request import Int32Array
 
 
 class BlockHasher:
-    """Computes the chain of names for one model and block size."""
+    """Computes the names of a sequence's blocks, for one model and one block size."""
 
     def __init__(self, fingerprint: str, block_size: int) -> None:
         self._fingerprint = fingerprint.encode()
@@ -25,7 +25,7 @@ class BlockHasher:
         return hashlib.sha256(len(self._fingerprint).to_bytes(8, "little") + self._fingerprint + salt).digest()
 
     def extend(self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int) -> None:
-        """Append keys to `hashes` until it has `num_blocks`; `token_ids` hold at least that many full blocks."""
+        """Append names to `hashes` until it has `num_blocks`. `token_ids` must have at least that many full blocks."""
         size = self.block_size
         assert len(token_ids) >= num_blocks * size, (len(token_ids), num_blocks)
         for i in range(len(hashes), num_blocks):

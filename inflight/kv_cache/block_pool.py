@@ -1,14 +1,16 @@
-"""`BlockPool`: which KV blocks are in use, free or cached, and what the cached ones contain.
+"""`BlockPool`: which KV blocks are in use, which are free, and what the cached blocks contain.
 
-Owns reference counts, the free blocks and the index of cached contents. A block is in exactly one state:
+It owns the reference counts, the lists of free blocks, and the index (name of a content -> block). Every block is in one of
+these states:
 
     in use       reference count > 0; if it is in the index, other requests can share it
-    empty        count 0, used before, without content
-    untouched    count 0, never allocated; on a CPU its bytes take no memory yet
-    cached       count 0, in the index: `lookup` finds it until it is evicted
+    empty        count 0, was used before, has no content
+    untouched    count 0, was never allocated; on a CPU its bytes take no memory yet
+    cached       count 0, is in the index: `lookup` finds it until it is evicted
 
-`allocate` takes empty blocks first (the one that was freed last, because its bytes are warm), then untouched ones in the order
-of their ids. If there are no others, it evicts cached blocks, the least recently used first. Each block costs O(1).
+`allocate` first uses empty blocks (the block that was freed last comes first, because its bytes are still in the processor's
+cache), then untouched blocks in the order of their ids. If there are no more of these, it evicts cached blocks, the least
+recently used first. The cost of each block is O(1).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterable
 
 from inflight.interface.kv_cache import DUMMY_BLOCK
 
-BlockKey = tuple[bytes, int]  # (digest of the chain, KV group)
+BlockKey = tuple[bytes, int]  # (name of the content as in block_hash.py, KV group)
 
 
 class BlockPool:
@@ -34,11 +36,11 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that `allocate` can give out, cached ones included."""
+        """How many blocks `allocate` can give out, including cached ones."""
         return len(self._empty) + self.num_blocks - self._first_untouched + len(self._cached)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks. The caller has checked `num_free_blocks`."""
+        """Returns `count` blocks, which are now in use. The caller must check `num_free_blocks` first."""
         assert count <= self.num_free_blocks, (count, self.num_free_blocks)
         block_ids = [self._take() for _ in range(count)]
         for block_id in block_ids:
@@ -56,7 +58,7 @@ class BlockPool:
         return block_id
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each, so that a cached block is in use again. The dummy block is skipped."""
+        """Add a reference to each block, so that a cached block is in use again. Skips the dummy block."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
@@ -65,7 +67,7 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Drop a reference of each, in the order in which they should be evicted. The dummy block is skipped."""
+        """Remove a reference from each block. The first of these blocks will be evicted first. Skips the dummy block."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
@@ -84,14 +86,14 @@ class BlockPool:
         return self._index.get(key)
 
     def register(self, block_id: int, key: BlockKey) -> None:
-        """Give a block in use the name of its content. If another block has this name already, nothing changes."""
+        """Put a block in use into the index. If another block already has this name, nothing changes."""
         assert self._ref_counts[block_id] > 0 and self._keys[block_id] in (None, key), block_id
         if key not in self._index:
             self._index[key] = block_id
             self._keys[block_id] = key
 
     def forget_all(self) -> None:
-        """Empty the index. Blocks in use stay in use."""
+        """Empty the index. Blocks in use remain in use."""
         for block_id in list(self._index.values()):
             self._forget(block_id)
         self._empty += self._cached
@@ -104,7 +106,7 @@ class BlockPool:
             self._keys[block_id] = None
 
     def check_integrity(self, references: dict[int, int]) -> None:
-        """Assert every invariant. `references`: block id -> how many tables hold it."""
+        """Assert every invariant. `references`: block id -> how many block tables contain it."""
         empty = set(self._empty)
         assert len(empty) == len(self._empty)
         for block_id in range(self.num_blocks):

@@ -1,20 +1,20 @@
-"""`KVCacheManager`: the block tables of requests, and the prefix cache, over one `BlockPool`.
+"""`KVCacheManager`: the block tables of requests, and the prefix cache. Both use the blocks of one `BlockPool`.
 
-Owns the pool and, through `RequestBlocks`, every table. Side effects, in the life of a request:
+It owns the pool and, in `RequestBlocks`, every block table. What happens in the life of a request:
 
-    1. `get_computed_blocks` finds the request's blocks in the prefix cache, or `share_prompt` finds its leader's blocks. No
-       block changes.
-    2. `allocate_slots` takes these blocks and new ones. If there are too few, it takes none.
-    3. `commit`, after each step: full blocks get their names, so that other requests can find them from now on. Blocks that a
-       sliding window has left are given back.
-    4. `free` gives all other blocks back.
+    1. `get_computed_blocks` finds blocks of the request's tokens in the prefix cache, or `share_prompt` finds blocks of its
+       leader (the request that computes the same prompt, with n > 1). No block changes.
+    2. `allocate_slots` gives the request these blocks and new ones. If too few blocks are free, it gives none.
+    3. `commit` is called after each step. It gives full blocks their names, so other requests can find them from now on. It
+       frees blocks that a sliding window has left.
+    4. `free` frees all other blocks.
 
-`reset_prefix_cache` empties the index. Requests that run at this moment keep their blocks. But `commit` puts none of their
-later blocks in the index, because these depend on tokens from before the reset. The same holds for followers that share their
-blocks. Blocks of requests that are admitted later are put in the index as usual.
+`reset_prefix_cache` removes all names. Requests that run at this moment keep their blocks. `commit` names none of their later
+blocks, because these depend on tokens from before the reset. The same holds for followers, the requests that share blocks of a
+leader. Requests that are admitted later are not affected.
 
-All groups have one block size, so a request's tables are equally long. If a window has left a block, its entry is the dummy
-block.
+All KV groups have the same block size, so all tables of a request have the same length. When a sliding window has left a block,
+the block's entry in the table becomes the dummy block.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NO_BLOCKS: tuple[list[int], ...] = ()
 
 @dataclass(slots=True)
 class RequestBlocks:
-    """One request's tables (one per KV group, equally long), and the names of its full blocks."""
+    """The block tables of one request (one per KV group, equally long), and the names of its full blocks."""
 
     tables: tuple[list[int], ...]
     root: bytes
-    hashes: list[bytes] = field(default_factory=list)  # names of the first blocks, as far as they were needed
-    num_committed: int = 0  # blocks [0, num_committed) are full, computed, and have been through `commit`
+    hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
+    num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
     may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
 
 
@@ -63,23 +63,23 @@ class KVCacheManager:
         return RequestBlocks(tables=tuple([] for _ in self._windows), root=self._hasher.root(cache_salt))
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
-        """Returns the blocks of the longest cached beginning of `token_ids`, for each group. The last token is never part of
-        it."""
+        """Returns for each group the blocks of the longest beginning of `token_ids` that is cached. It never includes the last
+        token, because the last token must be computed."""
         if not self._caching:
             return NO_BLOCKS
         blocks.may_be_named = True
         limit = (len(token_ids) - 1) // self.block_size
         self._hasher.extend(blocks.root, blocks.hashes, token_ids, limit)
         num_hit, previous = limit, -1
-        while num_hit != previous:  # until all groups agree
+        while num_hit != previous:  # until all groups have the same number of cached blocks
             previous = num_hit
             for group in range(self.num_groups):
                 num_hit = self._longest_hit(group, blocks.hashes, num_hit)
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """Returns the leader's first blocks, for the request of `blocks`, which has the same prompt. NO_BLOCKS if the leader's
-        window has left a block that this request needs."""
+        """Returns the leader's first blocks. They are for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
+        if this request needs a block that the leader's sliding window has left."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
             if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
@@ -90,10 +90,10 @@ class KVCacheManager:
     def allocate_slots(
         self, blocks: RequestBlocks, num_tokens: int, computed: tuple[list[int], ...] = NO_BLOCKS
     ) -> int | None:
-        """Make the tables hold `num_tokens` tokens. If the tables are empty, `computed` becomes their beginning.
+        """Lengthen the tables until they have room for `num_tokens` tokens. Empty tables begin with the blocks `computed`.
 
         Returns:
-            how many entries were appended to each table. None if there are too few blocks; then nothing has changed.
+            how many entries were appended to each table. None if there are too few free blocks; then nothing was changed.
         """
         needed = -(-num_tokens // self.block_size) - len(blocks.tables[0])
         if needed <= 0:
@@ -111,11 +111,12 @@ class KVCacheManager:
         return needed
 
     def has_full_blocks(self, blocks: RequestBlocks, num_computed_tokens: int) -> bool:
-        """Whether `commit` has anything to do."""
+        """Whether `commit` would do anything."""
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Note that tokens `[0, num_computed_tokens)` are in the cache. Call it only if `has_full_blocks`."""
+        """Tokens `[0, num_computed_tokens)` are in the cache now: name full blocks, free blocks that a window has left. Call it
+        only if `has_full_blocks` is true."""
         num_full = num_computed_tokens // self.block_size
         is_named = self._caching and blocks.may_be_named
         if is_named:
@@ -129,20 +130,21 @@ class KVCacheManager:
         blocks.num_committed = num_full
 
     def free(self, blocks: RequestBlocks) -> None:
-        """Give all blocks back, the last first, because the first ones can be shared and are to be evicted last. Idempotent."""
+        """Free all blocks, the last one first, so that the first ones, which other requests can share, are evicted last.
+        Idempotent."""
         for table in blocks.tables:
             self.pool.free(reversed(table))
             table.clear()
         blocks.num_committed = 0
 
     def reset_prefix_cache(self, running: Iterable[RequestBlocks]) -> None:
-        """Forget all cached contents. `running`: the blocks of all requests that have any."""
+        """Remove all names. `running`: the blocks of all requests that have blocks now."""
         self.pool.forget_all()
         for blocks in running:
             blocks.may_be_named = False
 
     def check_integrity(self, live: list[RequestBlocks]) -> None:
-        """Assert that the pool's counts are exactly what the live tables hold."""
+        """Assert that each block's reference count is the number of live tables that contain it."""
         references: dict[int, int] = {}
         for blocks in live:
             assert len({len(table) for table in blocks.tables}) == 1
@@ -153,7 +155,7 @@ class KVCacheManager:
         self.pool.check_integrity(references)
 
     def _first_live_block(self, group: int, num_computed_tokens: int) -> int:
-        """Returns the first block that the token at position `num_computed_tokens`, or a later one, can see."""
+        """Returns the first block that a token at position `num_computed_tokens` or later can see."""
         window = self._windows[group]
         return 0 if window is None else max(0, num_computed_tokens - window + 1) // self.block_size
 
@@ -167,7 +169,7 @@ class KVCacheManager:
         self.pool.free(reversed(left))
 
     def _longest_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
-        """Returns the largest n <= limit such that all blocks that a token at n * block_size sees in this group are cached."""
+        """Returns the largest n <= limit for which all blocks that a token at n * block_size sees in this group are cached."""
         window = self._windows[group]
         if window is None:
             for i in range(limit):
@@ -176,7 +178,8 @@ class KVCacheManager:
             return limit
         needed = -(-(window - 1) // self.block_size)
         run = 0
-        for i in range(limit - 1, -1, -1):  # from the right: the first run that is long enough is the longest hit
+        # from the right: the first long enough run of cached blocks is the longest hit
+        for i in range(limit - 1, -1, -1):
             if run >= needed:
                 return i + 1 + run
             run = run + 1 if self.pool.lookup((hashes[i], group)) is not None else 0

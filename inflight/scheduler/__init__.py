@@ -1,1 +1,1 @@
-"""Which tokens are computed in which step. Torch-free."""
+"""Decides which tokens of which requests are computed in each step. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What a commit adds to one request: the tokens that a step drew, and those that its grammar forces after them."""
+"""What the commit of a step adds to one request: the tokens that the step drew, and tokens that a grammar forces after them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NOTHING_TO_DRAW = "no token could be drawn: the model's logits are not finite, o
 
 @dataclass(slots=True)
 class StepCounters:
-    """Counts since the engine started."""
+    """Numbers counted since the engine started."""
 
     num_preemptions: int = 0
     num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache
     num_hit_tokens: int = 0  # prompt tokens found there
     num_sampled_tokens: int = 0
-    num_forced_tokens: int = 0  # emitted without a draw, because a grammar admitted no others
+    num_forced_tokens: int = 0  # emitted without a draw, because a grammar allowed no other token
     num_draft_tokens: int = 0  # drafts that were verified
     num_accepted_tokens: int = 0  # drafts that were accepted
 
 
 class SampledRow(NamedTuple):
-    """What a step drew for one row: `token_ids`, the first at `position`. `drafts` are proposed after the last of them."""
+    """The tokens that a step drew for one row; the first is at `position`. `drafts` are proposed to follow the last one."""
 
     position: int
     token_ids: list[int]
@@ -38,7 +38,7 @@ class SampledRow(NamedTuple):
 
 
 def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, SampledRow]:
-    """Returns plan row -> drawn tokens, for the rows that sample."""
+    """Returns row of the plan -> what was drawn for it, for the rows that draw."""
     rows = plan.samples.nonzero()[0]
     if output.num_sampled_tokens.size:
         counts = output.num_sampled_tokens
@@ -71,7 +71,7 @@ def sampled_rows(plan: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, 
 
 
 class AddedTokens(NamedTuple):
-    """If `finish_reason` is None, the request goes on. If it is ERROR, `error` says what is wrong."""
+    """What one commit adds to a request. If `finish_reason` is None, the request continues; if ERROR, `error` says why."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
@@ -82,16 +82,16 @@ NOTHING_ADDED = AddedTokens((), None, "")
 
 
 def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, stats: StepCounters) -> AddedTokens:
-    """Append the drawn tokens, and the tokens that a grammar then forces.
+    """Append the drawn tokens to the request, and then the tokens that its grammar forces (the only ones that it allows).
 
-    Forced tokens depend only on the grammar and the tokens before, so they are the same in every schedule. Log-probabilities
-    come from a draw. So if a request wants them, each forced token is drawn, as the only one that the mask allows.
+    Forced tokens depend only on the grammar and the earlier tokens, so every schedule gives the same tokens. But only a draw
+    computes log-probabilities. So if a request wants them, a forced token is drawn, too, under a mask that allows only it.
     """
     added: list[int] = []
     reason, error = None, ""
     for position, token in enumerate(drawn.token_ids, drawn.position):
         if position < request.num_tokens:
-            continue  # the grammar has forced this token since the step was planned
+            continue  # after this step was planned, the grammar forced the same token at this position
         assert position == request.num_tokens, (request.request_id, position)
         reason, error = _append(request, token, grammars, added)
         stats.num_sampled_tokens += 1
@@ -113,7 +113,7 @@ def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, s
 def _append(
     request: Request, token: int, grammars: RequestGrammars, added: list[int]
 ) -> tuple[FinishReason | None, str]:
-    """Append one token to the request and to `added`. A negative token means that none could be drawn."""
+    """Append one token to the request and to `added`. A negative token means that no token could be drawn."""
     if token < 0:
         return FinishReason.ERROR, NOTHING_TO_DRAW
     has_ended = False
@@ -127,17 +127,17 @@ def _append(
     if token in sampling.stop_token_ids and request.num_output_tokens >= sampling.params.min_tokens:
         return FinishReason.STOP, ""
     if has_ended:
-        return FinishReason.STOP, ""  # even before min_tokens, because the grammar allows no further token
+        return FinishReason.STOP, ""  # even before min_tokens, because the grammar allows no more tokens
     return (FinishReason.LENGTH if request.num_tokens >= request.max_num_tokens else None), ""
 
 
 def make_output(
     request: Request, added: AddedTokens, drawn: SampledRow | None = None, piece: PromptLogprobs | None = None
 ) -> EngineCoreOutput:
-    """Make the output for the front end. `piece`: a part of the prompt's log-probabilities.
+    """Make the output for the front end. `piece` is a part of the prompt's log-probabilities.
 
-    A step computes equally many log-probabilities for all rows: as many as any row wants. Here they are cut to the number that
-    this request wants, so that all of its columns have one width and can be joined.
+    A step computes the same number of log-probabilities for all rows: the largest number that any row wants. Those that
+    this request does not want are cut off here. So the columns of its outputs have one width and can be joined.
     """
     stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
     if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:

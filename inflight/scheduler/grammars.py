@@ -1,7 +1,8 @@
-"""`RequestGrammars`: which requests wait for their grammars to be compiled, and which steps in flight wait for their masks.
+"""`RequestGrammars`: which requests wait until their grammar is compiled, and which steps in flight wait for their masks.
 
-The mask of a row depends on all tokens before it. So a step's masks can be made when every earlier step that draws for the same
-requests has been committed. At depth 2 this is while the step's forward runs; in a pipeline, long before its last stage.
+A mask says which tokens a row may draw. It depends on all earlier tokens of the row's request. So the masks of a step can be
+made when all earlier steps that draw for the same requests have been committed. With two steps in flight this is while the
+step's forward pass runs. In a pipeline it is long before the step reaches the last stage.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from inflight.structured_output.manager import MaskRequest, StructuredOutputMana
 class RequestGrammars:
     """
     Args:
-        manager: its owner only closes it. None if no request has a grammar.
+        manager: compiles grammars and makes masks. The caller must close it. None if no request has a grammar.
     """
 
     def __init__(self, manager: StructuredOutputManager | None) -> None:
         self._manager = manager
         # Any: only the manager uses the futures' results
-        self._compiling: dict[str, Future[Any]] = {}  # by request id
-        self._sharing: dict[Future[Any], list[str]] = {}  # the requests that wait for it; some may have been dropped
-        self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # filled by the threads that compile
-        self._unmasked: set[int] = set()  # ids of steps in flight whose masks have not been made
+        self._compiling: dict[str, Future[Any]] = {}  # request id -> the compilation that the request waits for
+        # compilation -> the requests that wait for it; some of them may have been dropped
+        self._sharing: dict[Future[Any], list[str]] = {}
+        self._compiled: SimpleQueue[Future[Any]] = SimpleQueue()  # ended compilations, put by the compiling threads
+        self._unmasked: set[int] = set()  # ids of steps in flight that wait for their masks
 
     @property
     def num_compiling(self) -> int:
@@ -39,7 +41,7 @@ class RequestGrammars:
 
     @property
     def manager(self) -> StructuredOutputManager:
-        assert self._manager is not None, "no request may have a grammar"
+        assert self._manager is not None, "a request with a grammar was admitted to an engine without grammars"
         return self._manager
 
     def add(self, request: Request) -> None:
@@ -54,7 +56,7 @@ class RequestGrammars:
             future.add_done_callback(self._compiled.put)
 
     def wait(self, seconds: float | None, *, for_all: bool) -> None:
-        """Wait until the next grammar has been compiled, or all of them. Returns at once if none is being compiled."""
+        """Wait until the next grammar is compiled, or all of them. Returns at once if none is being compiled."""
         if for_all:
             wait(self._compiling.values(), seconds)
             return
@@ -63,8 +65,8 @@ class RequestGrammars:
                 self._compiled.put(self._compiled.get(timeout=seconds))
 
     def take_compiled(self) -> list[tuple[str, str]]:
-        """Returns the requests whose compilations have ended since the last call, each with the reason if it failed, otherwise
-        "".
+        """Returns the requests whose compilations have ended since the last call, with the reason if the compilation failed, or
+        "" if it succeeded.
 
         The cost depends only on these requests, not on how many wait. Requests that share a grammar are returned together.
         """
@@ -85,7 +87,7 @@ class RequestGrammars:
         self._compiling.pop(request.request_id, None)
 
     def check_integrity(self, live: list[Request]) -> None:
-        """Assert that only live requests are kept. For tests."""
+        """Assert that there are entries only for live requests. For tests."""
         request_ids = [request.request_id for request in live if request.has_grammar]
         if self._manager is not None:
             self._manager.check_integrity(request_ids)
@@ -94,11 +96,12 @@ class RequestGrammars:
     # -- masks ---------------------------------------------------------------------------------------------------
 
     def expect(self, plan: SchedulerOutput) -> None:
-        """Note that a step with `grammar_rows` has been planned."""
+        """Remember that a planned step, which has `grammar_rows`, needs masks."""
         self._unmasked.add(plan.step_id)
 
     def give_up_masks(self) -> list[tuple[int, GrammarOutput]]:
-        """Called when all steps in flight are void. Returns empty masks for the steps that wait for masks in the workers."""
+        """Called when all steps in flight are void (their results will not be used). Returns empty masks for the steps whose
+        workers wait for masks."""
         nothing = np.empty(0, dtype=np.int32)
         empty = GrammarOutput(rows=nothing, num_masks=nothing, masks=np.empty((0, 0), dtype=np.int32))
         given_up = [(step_id, empty) for step_id in sorted(self._unmasked)]
@@ -114,11 +117,11 @@ class RequestGrammars:
             in_flight: the steps that have not been committed, oldest first, with the requests of their rows.
 
         Returns:
-            (step id, masks) in step order; and the requests that have to end, each with the reason.
+            (step id, masks) in step order; and request id -> reason, for the requests that must end.
         """
         filled: list[tuple[int, GrammarOutput]] = []
         errors: dict[str, str] = {}
-        drawing: set[int] = set()  # requests whose next token is in flight
+        drawing: set[int] = set()  # requests that draw in a step before this one
         for plan, requests in in_flight:
             if not self._unmasked:
                 break
@@ -138,7 +141,7 @@ class RequestGrammars:
         for row in rows:
             request = requests[row]
             has_drafts = most[row] != NO_DRAFTS
-            first = request.num_drawn_tokens if has_drafts else ends[row]  # where the workers draw
+            first = request.num_drawn_tokens if has_drafts else ends[row]  # position at which the workers draw
             drafts = request.draft_token_ids[: most[row]] if has_drafts else []
             asked.append(MaskRequest(request.request_id, drafts, request.token_ids[first:].tolist()))
         masks = self.manager.fill(asked)

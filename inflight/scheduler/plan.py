@@ -1,4 +1,4 @@
-"""`make_plan`: the `SchedulerOutput` that is sent to the workers, made of the rows that `schedule` chose."""
+"""`make_plan`: makes the `SchedulerOutput`, which is sent to the workers, from the rows that the scheduler has chosen."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from inflight.scheduler.request import NO_DRAFTS, Request
 
 
 class PlannedRow(NamedTuple):
-    """A step computes `num_tokens` tokens of `request`, at most `num_drafts` of them drafts.
+    """A step computes `num_tokens` tokens of `request`. At most `num_drafts` of them are drafts.
 
-    The last `num_new_blocks` entries of each of its block tables are new.
+    In each block table of the request, the last `num_new_blocks` entries are new.
     """
 
     request: Request
     num_tokens: int
     num_new_blocks: int
-    is_new: bool  # it has just got its slot, so the request is sent in full
+    is_new: bool  # the request has just got its slot, so all its data is sent
     num_drafts: int = NO_DRAFTS
 
 
@@ -60,8 +60,8 @@ def _full(request: Request) -> NewRequestData:
 
 
 def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
-    """Returns the tokens that a grammar forced, from the first position that the row computes. If the row starts after them,
-    the workers do not need them: steps in flight draw the same tokens."""
+    """Returns the tokens that a grammar forced and that a row computes, from the row's first position. If a row starts after
+    the forced tokens, the workers do not need them: a step in flight draws the same tokens."""
     forced = [
         (request, range(request.num_computed_tokens, request.num_tokens))
         for request, _, _, is_new, _ in rows

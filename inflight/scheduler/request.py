@@ -1,4 +1,4 @@
-"""`Request`: the truth about one sequence. Owned by the scheduler; workers hold copies that can be rebuilt from it."""
+"""`Request`: the complete state of one sequence. The scheduler owns it. Workers have copies, which can be rebuilt from it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from inflight.interface.request import EngineCoreRequest, Int32Array
 from inflight.kv_cache.manager import RequestBlocks
 
 NO_SLOT = -1
-NO_DRAFTS = -1  # of a row: no drafts, so its positions are known when it is planned
+NO_DRAFTS = -1  # a row without drafts: the positions that it computes are known when it is planned
 
 
 class RequestStatus(Enum):
-    """WAITING -> RUNNING -> FINISHED; RUNNING -> PREEMPTED -> RUNNING any number of times; any -> FINISHED."""
+    """WAITING -> RUNNING -> FINISHED. RUNNING -> PREEMPTED -> RUNNING, any number of times. Any status -> FINISHED."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -23,19 +23,21 @@ class RequestStatus(Enum):
 
 
 class Request:
-    """Tokens, progress and blocks of one sequence. While RUNNING it has a slot in the workers' batch.
+    """Tokens, progress and blocks of one sequence. While it is RUNNING, it has a slot (a place) in the workers' batch.
 
-    The truth (the tokens and `num_tokens`) changes at commit. Planned state changes in `schedule`; it is ahead of the truth by
-    the steps in flight. `num_planned_tokens` also counts each token that these steps draw. `num_computed_tokens` moves
-    toward it, and the step that reaches it draws one more token. With drafts in flight both are upper bounds, as if every
-    draft were accepted.
+    *Committed* state is the tokens and `num_tokens`. It changes when a step is committed. *Planned* state changes in
+    `Scheduler.schedule`, so it is ahead by the steps in flight. `num_planned_tokens` also counts one token for each draw of
+    these steps. `num_computed_tokens` grows toward `num_planned_tokens`, and the step in which it reaches that number draws one
+    more token. While drafts are in flight, both numbers are upper bounds, which assume that every draft is accepted.
 
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
 
     Attributes:
-        draft_token_ids: proposed by the last committed step that drew tokens, to follow the last of them.
+        order: the number of the request, counted in the order of arrival.
+        draft_token_ids: drafts proposed by the last committed step that drew tokens. They follow the last token.
         num_drawn_tokens: 1 + the position of the last token that a committed step drew.
-        has_untold_tokens: the workers do not know the last tokens, because a grammar forced them; the next plan contains them.
+        has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
+            them.
     """
 
     def __init__(self, core: EngineCoreRequest, *, order: int, blocks: RequestBlocks, max_model_len: int) -> None:
@@ -50,8 +52,8 @@ class Request:
         self.max_num_tokens = min(self.num_prompt_tokens + core.sampling.max_tokens, max_model_len)
         self.num_computed_tokens = 0
         self.num_in_flight = 0  # steps in flight with a row of this request
-        self.staggered_until = 0  # while its last token is in flight, no earlier step may take the request
-        self.num_cached_tokens = -1  # not known before the first admission
+        self.staggered_until = 0  # while the last token is in flight, no step with a smaller id computes this request
+        self.num_cached_tokens = -1  # how many tokens the prefix cache had; -1: not admitted yet
         self.num_prompt_logprobs_done = 1  # the first prompt token has no logprob
         self.first_scheduled_time = 0.0
         self.has_grammar = core.sampling.params.structured_outputs is not None
@@ -62,7 +64,7 @@ class Request:
 
     @property
     def token_ids(self) -> Int32Array:
-        """Prompt and emitted tokens. A view: later appends do not change what it shows."""
+        """The prompt and the emitted tokens. Tokens that are appended later are not in the returned array."""
         return self._token_ids[: self.num_tokens]
 
     @property
@@ -71,11 +73,11 @@ class Request:
 
     @property
     def has_planned_prompt(self) -> bool:
-        """Whether plans compute all of the prompt except its last token."""
+        """Whether plans have been made for all of the prompt except its last token."""
         return self.num_computed_tokens >= self.num_prompt_tokens - 1
 
     def max_drafts(self, num_speculative_tokens: int) -> int:
-        """How many drafts may follow the last token; NO_DRAFTS if there are none and the last token's position is known."""
+        """How many drafts may follow the last token. NO_DRAFTS if there are none and the last token's position is known."""
         if not num_speculative_tokens or self.has_untold_tokens:
             return NO_DRAFTS
         most = self.max_num_tokens - 1 - self.num_planned_tokens  # one more token is drawn after the last draft

@@ -1,27 +1,28 @@
 """`Scheduler`: decides what each step computes, and adds what the step has drawn to its requests.
 
-There is no prefill and no decode phase: a request has `num_computed_tokens`, and a step moves some requests toward their
-end within one token budget. Side effects:
+There is no prefill phase and no decode phase. A request has `num_computed_tokens`, and each step computes more tokens of some
+requests, within one token budget. The main methods and their side effects, in order:
 
     schedule()             1. Running requests get their next tokens, in queue order. If blocks run out, the last request
-                              in this order is preempted: it loses its blocks and slot, and waits with all its tokens.
-                           2. Waiting requests are admitted while budget, slots and blocks last. A request that needs a
-                              grammar or a leader's prompt is held until that is ready.
-    update_from_output()   1. Drawn tokens are appended, and those that a grammar forces. Grammars and the prefix cache advance.
+                              in this order is preempted: it loses its blocks and slot, keeps its tokens, and waits.
+                           2. Waiting requests are admitted while budget, slots and blocks last. If a request needs a grammar
+                              or a leader's prompt (n > 1) that is not ready, it is held until it is ready.
+    update_from_output()   1. Drawn tokens, and tokens that a grammar forces, are appended to the requests. Grammars and the
+                              prefix cache advance.
                            2. Requests that end give back their blocks and slot.
-    fill_masks()           The masks of steps in flight that can be made now.
+    fill_masks()           Makes those masks of steps in flight that can be made now.
 
-Plans are committed in the order in which they were made. Several may be made before the first is committed: `schedule` changes
-planned state only; `update_from_output` changes the truth. Planning ahead is safe because every rank runs the steps in order:
+To commit a step is to call `update_from_output` with its output. Plans are committed in the order in which they were made, but
+a plan can be made before older plans are committed. `schedule` changes only planned state (see `Request`), and
+`update_from_output` changes committed state. It is safe to plan ahead because every rank runs the steps in order:
 
-- A later step reads and writes after all earlier ones. So when a request ends or is preempted, its blocks and slot are free at
-  once, although steps in flight still use them: the next plan may give them to another request.
+- A step reads and writes after all older steps. So when a request ends or is preempted, its blocks and slot are free at once,
+  although steps in flight still use them: the next plan may give them to another request.
 - A block gets its name in the prefix cache at commit, when it is full of committed tokens. Steps in flight write only after
-  these tokens. So they never write to a named block, even if their request has ended meanwhile.
-- A preempted request keeps the tokens that its steps in flight draw. It is admitted again when they are committed.
-- A drawn token has a position. If a grammar has already forced that position, the draw is the same token and is skipped.
-- With drafts in flight, planned state has upper bounds, for blocks and budget. At commit the positions of rejected drafts are
-  subtracted again.
+  these tokens. So they never write to a named block, even if their request has ended since.
+- A preempted request keeps the tokens that its steps in flight draw. It is admitted again when these steps are committed.
+- Each drawn token has a position. If a grammar has already forced this position, the drawn token is the same and is skipped.
+- With drafts in flight, planned numbers of tokens are upper bounds. At commit, rejected drafts are subtracted again.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ from inflight.structured_output.manager import StructuredOutputManager
 class Scheduler:
     """
     Args:
-        grammars: the grammars of requests with `structured_outputs`; None if the input processor lets no such request through.
-        num_speculative_tokens: how many drafts the workers propose for a request at most.
+        grammars: compiles grammars and makes masks. None if the input processor refuses every request with a grammar.
+        num_speculative_tokens: the most drafts that the workers propose for a request.
         first_step_id: the step id of the first plan.
     """
 
@@ -81,7 +82,7 @@ class Scheduler:
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
         self._num_added = 0
         self._next_step_id = first_step_id
-        self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, for the next `take_failures`
+        self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
         self.stats = StepCounters()
 
     @property
@@ -100,7 +101,7 @@ class Scheduler:
         return bool(self._requests or self._failed)
 
     def add_request(self, core: EngineCoreRequest) -> None:
-        """Queue a request. The input processor has checked that its id is not in use, and its sizes."""
+        """Queue a request. The input processor has already checked its sizes and that its id is new."""
         assert core.request_id not in self._requests, core.request_id
         blocks = self._kv_cache.new_request(core.cache_salt)
         request = Request(core, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
@@ -111,7 +112,7 @@ class Scheduler:
         self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
 
     def abort_requests(self, request_ids: Collection[str]) -> None:
-        """End requests at once, in whatever state. Ids of unknown or ended requests are ignored."""
+        """End requests at once, whatever their status. Ids of unknown or ended requests are ignored."""
         for request_id in request_ids:
             if (request := self._requests.get(request_id)) is not None:
                 self._finish(request)
@@ -122,12 +123,12 @@ class Scheduler:
         return bool(self._failed)
 
     def take_failures(self) -> list[EngineCoreOutput]:
-        """Returns requests that failed outside a commit: their grammar could not be compiled, or admits nothing."""
+        """Returns the requests that failed outside a commit: the grammar could not be compiled, or allows no token."""
         failed, self._failed = self._failed, []
         return failed
 
     def wait_for_grammars(self, seconds: float | None = None, *, for_all: bool = True) -> None:
-        """Wait until all grammars have been compiled, or any of them, but at most `seconds`."""
+        """Wait until all grammars are compiled, or with `for_all=False` until one is, but at most `seconds`."""
         self._grammars.wait(seconds, for_all=for_all)
 
     def _fail(self, request_id: str, reason: str) -> None:
@@ -138,7 +139,7 @@ class Scheduler:
     # -- schedule ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step. Returns None if nothing can be computed before a step in flight is committed or a grammar is
+        """Plan the next step. Returns None if nothing can be computed until a step in flight is committed or a grammar is
         compiled."""
         self._release_compiled()
         rows: list[PlannedRow] = []
@@ -157,7 +158,7 @@ class Scheduler:
             request.num_in_flight += 1
             if request.has_untold_tokens:
                 request.has_untold_tokens = False
-                request.draft_token_ids = []  # they were proposed after a token that is no longer the last one
+                request.draft_token_ids = []  # these drafts were proposed before the grammar forced tokens
             request.num_computed_tokens += num_tokens
             if has_held and request.has_planned_prompt:
                 self._waiting.release(request.request_id)  # its followers
@@ -168,7 +169,7 @@ class Scheduler:
         return plan
 
     def _release_compiled(self) -> None:
-        """Requests whose grammars have been compiled may be admitted; those whose compilation failed end."""
+        """Release requests whose grammar is compiled, so that they can be admitted. End requests whose compilation failed."""
         for request_id, failure in self._grammars.take_compiled():
             if failure:
                 self._fail(request_id, failure)
@@ -176,18 +177,18 @@ class Scheduler:
                 self._waiting.release(request_id)
 
     def _check_progress(self) -> None:
-        """Nothing can be scheduled. Then a step must be in flight, or all requests wait for grammars and leaders."""
+        """Called if nothing can be scheduled. Then a step is in flight, or every request waits for a grammar or a leader."""
         only_waits = self._grammars.num_compiling > 0 and len(self._requests) == self._waiting.num_held
         if self._requests and not only_waits and not self._in_flight:
-            raise EngineError(f"{len(self._requests)} requests wait and none can be scheduled: a defect of Inflight")
+            raise EngineError(f"none of {len(self._requests)} requests can be scheduled: a defect of Inflight")
 
     def _schedule_running(self, rows: list[PlannedRow], budget: int) -> int:
-        """Give running requests their next tokens. Returns the budget that is left for waiting requests; 0 if blocks ran out,
-        because a request admitted now would be preempted at once.
+        """Give running requests their next tokens. Returns the budget that is left for waiting requests. It is 0 if blocks ran
+        out, because a request that was admitted now would be preempted at once.
 
-        With several pipeline stages a step draws its tokens several steps later. So a request waits until its token is
-        committed, or for `stagger` steps, and each step takes an equal share of the requests that decode. With a stagger of 1
-        neither rule has an effect.
+        With several pipeline stages a token comes several steps after its step was planned. So a request that has drawn waits
+        until its token is committed, or for `stagger` steps, and each step computes an equal share of the decoding requests. A
+        stagger of 1 turns both rules off.
         """
         running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._next_step_id
         num_decodes = -(-len(running) // self._config.stagger)
@@ -200,9 +201,9 @@ class Scheduler:
             if num_planned > request.num_tokens and (
                 num_planned == request.max_num_tokens or step_id < request.staggered_until
             ):
-                continue  # its last token is in flight, or it waits for its token
+                continue  # its last token is already being drawn, or it must wait because of the stagger
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
-                continue  # the drafts in flight decide at which position its steps end
+                continue  # the positions of its tokens depend on which drafts in flight are accepted
             count, num_drafts = num_planned - request.num_computed_tokens, NO_DRAFTS
             if count == 1:
                 if num_decodes == 0:
@@ -210,7 +211,7 @@ class Scheduler:
                 num_decodes -= 1
                 num_drafts = request.max_drafts(self._num_speculative_tokens)
                 count += max(num_drafts, 0)
-            # every running request after this one keeps a token of the budget, so that a long prompt delays no other token
+            # every running request after this one keeps a token of the budget, so a long prompt delays no other request
             count = min(count, budget - (len(running) - i))
             num_drafts = min(num_drafts, count - 1)
             end = request.num_computed_tokens + count
@@ -221,7 +222,7 @@ class Scheduler:
                 ran_out = True
                 victim = running[-1]
                 if victim is request and request.num_in_flight:
-                    return 0  # when its steps are committed, its window may move on and give blocks back
+                    return 0  # when its steps are committed, its sliding window may free blocks
                 self._preempt(victim)
                 if victim is request:
                     return 0
@@ -230,10 +231,10 @@ class Scheduler:
         return 0 if ran_out else budget
 
     def _schedule_waiting(self, rows: list[PlannedRow], budget: int) -> None:
-        """Admit waiting requests in queue order, up to the first that does not fit."""
+        """Admit waiting requests in queue order, until one does not fit."""
         while budget > 0 and self._free_slots and (request := self._waiting.peek()) is not None:
             if request.num_in_flight:
-                break  # it was preempted and will be back soon; requests after it would take its blocks
+                break  # it was preempted and can soon be admitted again; later requests would take its blocks
             if (leader := self._leader_to_wait_for(request)) is not None:
                 self._waiting.hold_first(leader.request_id)
                 continue
@@ -244,22 +245,23 @@ class Scheduler:
             budget -= row.num_tokens
 
     def _leader(self, request: Request) -> Request | None:
-        """The leader of a follower that has never run; otherwise None.
+        """Returns the leader if the request is a follower that has never run; otherwise None.
 
-        Of the n completions of one prompt the first is the leader, which computes the prompt, and the others are its followers.
-        A follower is admitted when plans compute all of the prompt except its last token, and shares the leader's blocks. These
-        steps may still be in flight: the follower's step runs after them, and if one of them fails, it is void, too.
+        The first of the n completions of a prompt is the leader. It computes the prompt. The others are its followers. When
+        plans have been made for all of the prompt but its last token, the followers can be admitted and share the leader's
+        blocks. If a step of the leader fails that is still in flight, the later step of the follower is void, too.
         """
         return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
 
     def _leader_to_wait_for(self, request: Request) -> Request | None:
-        """The leader of a follower that cannot be admitted yet. A prompt of one block has nothing to share."""
+        """Returns the leader of a follower that cannot be admitted yet, otherwise None. A prompt that fits one block has
+        nothing to share, so its followers do not wait."""
         leader = self._leader(request)
         must_wait = leader is not None and not leader.has_planned_prompt
         return leader if must_wait and request.num_prompt_tokens > self._kv_cache.block_size else None
 
     def _admit(self, request: Request, budget: int) -> PlannedRow | None:
-        """Give the first request of the queue a slot. Returns None if budget or blocks do not suffice."""
+        """Give the first waiting request a slot. Returns None if the budget or the blocks are not enough."""
         computed = self._computed_blocks(request)
         start = len(computed[0]) * self._kv_cache.block_size if computed else 0
         count = request.num_tokens - start
@@ -285,8 +287,8 @@ class Scheduler:
         return PlannedRow(request, count, grown, True)
 
     def _computed_blocks(self, request: Request) -> tuple[list[int], ...]:
-        """Returns the blocks that the request need not compute: its leader's blocks, or blocks in the prefix cache."""
-        last = request.num_tokens - 1  # this token at least is computed, because its logits are needed
+        """Returns the blocks that the request need not compute: blocks of its leader, or blocks in the prefix cache."""
+        last = request.num_tokens - 1  # at least this token is computed, because its logits are needed
         if request.sampling.params.prompt_logprobs is not None:
             last = min(last, request.num_prompt_logprobs_done - 1)
         if (leader := self._leader(request)) is not None and leader.status is RequestStatus.RUNNING:
@@ -300,7 +302,7 @@ class Scheduler:
         self.stats.num_preemptions += 1
 
     def _requeue(self, request: Request) -> None:
-        """A running request loses its blocks and slot, and waits with all its tokens."""
+        """Take the blocks and the slot from a running request. It keeps all its tokens and waits."""
         self._release(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
@@ -309,9 +311,9 @@ class Scheduler:
     # -- commit --------------------------------------------------------------------------------------------------
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
-        """Commit the oldest step in flight. Returns what it adds to its requests, in the plan's row order.
+        """Commit the oldest step in flight. Returns what the step adds to its requests, in the order of the plan's rows.
 
-        Rows of requests that have ended meanwhile add nothing. A request that was preempted meanwhile gets the tokens, too.
+        Nothing is added to requests that have ended since the plan was made. Requests preempted since then do get their tokens.
         """
         planned, requests = self._in_flight.popleft()
         assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
@@ -345,8 +347,8 @@ class Scheduler:
         return results
 
     def _take_back_rejected(self, request: Request, drawn: SampledRow, num_scheduled: int, max_drafts: int) -> int:
-        """The plan assumed that all drafts are computed and accepted: subtract those that were not. Returns how many tokens of
-        the request are computed."""
+        """Subtract the drafts that were not accepted, because the plan assumed that all drafts are accepted. Returns how many
+        tokens of the request are computed."""
         num_rejected = num_scheduled - len(drawn.token_ids)
         request.num_planned_tokens -= num_rejected
         if request.status is RequestStatus.RUNNING:
@@ -356,9 +358,9 @@ class Scheduler:
         return drawn.position - 1 + len(drawn.token_ids)
 
     def fill_masks(self) -> list[tuple[int, GrammarOutput]]:
-        """Make the masks of steps in flight that can be made now and were not made before: (step id, masks), in step order.
+        """Make those masks of steps in flight that can be made now. Returns the new ones, (step id, masks), in step order.
 
-        A request ends if its grammar fails or admits nothing: `take_failures` returns it.
+        If a grammar fails or allows no token, its request ends, and `take_failures` returns it.
         """
         filled, errors = self._grammars.fill(self._in_flight)
         for request_id, reason in errors.items():
@@ -371,12 +373,13 @@ class Scheduler:
         return bool(requests) and all(request.status is RequestStatus.FINISHED for request in requests)
 
     def void(self) -> list[tuple[int, GrammarOutput]]:
-        """Drop all steps in flight: one has failed, so the later ones have inputs that were not planned.
+        """Drop all steps in flight. Called when one has failed, because then later steps ran with wrong inputs.
 
-        Their requests wait again with all their tokens. They are sent in full later, because the workers' copies may be wrong.
+        Their requests wait again with all their tokens. When they are scheduled again, all their data is sent, because the
+        workers' copies may be wrong.
 
         Returns:
-            (step id, empty masks) to send for each step that waits for masks in the workers.
+            (step id, empty masks) for each step whose workers still wait for masks. The caller must send them.
         """
         for _, requests in self._in_flight:
             for request in requests:
@@ -388,11 +391,11 @@ class Scheduler:
         return self._grammars.give_up_masks()
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached contents. Running requests keep their blocks, but no other request can reuse these."""
+        """Remove all blocks from the prefix cache. Running requests keep their blocks, but no other request can reuse them."""
         self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:
-        """Returns cache and requests as text, for an error dump."""
+        """Returns the state of the cache and of the requests as text, for an error dump."""
         pool = self._kv_cache.pool
         lines = [
             f"{len(self._running)} requests run, {len(self._waiting)} wait; {pool.num_free_blocks} of {pool.num_blocks - 1} KV "
@@ -404,7 +407,7 @@ class Scheduler:
         return "\n".join(lines)
 
     def check_integrity(self) -> None:
-        """Assert that slots, blocks, queues and grammars agree. For tests, at any moment between two calls."""
+        """Assert that slots, blocks, queues and grammars agree. For tests. May be called between any two calls."""
         live = list(self._requests.values())
         running = [request for request in live if request.status is RequestStatus.RUNNING]
         assert sorted(self._waiting.key(r) for r in running) == [self._waiting.key(r) for r in self._running]

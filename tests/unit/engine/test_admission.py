@@ -102,7 +102,7 @@ def test_with_nothing_to_wait_for_it_ends_at_once() -> None:
         await drain.run(LONG)
         assert drain.has_begun
         for check in (drain.check_new, drain.check_submit):
-            with pytest.raises(EngineClosedError, match="takes no more requests"):
+            with pytest.raises(EngineClosedError, match="accepts no more requests"):
                 check()
 
     run(test)

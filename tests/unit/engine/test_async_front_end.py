@@ -55,7 +55,7 @@ def test_what_waits_for_its_tokens_is_bounded(length: int) -> None:
                 asyncio.create_task(front_end.encode("x" * length)) for _ in range(MAX_WAITING_CHARACTERS // length)
             ]
             await asyncio.sleep(0)
-            with pytest.raises(OverloadedError, match="wait for their tokens") as caught:
+            with pytest.raises(OverloadedError, match="wait to be tokenised") as caught:
                 await front_end.encode("x" * length)
             assert caught.value.retry_after_seconds >= 1
             slow.is_free.set()

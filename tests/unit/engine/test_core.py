@@ -348,7 +348,7 @@ def test_one_rank_goes_on_only_if_it_can_still_compute(caplog: pytest.LogCapture
     with pytest.raises(StepError, match="bad luck"):
         engine.step()
     assert checked == [3]
-    assert "the rank cannot go on: no memory can be read" in caplog.text
+    assert "the rank cannot run more steps: no memory can be read" in caplog.text
     assert_dead(engine, "bad luck")
 
 

@@ -342,7 +342,7 @@ def test_a_start_that_is_given_up_at_once_leaves_no_process(monkeypatch: pytest.
         ({"distributed_executor_backend": BROKEN + "TooLarge"}, OutOfMemoryError, "^it does not fit$"),
         ({"distributed_executor_backend": BROKEN + "Defective"}, EngineError, "ZeroDivisionError: a defect"),
         ({"distributed_executor_backend": BROKEN + "Vanishing"}, EngineDeadError, "gone: process .* exit code 9"),
-        ({"distributed_executor_backend": BROKEN + "NO_EXECUTOR"}, ConfigError, "is no subclass of"),
+        ({"distributed_executor_backend": BROKEN + "NO_EXECUTOR"}, ConfigError, "must be a subclass of"),
         ({"distributed_executor_backend": BROKEN + "Missing"}, ConfigError, "cannot be imported: AttributeError"),
         ({"distributed_executor_backend": "no.such:Thing"}, ConfigError, "cannot be imported: ModuleNotFoundError"),
         ({"kv_cache_memory_bytes": 1000}, OutOfMemoryError, "KV"),

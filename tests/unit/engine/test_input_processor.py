@@ -169,7 +169,7 @@ def test_special_tokens_are_added_once() -> None:
         ({"prompt": [1]}, "'prompt' is a list"),
         ({"prompt_token_ids": "abc"}, "'prompt_token_ids' is text"),
         ({"prompt": "a", "multi_modal_data": {}}, "unknown key 'multi_modal_data'"),
-        ({"prompt": "a", "cache_salt": 7}, "cache_salt=7 is not a string"),
+        ({"prompt": "a", "cache_salt": 7}, "cache_salt=7 must be a string"),
         ([1] * 41, r"too long: it has 41 tokens, and at least one more is needed"),
         ("a\udfff", "not valid Unicode"),
     ],

@@ -81,7 +81,7 @@ def test_the_log_says_how_large_it_is_and_why() -> None:
         text = describe_size(config, other, scheduler)
         assert text.startswith(f"{size}which is what gpu_memory_utilization=0.5 leaves; ") and flag in text
     given = describe_size(config, replace(cache, memory_bytes=25 << 30), scheduler)
-    assert given == f"{size}as kv_cache_memory_bytes says"
+    assert given == f"{size}as set by kv_cache_memory_bytes"
 
 
 def test_a_window_bounds_what_a_sequence_holds() -> None:
@@ -113,7 +113,7 @@ def test_too_little_memory_says_what_would_fit() -> None:
 
 def test_weights_that_leave_nothing_say_how_much_is_missing() -> None:
     text = refusal(-(3 << 29), specs=[{"a": spec()}])
-    assert "the weights and a step's working memory take 1.50 GiB more than gpu_memory_utilization lets" in text
+    assert "the weights and a step's working memory need 1.50 GiB more than gpu_memory_utilization allows" in text
     assert "lower max_model_len" not in text
 
 

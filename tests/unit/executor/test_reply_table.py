@@ -76,7 +76,7 @@ def test_a_death_wakes_an_idle_engine(table: ReplyTable) -> None:
 def test_step_ids_must_rise(table: ReplyTable) -> None:
     add_step(table, 3)
     for step_id in (3, 2):
-        with pytest.raises(AssertionError, match="ids must rise"):
+        with pytest.raises(AssertionError, match="ids must increase"):
             add_step(table, step_id)
 
 

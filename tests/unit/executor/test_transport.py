@@ -39,7 +39,7 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(
     io_thread.run(begin)
     peer = BlockingStream(theirs)
     peer.send(Ready(rank=0))
-    assert ends.get(timeout=5) == "what it sent cannot be processed: ZeroDivisionError('a defect')"
+    assert ends.get(timeout=5) == "its message cannot be processed: ZeroDivisionError('a defect')"
     assert peer.receive() is None
     assert "Traceback" in caplog.text
     peer.close()
