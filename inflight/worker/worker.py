@@ -7,8 +7,9 @@ calling thread:
     compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
     drain thread                                                           | drain N |
 
-So a step is ready before the previous one ends, and only the compute thread ever waits for another rank. `StageOrder` decides
-which stage runs next. The drain thread copies the drawn tokens to the host and completes the step's future.
+So the next step is prepared before the previous step ends, and only the compute thread ever waits for another rank.
+`StageOrder` decides which stage runs next. The drain thread copies the drawn tokens to the host and completes the step's
+future.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class _Step:
 
 
 class Worker(WorkerBase):
-    """The real worker.
+    """The worker that computes a real model. `WorkerBase` documents its methods.
 
     Args:
         rank: the global rank.
         rendezvous: how the ranks connect: as processes, or as threads of this process. None if there is one rank only.
 
     Raises:
-        ConfigError, ConnectionError: the ranks did not meet.
+        ConfigError, ConnectionError: the ranks could not connect to each other.
     """
 
     def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
@@ -92,7 +93,7 @@ class Worker(WorkerBase):
         try:
             self._tp = self._world.tensor_parallel_group("model")
             self._pipeline = Pipeline(config, self._stage, self._world, self._device, self._timeline)
-        except BaseException:  # an interrupt, too: other ranks must not wait for this one
+        except BaseException:  # also an interrupt: other ranks must not wait for this one
             self._world.close("it could not start")
             self._device.close()
             raise
@@ -103,7 +104,7 @@ class Worker(WorkerBase):
 
     @property
     def runner(self) -> Runner:
-        assert self._runner is not None, "load_model comes first"
+        assert self._runner is not None, "call load_model first"
         return self._runner
 
     def load_model(self) -> None:
@@ -187,10 +188,10 @@ class Worker(WorkerBase):
                 if isinstance(step.forward, IntermediateTensors):
                     assert link is not None
                     link.send(step_id, step.forward)
-        except BaseException as error:  # an interrupt, too: nothing above this thread would report it
+        except BaseException as error:  # also an interrupt: no caller of this thread would report it
             step.error = error
             if step.before is not None and not step.before.done():
-                # otherwise other ranks would wait in this forward, and the previous step would never be sampled
+                # other ranks could wait in this forward for ever, and then the previous step would never be sampled
                 self.leave_groups_after_failure()
 
     @torch.inference_mode()
@@ -258,8 +259,8 @@ class Worker(WorkerBase):
         self._world.close("a step failed on it")
 
     def profile(self, start: bool, folder: str = "") -> str | None:
-        """Start a trace of this rank's threads, or stop it. At a stop, write it to `folder`/tp<n>-pp<n>.json and return
-        this path.
+        """Start a trace of this rank's threads, or stop it. A stop writes it to tp<n>-pp<n>.json in the `folder` of the
+        start, and returns this path.
 
         Steps are marked "step <id>". Ranks that are threads of one process share the trace of rank 0; the others return None.
         """
@@ -295,7 +296,7 @@ class Worker(WorkerBase):
         )
 
     def _compute(self, stage: Callable[[], T]) -> T:
-        """Run `stage` in the compute thread and wait for it. If it fails, leave the groups: no other rank may wait for it."""
+        """Run `stage` in the compute thread and wait for it. If it fails, leave the groups, so that no other rank waits."""
         try:
             return self._device.submit(stage).result()
         except BaseException:
