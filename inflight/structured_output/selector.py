@@ -34,11 +34,11 @@ def create_backend(name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_i
     """Make one of `BACKENDS`. This takes up to a second for a large vocabulary.
 
     Raises:
-        ConfigError: `backend_class` raises it, there is no EOS token, or the library cannot use this tokenizer.
+        ConfigError: the backend is unknown or not installed, there is no EOS token, or the library cannot use the tokenizer.
     """
     cls = backend_class(name)
     if not eos_token_ids:
-        raise ConfigError("structured outputs need a model with an EOS token: a grammar ends by one")
+        raise ConfigError("structured outputs need a model with an EOS token, because it ends the text of a grammar")
     with _needing_packages(name):
         return cls(tokenizer, vocab_size, eos_token_ids)
 
