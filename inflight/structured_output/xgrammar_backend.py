@@ -108,8 +108,8 @@ class XGrammarBackend(GrammarBackend):
         )
         if not spec.whitespace and spec.separators[0] != ", " and _ANY_ITEMS in str(compiled.grammar):
             raise InvalidRequestError(
-                f"{spec.kind}: with separators={spec.separators} the schema must not admit values of any type, because xgrammar "
-                'writes ", " between their items: use separators=(", ", ...), or the llguidance backend'
+                f"{spec.kind}: with separators={spec.separators} the schema must not admit values of any type, because "
+                'xgrammar writes ", " between their items: use separators=(", ", ...), or the llguidance backend'
             )
         return compiled
 
