@@ -98,7 +98,7 @@ class TorchSdpaBackend(AttentionBackend):
 
 
 def _row(block_ids: np.ndarray, first_token: int, num_computed: int, seq_len: int, spec: KVCacheSpec) -> Row:
-    """`block_ids`: this row's row of the block table."""
+    """`block_ids`: the row of this request in the block table."""
     first_block = 0
     if spec.sliding_window is not None:
         first_block = max(0, num_computed - spec.sliding_window + 1) // spec.block_size

@@ -80,7 +80,7 @@ def connect(
 
 
 class NcclChannel(Channel):
-    """Sends by a broadcast in a group of two, because torch's own send uses a stream and a communicator of its choice.
+    """Sends by a broadcast in a group of two, because torch's own send chooses its stream and its communicator.
 
     Args:
         rank: the rank of this end in `communicator`, 0 or 1.

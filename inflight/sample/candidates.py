@@ -28,7 +28,7 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
 
     Args:
         logits: float32 [n, vocab_size], the rows of `restricted`, divided by their temperatures; not modified.
-        hashes: int32 [vocab_size], `token_hashes`.
+        hashes: int32 [vocab_size], the result of `token_hashes`.
 
     Returns:
         token ids, int64 [n], and their scores, float32 [n]; the score is -inf or NaN if no token was possible.

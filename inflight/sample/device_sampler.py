@@ -24,7 +24,7 @@ SEARCH_BLOCK_SIZE = 2048  # how many group maxima, or tokens of some groups, a p
 
 class DeviceSampler:
     """Draws the same tokens as `Sampler` from the same logits. A token can differ only if a rounding error of a sum or
-    a logarithm changes which of two scores is larger, or whether the tokens before a token reach top_p.
+    a logarithm changes which of two scores is larger, or whether the tokens before it reach top_p together.
 
     Args:
         max_num_draws: the most rows of a `draw`.

@@ -20,8 +20,8 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
 
     Args:
         logits: float32 [n, vocab_size], divided by the temperatures; not modified.
-        keys: int32 [n, 2], `draw_keys`.
-        hashes: int32 [vocab_size], `token_hashes`.
+        keys: int32 [n, 2], the result of `draw_keys`.
+        hashes: int32 [vocab_size], the result of `token_hashes`.
 
     Returns:
         token ids, int64 [n], and their scores, float32 [n]; the score is -inf or NaN if no token was possible.

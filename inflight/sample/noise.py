@@ -40,12 +40,12 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
     """The hash of each token under each draw's keys: uniform on [0, 2**31), int32 [n, m].
 
     Args:
-        hashes: int32 [m] or [n, m], `token_hashes` of the tokens.
-        keys: int32 [n, 2], `draw_keys`.
+        hashes: int32 [m] or [n, m], the `token_hashes` of the tokens.
+        keys: int32 [n, 2], the result of `draw_keys`.
     """
     words = torch.bitwise_xor(hashes, keys[:, :1], out=out)
     words.mul_(keys[:, 1:])
-    words.bitwise_xor_(words.bitwise_right_shift(16).bitwise_and_(0xFFFF))  # & 0xFFFF: a shift copies the sign bit
+    words.bitwise_xor_(words.bitwise_right_shift(16).bitwise_and_(0xFFFF))  # 0xFFFF removes copies of the sign bit
     return words.mul_(_MULTIPLIER).bitwise_and_(_LOW_31)
 
 

@@ -64,7 +64,7 @@ def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tu
 class Prefix:
     """Tests whether a token passes: the weight of the tokens before it must not reach `share`.
 
-    It shares the memory of the logits it was made from. Logits outside the prefix may be overwritten with -inf.
+    The prefix shares the memory of the logits from which it was made. Logits outside the prefix may be overwritten with -inf.
     """
 
     logits: Tensor  # float32 [n, vocab_size]; -inf for tokens that min_p or top_k removes
@@ -94,7 +94,7 @@ class Prefix:
         logit = self.logits.gather(1, tokens)
         upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
         weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)
-        held = weight < self.share  # true is certain, because here all tokens with an equal logit count as before it
+        held = weight < self.share  # counts also tokens with an equal logit that come later: true is certain
         if bool(held.all()):
             return held
         weight = torch.where(self.before(tokens), self.weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)

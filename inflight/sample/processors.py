@@ -103,7 +103,7 @@ class LogitsProcessors:
         masks: GrammarMasks | None,
         upload: Callable[[AnyArray], Tensor],
     ) -> LogitsProcessors | None:
-        """Make the processors of a step; None if no row asks for anything.
+        """Make the processors of a step; None if no row needs any.
 
         Args:
             positions: [num_rows], the position of each draw: how many tokens (prompt and output) come before it.
@@ -305,7 +305,7 @@ def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
 def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies: Tensor) -> None:
     """Forbid tokens. If this leaves a row without any token, the row's forbidden tokens get their logits back.
 
-    A token may occur in several entries, of which some apply and some do not. So minima and maxima are written, not values.
+    A token may occur in several entries, of which only some apply. Minima and maxima do not depend on their order.
 
     Args:
         entries: int64 [m], into the flat logits.

@@ -87,7 +87,7 @@ class RestrictedRows(RandomRows):
 class SamplingMetadata:
     """How the rows of one step are drawn. Every row is either greedy or random or restricted.
 
-    `greedy_rows` is None if no row is greedy. If all rows are greedy, all three are None.
+    `greedy_rows` is None if no row is greedy. If all rows are greedy, `greedy_rows`, `random` and `restricted` are None.
     """
 
     num_rows: int

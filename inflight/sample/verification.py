@@ -34,7 +34,7 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
     Does not wait for the device.
 
     Args:
-        sampled: int32 [num_draws]; IMPOSSIBLE_TOKEN (-1) equals no draft, so no draw behind it is emitted.
+        sampled: int32 [num_draws]; IMPOSSIBLE_TOKEN (-1) equals no draft, so no draw after it is emitted.
         draft_token_ids: int32 [n, k]. A request with d + 1 draws has d drafts, the first d of its row; d <= k.
         query_start_loc: [n + 1], request i has the draws [query_start_loc[i], query_start_loc[i + 1]), at least one.
 

@@ -28,7 +28,7 @@ _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 
 class NgramProposer(Proposer):
-    """A short sequence is searched in each step. For a long one an index is kept (`_Index`, 8 bytes per token) while
+    """A short sequence is searched in each step. For a long sequence an index is kept (`_Index`, 8 bytes per token) while
     the request has its slot. Then a step looks up the occurrences of the last two tokens, and searches only tokens
     newer than the index."""
 

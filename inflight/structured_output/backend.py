@@ -183,7 +183,7 @@ class GrammarBackend(ABC):
     Attributes:
         vocab_size: the vocabulary size of the model. Ids without a token are never allowed.
         eos_token_ids: the tokens that end a text.
-        schema_support: which JSON schemas it enforces.
+        schema_support: which parts of JSON Schema it enforces.
     """
 
     schema_support: SchemaSupport

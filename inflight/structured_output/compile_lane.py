@@ -3,7 +3,7 @@
 A running compilation cannot be interrupted, because the libraries offer no way to do so. But another may start in its place:
 
 1. If nobody waits for a queued compilation any more, it is cancelled. If it is running, it is written off: it goes on, but no
-   longer counts as running. The next one starts SETTLE_SECONDS later: if many requests end together, their queued compilations
+   longer counts as running. The next starts SETTLE_SECONDS later: if many requests end together, their queued compilations
    are cancelled meanwhile. At most `num_running` compilations are written off in this way at a time.
 2. A compilation that runs for more than `max_seconds` fails and is written off.
 3. A compilation that arrives while `max_queued` others wait is refused.

@@ -47,7 +47,7 @@ class GrammarCache:
     A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call it.
 
     Args:
-        num_threads: how many compilations run at a time in each of the two lanes.
+        num_threads: how many compilations run at a time in each of the two queues.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class GrammarCache:
         cancelled or, if it is running, written off (`CompileLane`)."""
         with self._lock:
             entry = self._entries.get(spec)
-            if entry is None or entry.future is not future:  # it was refused, or evicted meanwhile
+            if entry is None or entry.future is not future:  # the request was refused, or the grammar was evicted
                 return
             entry.num_users -= 1
             if entry.num_users > 0 or entry.future.done():
@@ -122,7 +122,7 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Runs on a thread of a lane, without the lane's lock."""
+        """Runs in a thread of the queue, without the lock of the queue."""
         num_bytes = len(spec.text)
         try:
             backend = self.backend()

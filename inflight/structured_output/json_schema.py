@@ -75,7 +75,7 @@ def relax_schema(
         the places of keywords that were left out and could reject a value: "tools[0] ('f'): #/properties/a/uniqueItems".
 
     Raises:
-        InvalidRequestError: a keyword is refused, or this is no schema; the message names the place in the same way.
+        InvalidRequestError: a keyword is refused, or `schema` is no JSON schema. The message names the place in the same way.
     """
     return _Walk(schema, support, parts, where).run()
 

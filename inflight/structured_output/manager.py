@@ -63,8 +63,8 @@ class MaskRequest(NamedTuple):
 class _RequestGrammar:
     """One request between `submit` and `drop`: its compilation, its emitted tokens, and its matcher.
 
-    The grammar starts at once, or after the first `marker` among the emitted tokens: tokens up to the end of the marker are
-    free.
+    The grammar starts at once, or after the first `marker` among the emitted tokens. Tokens up to the end of the marker are not
+    constrained.
     """
 
     def __init__(self, spec: GrammarSpec, future: Future[CompiledGrammar], marker: tuple[int, ...]) -> None:
@@ -130,9 +130,9 @@ class StructuredOutputManager:
     Args:
         create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
         vocab_size: the vocabulary size of the model and of the backend.
-        num_buffers: a step's masks stay valid until this many later calls of `fill`. With d steps in flight, masks of older and
+        num_buffers: how many calls of `fill` later a step's masks are overwritten. With d steps in flight, masks of older and
             younger steps may be filled before the step draws: 2 * d are enough.
-        num_threads: how many grammars are compiled at a time in each of the two lanes of `GrammarCache`.
+        num_threads: how many grammars are compiled at a time in each of the two queues of `GrammarCache`.
         max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold. It evicts the least recently used.
     """
 

@@ -1,4 +1,4 @@
-"""Chooses a grammar backend by its name. Its library is imported only when the backend is needed."""
+"""Chooses a grammar backend by its name. The library of a backend is imported only when it is needed."""
 
 from __future__ import annotations
 

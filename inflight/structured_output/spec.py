@@ -23,7 +23,7 @@ class GrammarSpec:
     Attributes:
         kind: one of `sampling_params.CONSTRAINTS`.
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
-        whitespace: a regex for the text that may be between JSON tokens; "" allows no text. Other kinds ignore it.
+        whitespace: a regex for the text that may be between JSON tokens; "" allows no text. Kinds without JSON ignore it.
         separators: the text between JSON items, and between key and value. If `whitespace` is set, they are "," and
             ":".
         is_lenient: whether keywords of a JSON schema that cannot be enforced are left out instead of refused. For a

@@ -33,7 +33,7 @@ class GraphReport:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """The batch sizes that decode steps are padded to: 1, 2, 4, 8, then in growing steps of 8 to 64. The last is `most`."""
+    """The batch sizes that decode steps are padded to: 1, 2, 4, 8, then each larger by 8 to 64. The last is `most`."""
     sizes = [1, 2, 4]
     while sizes[-1] < most:
         last = sizes[-1]

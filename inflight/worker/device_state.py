@@ -1,7 +1,8 @@
 """`DeviceState`: the inputs of a step on a GPU, at addresses that never change, so that CUDA graphs can read them.
 
-A slot is the place in the batch that one request keeps while it runs. The state is one int32 tensor, so that one kernel can
-write all changes that a plan (the scheduler's output) makes (kernels/triton/step_state.py). Its parts:
+A slot is the place in the batch that one request keeps while it runs. A row is a request's part of a step. The state is one
+int32 tensor, so that one kernel can write all changes that a plan (the scheduler's output) makes. The kernel is in
+kernels/triton/step_state.py. The parts of the tensor:
 
     of the step, one element per token   input_ids, positions, token_slots
     of the step, one element per row     query_start_loc, seq_lens, slots
@@ -11,7 +12,6 @@ write all changes that a plan (the scheduler's output) makes (kernels/triton/ste
 
 Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to it, and all its KV blocks are the
 dummy block. The state is written only on the stream `compute`, in step order.
-
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rows with drafts: which tokens a step computes for them, and which of the drawn tokens are emitted.
 
 A row is a request's part of a step. A draft is a token that a proposer has guessed. How many drafts a row has is known only
-when the forward pass begins. So the plan has upper bounds:
+when the forward pass begins. So the plan (the scheduler's output) has upper bounds:
 
 plan      1 + max_draft_tokens tokens for the row; their positions are not known yet
 forward   the last drawn token of the row's slot, then the drafts that exist         `resolve_drafts`
 sample    one draw after each of these tokens                                        `grammar_masks`: a mask for each draw
-message   the emitted tokens (`message_of`), then the next drafts
+message   the emitted tokens (`message_of`), then the next drafts; sent to the other ranks
 """
 
 from __future__ import annotations

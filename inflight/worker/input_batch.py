@@ -24,7 +24,7 @@ class StepInputs:
     """The inputs of one plan. The tokens of all rows are in flat arrays: those of row i are
     `[query_start_loc[i], query_start_loc[i + 1])`.
 
-    The host does not know the inputs at the indices `drawn_tokens` yet: each is the last drawn token of its slot.
+    The host does not know the inputs at the indices `drawn_tokens` yet: each of them is the last drawn token of its slot.
     `input_ids` has 0 there. A sampling row is a row that draws. The draws of the j-th sampling row are
     `[draw_start_loc[j], draw_start_loc[j + 1])`, one after each of the row's last tokens.
     """
@@ -164,7 +164,7 @@ class InputBatch:
         )
 
     def block_table(self, group: int, slots: Int32Array, max_seq_len: int) -> Int32Array:
-        """A copy of the block tables of `slots` in one group, wide enough for `max_seq_len` tokens: [num_rows, num_blocks]."""
+        """A copy of the block tables of `slots` in one KV group, for up to `max_seq_len` tokens: [num_rows, num_blocks]."""
         width = -(-max_seq_len // self._block_size)
         return self.block_tables[group][slots, :width]
 

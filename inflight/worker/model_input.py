@@ -100,7 +100,7 @@ class DrawnStep:
 
 
 def _emitted(output: ModelRunnerOutput, verified: VerifiedDraws) -> ModelRunnerOutput:
-    """`output` without the draws that are not emitted."""
+    """`output` with only the draws that are emitted."""
     emitted = emitted_rows(verified.num_emitted, verified.draw_start_loc)
     logprobs, rows = output.logprobs, output.logprobs_rows
     if logprobs is not None:

@@ -1,7 +1,7 @@
 """`Runner`: the base class of the runners for CPU and GPU. A runner computes the steps of one rank, each step in four stages.
 
     prepare_inputs   plan -> the step's inputs; host work and queued copies; waits for neither device nor ranks
-    execute_model    -> logits of the rows that draw; before the last pipeline stage, the activations for the next stage
+    execute_model    -> logits of the rows that draw; on all pipeline stages but the last, the activations
     sample           -> the drawn tokens, on the device
     drain            -> `ModelRunnerOutput`, on the host
 
@@ -162,7 +162,7 @@ class Runner(ABC):
 
     @abstractmethod
     def drain(self, drawn: Any) -> ModelRunnerOutput:
-        """Return the step's output. It runs in the drain thread, while later steps run."""
+        """Return the step's output. Runs in the drain thread, while later steps run."""
 
     @abstractmethod
     def dummy_run(self, num_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""`StepPrograms`: the kernel launches of a step on a GPU. Their memory never moves, so that CUDA graphs can record them.
+"""`StepPrograms`: the kernel launches of a step on a GPU, over memory that never moves, so that CUDA graphs can record them.
 
     decode(n)   forward and LM head of n rows with one token each        -> logits [n]
     mixed(n)    forward of rows with n tokens in total                   -> hidden [n]
@@ -147,7 +147,7 @@ class StepPrograms:
         )
 
     def profile_draws(self, hidden: Tensor) -> None:
-        """Run head, draws and log-probabilities for as many rows as a step may draw. The profile run calls this before
+        """Run head, draws and log-probabilities for the most rows that a step may draw. The profile run calls this before
         `bind`."""
         num_rows = min(len(self.logits), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows], out=self.logits[:num_rows])

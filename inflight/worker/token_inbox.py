@@ -13,7 +13,8 @@ from inflight.interface.request import Int32Array
 
 
 class TokenInbox:
-    """Only the compute thread uses it, except for `post`, which the thread that prepares calls.
+    """A message has the tokens of one step. Only the compute thread uses the inbox, except for `post`, which the thread that
+    prepares calls.
 
     Args:
         receiver: None on stages that get no drawn tokens.

@@ -216,8 +216,8 @@ class Worker(WorkerBase):
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """Reports what was recorded and tuned at the start.
 
-        `num_graphs`, `seconds` and `bytes` (of device memory) describe the CUDA graphs. `linears` says how products
-        with few rows are computed: it lists, for each product, the fields of its `LinearChoice`. On a CPU all are 0 or
+        `num_graphs`, `seconds` and `bytes` (of device memory) describe the CUDA graphs. `linears` lists, for each matrix
+        product, the fields of its `LinearChoice`: how the product is computed if it has few rows. On a CPU all are 0 or
         empty.
         """
         return self.runner.graph_report()
@@ -230,7 +230,7 @@ class Worker(WorkerBase):
             output = self.runner.drain(drawn)
             # when a rank leaves its groups, a GPU's collectives end without an error, and with arbitrary results
             if self._has_left and isinstance(self._device, Accelerator) and self._config.parallel.world_size > 1:
-                raise ConnectionError("this rank has left its groups")
+                raise ConnectionError(f"rank {self.rank} has left its process groups")
         except BaseException as error:
             step.future.set_exception(error)
         else:
@@ -249,7 +249,7 @@ class Worker(WorkerBase):
     def check_health(self) -> None:
         """Compute a step without requests. It fails if the device cannot compute any more."""
         if self._has_left and self._config.parallel.world_size > 1:
-            raise ConnectionError(f"rank {self.rank} has left its groups")
+            raise ConnectionError(f"rank {self.rank} has left its process groups")
         self.execute_dummy_batch()
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
