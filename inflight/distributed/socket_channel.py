@@ -59,7 +59,7 @@ class SocketChannel(Channel):
         self._closed = True
         with contextlib.suppress(OSError):  # the peer may have closed the connection before
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for the socket
-        with self._sending, self._receiving:  # no thread may use the descriptor when another file can get its number
+        with self._sending, self._receiving:  # wait until no thread uses it: another file may get its number
             self._socket.close()
 
     def _failure(self, error: OSError) -> OSError:

@@ -6,10 +6,10 @@
                compute thread                                        | forward N |           | forward N+1 |
 
 A step's receive is posted when its plan is prepared, long before the tensors come. The number of tokens is in the plan, and the
-rest was agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and sends the
-steps in order. Every receive gets new memory, not a slot of a fixed ring, because the next layers change the residual in place,
-and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan. Its tensors are
-sent with as many tokens as the plan has, and the ranks of the receiving stage know how many of these tokens count.
+other sizes were agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and
+sends the steps in order. Every receive gets new memory, not a slot of a fixed ring, because the next layers change the residual
+in place, and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan. Its
+tensors are sent with as many tokens as the plan has, and the ranks of the receiving stage know how many of these tokens count.
 
 All ranks of a stage hold the same hidden states. If these are large, each rank sends a part: rank t of a stage sends the t-th
 part of the tokens to rank t of the next stage. The ranks of the next stage then gather the parts in a group that only the
@@ -38,7 +38,7 @@ class StageLink(ActivationLink):
         template: a tensor pair of the link's width, dtype and device.
 
     Raises:
-        ConnectionError: the neighbour has another model, or another configuration.
+        ConnectionError: the stage before has another model, or another configuration.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class Mailbox:
     """Tensors on their way from one thread to another, in order."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: closed
+        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None means that it was closed
         self._closed = ""
         self._timeout = timeout_seconds
 

@@ -1,6 +1,6 @@
 """`TokenSender` and `TokenReceiver`: sampled tokens go from the last pipeline stage directly to an earlier one.
 
-The first stage needs the tokens, because it embeds them. With drafts all stages need them, because they decide how many tokens
+The first stage needs the tokens, because it embeds them. With drafts all stages need them: they decide how many tokens
 a step has. The tokens have their own link, so that activations, which are far larger, do not delay them. They are sent in step
 order. The number of rows of a message is in the plan, and the width was agreed at start-up.
 """

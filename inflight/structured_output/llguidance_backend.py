@@ -252,7 +252,7 @@ class _LarkWriter:
 
     def _tags_only(self, separator: str) -> list[str]:
         """Tags only. If `otherwise` is set, the text may also be that structure. If neither `otherwise` nor `at_least_one` is
-        set, it may also be free text that does not begin with a trigger."""
+        set, the text may also be free text that does not begin with a trigger."""
         start = "tag" if self._tag.stop_after_first else f"tag ({self._text(separator)} tag)*"
         lines = [f"tag: {' | '.join(self._structure(tag, 0) for tag in self._tag.tags)}"]
         if self._tag.otherwise is not None:
@@ -271,7 +271,7 @@ class _LarkWriter:
         return f"{self._text(tag.begin[num_written:])} %json {json.dumps(schema)} {self._text(tag.end)}"
 
     def _text(self, text: str) -> str:
-        """A text as a Lark sequence. Where it spells a special token, it means the token."""
+        """A text as a Lark sequence. Where the text spells a special token, the sequence has the token."""
         pieces = [text] if self._special is None else filter(None, self._special.split(text))
         tokens = self._special_tokens
         return " ".join(
