@@ -18,7 +18,7 @@ class AttentionInputs:
 
     Row i has the query tokens `[query_start_loc[i], query_start_loc[i + 1])` of the flat batch, at the positions
     `[num_computed_tokens[i], seq_lens[i])` of its sequence. Position p is in block `block_table[i, p // block_size]`.
-    Entries of `block_table` may be stale if no query of the row can see their blocks; they are never read.
+    If no query of the row can see a block, its entry in `block_table` may be stale. Such entries are never read.
     """
 
     query_start_loc: Int32Array  # [num_rows + 1]
@@ -40,8 +40,8 @@ class AttentionBackend(ABC):
 
     The methods are called in this order:
 
-    1. at start-up the worker calls `kv_cache_view` once per layer; the view shares the arena's memory, and the device still
-       owns the arena;
+    1. at start-up the worker calls `kv_cache_view` once per layer. The view shares the memory of the arena (all KV blocks), and
+       the device still owns the arena;
     2. once per step and KV group the model runner calls `build_metadata`, on any thread. The method reads no device memory
        and keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
     3. once per layer the model calls `attend`, which by default calls `forward`. All forwards of a backend run one after the
@@ -73,7 +73,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Makes the data that the layers of a step share, such as the slots to write. Does not wait for the device."""
+        """Makes the data that the layers of a step share, such as the places to write to. Does not wait for the device."""
 
     @abstractmethod
     def forward(
@@ -90,8 +90,8 @@ class AttentionBackend(ABC):
         """Writes `key` and `value` to the cache, then attends.
 
         Args:
-            query: `[num_tokens, num_heads, head_dim]`, positions encoded, in the cache's dtype.
-            key, value: `[num_tokens, num_kv_heads, head_dim]`; head h of the query reads head h // (heads / kv heads).
+            query: `[num_tokens, num_heads, head_dim]`, already rotated for its position, in the model's dtype.
+            key, value: `[num_tokens, num_kv_heads, head_dim]`. Query head h reads key head h // (num_heads / num_kv_heads).
             kv_cache: this layer's `kv_cache_view`.
             metadata: this step's metadata, built by this backend for the layer's KV group.
             scale: the factor by which the scores are multiplied before the softmax.

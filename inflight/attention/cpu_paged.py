@@ -1,4 +1,4 @@
-"""Paged attention on a CPU, by a C++ kernel that reads the arena directly: nothing is gathered, no mask is made.
+"""Paged attention on a CPU, by a C++ kernel that reads the arena directly, so no block is gathered and no mask is made.
 
 A block of a layer has one cell per key head, then one cell per value head. The kernel defines the layout within a cell
 (kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and values are quantised when they are
@@ -19,21 +19,21 @@ from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.library import DTYPES, AttentionStep, HeadLayout
 
-HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # lanes of the widest vectors
-MAX_INT8_HEAD_DIM = 512  # a sum of 512 products int8 * int16 fits 32 bits
-CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # `DType` of kernels.h
+HEAD_DIM_MULTIPLE = BLOCK_SIZE_MULTIPLE = 16  # the number of lanes of the widest vectors
+MAX_INT8_HEAD_DIM = 512  # a sum of 512 products of int8 and int16 fits 32 bits
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPagedMetadata(AttentionMetadata):
-    """`step` points into `arrays`."""
+    """`step` has pointers into `arrays`, so they must live as long."""
 
     step: AttentionStep
     arrays: tuple[Int32Array, ...]
 
 
 class CpuPagedBackend(AttentionBackend):
-    """The backend by the C++ kernel. It has no state; the kernel keeps scratch memory for each thread."""
+    """The backend that uses the C++ kernel. It has no state; the kernel keeps scratch memory for each thread."""
 
     is_batch_invariant = True
 
@@ -89,7 +89,7 @@ class CpuPagedBackend(AttentionBackend):
     ) -> torch.Tensor:
         assert isinstance(metadata, CpuPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
         num_tokens, num_heads, head_dim = query.shape
-        assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
+        assert num_tokens == metadata.num_tokens, f"{num_tokens} query tokens, {metadata.num_tokens} in the metadata"
         for rows in (query, key, value):
             assert rows.stride()[1:] == (head_dim, 1) and rows.dtype == query.dtype, (rows.stride(), rows.dtype)
         assert kv_cache.dtype in (query.dtype, torch.int8), (kv_cache.dtype, query.dtype)

@@ -39,7 +39,7 @@ def get_backend(
         ConfigError: no backend supports this head dimension, block size or KV cache dtype on this device.
     """
     assert head_dim > 0, f"head_dim is {head_dim}"
-    assert dtype.is_floating_point, f"{dtype} is no dtype for attention"
+    assert dtype.is_floating_point, f"attention needs a floating-point dtype, not {dtype}"
     if device_kind == "cuda":
         return _gpu_backend(head_dim, dtype, kv_cache_dtype, num_multiprocessors, max_shared_bytes)
     if CpuPagedBackend.supports(head_dim, block_size, dtype, kv_cache_dtype):
@@ -64,9 +64,9 @@ def _gpu_backend(
         )
     if head_dim % 2 or head_dim > MAX_TRITON_HEAD_DIM:
         raise ConfigError(
-            f"the model's head dimension is {head_dim}; attention on a GPU takes even ones up to {MAX_TRITON_HEAD_DIM}"
+            f"the model's head dimension is {head_dim}; attention on a GPU supports even numbers up to {MAX_TRITON_HEAD_DIM}"
         )
-    assert num_multiprocessors > 0, "of a GPU"
+    assert num_multiprocessors > 0, "num_multiprocessors of the GPU must be given"
     from inflight.attention.triton_paged import TritonPagedBackend
 
     return TritonPagedBackend(

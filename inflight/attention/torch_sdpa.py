@@ -17,9 +17,8 @@ from inflight.attention.backend import AttentionBackend, AttentionInputs, Attent
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 
-PIECE_TOKENS = (
-    128  # queries of one call: bounds the memory of masks, and most keys behind a piece's last query are not read
-)
+# Queries per call. This bounds the memory of masks, and most keys after the last query of a piece are not read.
+PIECE_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +29,13 @@ class Row:
     num_computed: int
     seq_len: int
     first_key: int  # position of the first key in `block_ids`
-    block_ids: torch.Tensor  # [num_blocks], the blocks that its queries see
+    block_ids: torch.Tensor  # [num_blocks], the blocks that the row's queries see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSdpaMetadata(AttentionMetadata):
-    written: tuple[
-        torch.Tensor, torch.Tensor
-    ]  # (block ids, offsets in the block) of the step's tokens, each [num_tokens]
+    # the place of each token of the step: (block ids, offsets in the block), each [num_tokens]
+    written: tuple[torch.Tensor, torch.Tensor]
     rows: tuple[Row, ...]
 
 
@@ -81,7 +79,7 @@ class TorchSdpaBackend(AttentionBackend):
         sliding_window: int | None,
     ) -> torch.Tensor:
         assert isinstance(metadata, TorchSdpaMetadata), f"metadata of another backend: {type(metadata).__name__}"
-        assert len(query) == metadata.num_tokens, f"{len(query)} queries, {metadata.num_tokens} in the metadata"
+        assert len(query) == metadata.num_tokens, f"{len(query)} query tokens, {metadata.num_tokens} in the metadata"
         slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
         slots[metadata.written] = torch.stack((key, value), dim=1)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -100,7 +98,7 @@ class TorchSdpaBackend(AttentionBackend):
 
 
 def _row(block_ids: np.ndarray, first_token: int, num_computed: int, seq_len: int, spec: KVCacheSpec) -> Row:
-    """`block_ids`: the row of the block table."""
+    """`block_ids`: the row of this request in the block table."""
     first_block = 0
     if spec.sliding_window is not None:
         first_block = max(0, num_computed - spec.sliding_window + 1) // spec.block_size

@@ -1,6 +1,6 @@
-"""Paged attention on a GPU, by Triton kernels that read the arena directly. CUDA graphs can record it for batches of any kind.
+"""Paged attention on a GPU, by Triton kernels that read the arena directly. CUDA graphs can record them for any batch.
 
-A layer's block has keys, then values; heads are outermost. The dtype is the dtype of the model or float8_e4m3fn:
+In a block, a layer has its keys, then its values, each ordered by head. The dtype is that of the model or float8_e4m3fn:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
@@ -34,7 +34,7 @@ class TritonPagedMetadata(AttentionMetadata):
     """
 
     num_rows: int
-    max_query_len: int  # 1: every row has exactly one query token, token i is row i's
+    max_query_len: int  # 1 if every row has exactly one query token: token i is the token of row i
     max_seq_len: int
     query_start_loc: Tensor  # int32 [num_rows + 1]
     seq_lens: Tensor  # int32 [num_rows], tokens in the cache after this step
@@ -139,7 +139,7 @@ class TritonPagedBackend(AttentionBackend):
         num_heads: int,
     ) -> Tensor:
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
-        assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, {metadata.num_tokens} in the metadata"
+        assert len(heads) == metadata.num_tokens, f"{len(heads)} tokens, but {metadata.num_tokens} in the metadata"
         return rotary_kv(
             heads,
             None if norm is None else norm.weight,

@@ -13,7 +13,7 @@ from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
-SPLIT_BYTES = 1 << 16  # smaller tensors are not split: the gather would cost more than it saves
+SPLIT_BYTES = 1 << 16  # smaller tensors are not split over the ranks of a stage: gathering the parts would cost more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class LinkSpec:
         return slice(min(tp_rank * size, num_tokens), min((tp_rank + 1) * size, num_tokens))
 
     def part_size(self, num_tokens: int) -> int:
-        """Returns the tokens of the largest part; the last parts may have fewer tokens, or none."""
+        """Returns the number of tokens of the largest part. The last parts may have fewer tokens, or none."""
         return -(-num_tokens // self.tensor_parallel_size)
 
     def columns(self) -> Tensor:
@@ -51,10 +51,10 @@ class ActivationLink(ABC):
     """One rank's link to the stages before and after it. It owns both channels.
 
     The thread that prepares steps calls `post_receive`; the thread that computes calls `receive` and `send`. Both do so in the
-    order of the steps. After an error every `receive` and `send` raises, because a step is missing in the order.
+    order of the steps. After an error every `receive` and `send` raises, because the tensors of a step were lost.
 
     Args:
-        group: the ranks of this stage, for the gather; only this link uses it.
+        group: the ranks of this stage, which gather split tensors. Only this link uses the group.
         before, after: channels to the same tp_rank of the stage before and after; None at the ends of the pipeline.
     """
 
@@ -75,10 +75,10 @@ class ActivationLink(ABC):
 
     @abstractmethod
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
-        """Queue a step's tensors, with as many tokens as its plan says. Nobody may change them any more."""
+        """Queue a step's tensors, with as many tokens as its plan. Nobody may change the tensors any more."""
 
     def close(self) -> None:
-        """Drop what is queued, end every wait. Idempotent, from any thread but the link's own."""
+        """Drop queued steps and end every wait. Idempotent. Any thread may call it, except the link's own threads."""
         for channel in (self._before, self._after):
             if channel is not None:
                 channel.close()
@@ -89,7 +89,7 @@ class ActivationLink(ABC):
 
 
 def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
-    """Compare `spec` with the neighbours' specs, over channels of the host.
+    """Compare `spec` with the specs of the stages before and after, over host channels.
 
     Raises:
         ConnectionError: the stage before has another model, or another configuration.

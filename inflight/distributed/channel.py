@@ -1,4 +1,4 @@
-"""`Channel`: tensors from one rank to another, and nothing else. Links between stages use it, and tests delay it."""
+"""`Channel`: carries tensors, and nothing else, from one rank to another. The links between pipeline stages use channels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 class Channel(ABC):
     """One rank's end of a connection to one peer, for one purpose. Tensors arrive in the order in which they were sent.
 
-    Both ends know shape and dtype of every tensor beforehand: only its bytes travel. There are two kinds:
+    Both ends know shape and dtype of every tensor beforehand, so only its bytes are sent. There are two kinds of channels:
 
-    - A channel of the host (`World.channel`) goes both ways. One thread sends and one receives, and both wait: `send` until the
-      tensor may be changed, `receive` until it is filled. They raise ConnectionError when the channel is closed or the peer is
-      gone, and TimeoutError when it is silent for too long.
+    - A channel of the host (`World.channel`) goes both ways. One thread sends and another receives, and both wait: `send` until
+      the tensor may be changed, `receive` until it is filled. They raise ConnectionError when the channel is closed or the peer
+      is gone, and TimeoutError when the peer is silent for too long.
     - A channel between devices (`World.device_channel`) goes one way: one end only sends, the other only receives. Both launch
-      the transfer on the current stream, and return. Later work on this stream may change the tensor, or read it. They
-      raise ConnectionError, or RuntimeError from torch, when the channel is closed.
+      the transfer on the current stream, and return. Later work on this stream may change the sent tensor, or read the received
+      one. They raise ConnectionError, or RuntimeError from torch, when the channel is closed.
     """
 
     @abstractmethod
@@ -30,5 +30,5 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End every wait at this end, now and later, and notify the peer. A transfer that a device is in ends, its contents
-        undefined. Idempotent, from any thread."""
+        """End every wait at this end, now and later, and notify the peer. If a device is in a transfer, the transfer ends with
+        undefined contents. Idempotent; any thread may call it."""

@@ -1,31 +1,31 @@
-"""`DeviceStageLink`: moves activations from one GPU to the next stage's, beside the computation. The host waits for nothing.
+"""`DeviceStageLink`: moves activations to the GPU of the next stage while both GPUs compute. The host waits for nothing.
 
     stage p    compute  | forward N, copy N |      | forward N+1, copy N+1 |
                after                        | send N ...........|          | send N+1 ...........|
     stage p+1  before   ....................| receive N, gather | .........| receive N+1, gather |
                compute                                          | copy N, forward N |            | copy N+1, forward N+1 |
 
-Each direction has its own stream, channel and ring of slots. Events make each stream wait before it reads or writes a slot:
+Each direction has its own stream (`before` receives, `after` sends), its own channel, and a ring of slots: memory for one step
+each. Events make a stream wait before it reads or writes a slot:
 
-    receive   before waits until the old contents have been copied out;  compute waits until the step has arrived
-    send      compute waits until the old contents have been sent;       after waits until the step has been copied in
+    receive   `before` waits until the slot's old contents were copied out;  `compute` waits until the step has arrived
+    send      `compute` waits until the slot's old contents were sent;       `after` waits until the step was copied in
 
-So a transfer runs beside the forward of another step. Two slots are enough: a stage waits only if the next stage is behind by
-as many steps as both ends have slots together. A step's tensors are always copied to the same address, where a graph reads
-them.
+So a transfer runs during the forward of another step. Two slots are enough: a stage waits only if the next stage is as many
+steps behind as both ends have slots together. A step's tensors are always copied to the same address, where a graph reads them.
 
-**Nothing deadlocks.** A transfer is a kernel that waits on the device for its counterpart. Streams share a limited number of
-hardware queues, so a kernel behind a waiting one may have to wait, too. Therefore `receive`, and not `post_receive`, launches
-the transfer of a step, right before the kernels that need it. So on each rank everything is launched after what it depends on,
-and it could all run in the order of the launches, on one queue. The proof is an induction over the steps, and within a step
-over the stages: receive N meets send N of the stage before, because everything that was launched before them belongs to steps
-before N, or to step N on earlier stages. The host runs ahead of the device, so a receive is still launched long before it is
-needed.
+**Nothing deadlocks.** A transfer is a kernel that waits on the device for the transfer at the other end. Streams share a
+limited number of hardware queues, so a kernel behind a waiting one may have to wait, too. Therefore `receive`, and not
+`post_receive`, launches the transfer of a step, right before the kernels that need it. So on each rank every kernel is launched
+after all kernels that it depends on, and all could run in the order of the launches, on one queue. The proof is an induction
+over the steps, and within a step over the stages: receive N meets send N of the stage before, because everything that was
+launched before them belongs to steps before N, or to step N on earlier stages. The host runs ahead of the device, so a receive
+is still launched long before it is needed.
 
 Every communicator is used on one stream, by one thread, in step order, so both of its ends see the same sequence. A waiting
-transfer takes `CHANNEL_CTAS` multiprocessors, which leaves room for the kernels that it waits for.
+transfer occupies only `CHANNEL_CTAS` multiprocessors, so the kernels that it waits for have room.
 
-Large hidden states travel split over the ranks of a stage, as in `stage_link.py`; the gather runs on the stream `before`.
+Large hidden states are split over the ranks of a stage (`stage_link.py` explains this). The stream `before` gathers the parts.
 """
 
 from __future__ import annotations
@@ -57,22 +57,23 @@ class _Slot:
 
 
 def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slot]:
-    """The slots of one direction, again and again."""
+    """The slots of one direction, one after another, without an end."""
     num_elements = 2 * spec.max_num_tokens * spec.hidden_size
     return cycle([_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)])
 
 
 class DeviceStageLink(ActivationLink):
-    """Its channels are channels between devices; the neighbours have agreed on `spec`. `receive` and `send` launch, and return.
+    """Its channels are channels between devices. The stages must have agreed on `spec` before (`agree`). `receive` and `send`
+    launch the transfer, and return.
 
-    The next `receive` overwrites, on the stream `compute`, what `receive` has returned. `send` reads its tensors on `compute`,
-    so later kernels of that stream may change them.
+    The next `receive` overwrites the tensors that `receive` has returned, on the stream `compute`. `send` reads its tensors on
+    `compute`, so later kernels of that stream may change them.
 
     Args:
         num_slots: the number of slots in each direction.
 
     Attributes:
-        arrived: [max_num_tokens, hidden_size], where there is a stage before. `receive` returns the first tokens of it, and
+        arrived: [max_num_tokens, hidden_size]; None on the first stage. `receive` fills and returns its first tokens, and
             leaves the others as they were.
     """
 

@@ -31,8 +31,8 @@ _TOKEN_FILE = "token"
 
 
 class LauncherMeeting:
-    """One meeting of all ranks. Each rank numbers its meetings, and ranks with the same number meet. To be closed when all
-    ranks have met.
+    """One meeting of all ranks. Each rank counts its meetings, and ranks meet in the meeting of the same number. Close it when
+    all ranks have met.
 
     Raises:
         ConfigError: rank 0 cannot listen at the master's address; or the ranks are on several machines and share no secret.
@@ -41,7 +41,7 @@ class LauncherMeeting:
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
         self._me, self._timeout = me, timeout_seconds
-        self._listener: socket.socket | None = None  # on rank 0, until the rendezvous takes it
+        self._listener: socket.socket | None = None  # on rank 0, until `rendezvous` passes it on
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
         self._store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
@@ -58,7 +58,7 @@ class LauncherMeeting:
             raise
 
     def rendezvous(self, epoch: int) -> Rendezvous:
-        """Returns the address where the workers meet, on rank 0's machine. To be called once: on rank 0 the result owns the
+        """Returns the address where the workers meet, on rank 0's machine. Call this only once: on rank 0 the result owns the
         listening socket."""
         host, port = ask(self._store, "workers meet at").split()
         listener, self._listener = self._listener, None
@@ -81,7 +81,7 @@ class LauncherMeeting:
         except OSError as error:
             for connection in found.values():
                 connection.close()
-            raise ConnectionError(f"rank {self._me.rank} did not meet rank {peer}: {error}") from error
+            raise ConnectionError(f"rank {self._me.rank} could not connect to rank {peer}: {error}") from error
         return found
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class LauncherMeeting:
         self._free()
 
     def _free(self) -> None:
-        del self._store  # if this process serves the store, the last reference to it keeps it alive
+        del self._store  # a store that this process serves ends with its last reference
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:
@@ -127,7 +127,7 @@ def _find_token(store: Store) -> bytes:
     folder = Path(value)
     try:
         if folder.stat().st_uid != os.geteuid():  # anybody can write a folder's name to the store
-            raise ConfigError(f"{folder}, where rank 0 is said to have left the ranks' token, belongs to another user")
+            raise ConfigError(f"the folder {folder}, which should have the ranks' token, belongs to another user")
         return (folder / _TOKEN_FILE).read_bytes()
     except OSError as error:
         raise ConfigError(

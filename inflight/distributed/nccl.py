@@ -2,10 +2,10 @@
 
 Each group and each channel has its own communicator. It is connected completely when it is made, because nothing can be
 connected during a capture. Torch's own streams and events are not used (`asyncOp = False`): a collective is one kernel on the
-caller's stream, and the host does not wait for it. Therefore this rank does not see an error of a peer. Its kernels wait on the
+caller's stream, and the host does not wait for it. Therefore this rank gets no error when a peer fails. Its kernels wait on the
 device until `Communicator.close`, and then their results are garbage that nobody may use.
 
-The watchdog of torch stays: it ends the process if a collective outside of a graph is not done within the time limit.
+Torch's watchdog stays active: it ends the process if a collective outside of a graph is not done within the time limit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from inflight.distributed.torch_group import GroupHandle, TorchGroup
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_CTAS = 8  # multiprocessors (of 132 on an H200) that a transfer may take, also while it waits. Not measured
+CHANNEL_CTAS = 8  # multiprocessors (of 132 on an H200) that a transfer may occupy, also while it waits; not tuned
 
 
 class Communicator(GroupHandle):
-    """The only reference to a backend of NCCL. All of its ranks make it at once."""
+    """Holds the only reference to an NCCL backend. All ranks of the group must make theirs at the same time."""
 
     def run(self, collective: str, *arguments: Any) -> None:
-        """Launch it on the current stream, and return. Later work on the stream can use the result.
+        """Launch the collective on the current stream, and return. Later work on the stream can use the result.
 
         Raises:
             ConnectionError: this rank has left the group.
@@ -60,7 +60,7 @@ def _abort(backend: Any) -> None:
 def connect(
     store: Store, rank: int, size: int, device: torch.device, timeout_seconds: float, max_ctas: int | None = None
 ) -> Communicator:
-    """Meet the other ranks over `store`, and connect everything that collectives on `device` need.
+    """Meet the other ranks over `store`, and make all connections that collectives on `device` need.
 
     Raises:
         RuntimeError: from torch; the other ranks did not come, or cannot be reached.
@@ -80,7 +80,7 @@ def connect(
 
 
 class NcclChannel(Channel):
-    """Sends by a broadcast in a group of two, because torch's own send uses a stream and a communicator of its choice.
+    """Sends by a broadcast in a group of two, because torch's own send chooses its stream and its communicator.
 
     Args:
         rank: the rank of this end in `communicator`, 0 or 1.

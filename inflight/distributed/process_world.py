@@ -1,14 +1,15 @@
 """Ranks that are processes: collectives over torch.distributed (gloo on a CPU, NCCL on a GPU), channels over TCP.
 
-Every group is built over an explicit store. Torch's global default group is not used. In one epoch the ranks meet like this:
+Every group is built over an explicit store. Torch's global default group is not used. Each time that the ranks start (in each
+epoch) they meet like this:
 
     1. rank 0 serves a TCPStore at the rendezvous' address, the others connect to it
     2. every rank opens a listener for channels and writes its address to the store; peers need the token of the rendezvous
     3. groups and channels are made when the worker asks for them
 
 After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, that wait
-ends only when the peers leave, too, or when its time is over; therefore an executor kills a rank that does not come back. On a
-GPU the kernels of this rank end at once, and the peers' kernels end when the peers close their worlds (`nccl.py`).
+ends only when the peers leave, too, or after the timeout. Therefore an executor kills a rank that does not come back. On a GPU
+the kernels of this rank end at once, and the peers' kernels end when the peers close their worlds (`nccl.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from inflight.interface.worker import Rendezvous
 class ProcessWorld(World):
     """
     Args:
-        device: where the tensors of the groups are.
+        device: the device of the groups' tensors.
 
     Raises:
-        ConnectionError: the ranks did not meet in time.
+        ConnectionError: the ranks could not connect to each other in time.
     """
 
     def __init__(self, layout: RankLayout, rank: int, rendezvous: Rendezvous, device: torch.device) -> None:
@@ -59,7 +60,7 @@ class ProcessWorld(World):
         try:
             handle = GroupHandle(self._make_gloo(store, size))
         except RuntimeError as error:
-            raise ConnectionError(f"rank {self.rank}: the group {name!r} did not come together: {error}") from error
+            raise ConnectionError(f"rank {self.rank} could not join the group {name!r}: {error}") from error
         self._groups.append(handle)
         return TorchGroup(size, self.tp_rank, handle)
 
@@ -69,7 +70,7 @@ class ProcessWorld(World):
         return channel
 
     def device_channel(self, peer: int, name: str) -> Channel:
-        assert self._device.type == "cuda", f"tensors on {self._device} travel by `channel`"
+        assert self._device.type == "cuda", f"device_channel is for GPUs; tensors on {self._device} use `channel`"
         low, high = sorted((self.rank, peer))
         store = PrefixStore(f"channel {name} of ranks {low} and {high}", self._store)
         own = int(self.rank == high)
@@ -90,12 +91,12 @@ class ProcessWorld(World):
         try:
             communicator = connect(store, rank, size, self._device, self._timeout, max_ctas)
         except RuntimeError as error:
-            raise ConnectionError(f"rank {self.rank}: the {what} did not come together: {error}") from error
+            raise ConnectionError(f"rank {self.rank} could not connect the {what}: {error}") from error
         self._groups.append(communicator)
         return communicator
 
     def _make_gloo(self, store: Store, size: int) -> Any:
-        gloo_class: Any = ProcessGroupGloo  # Any: the stubs are behind
+        gloo_class: Any = ProcessGroupGloo  # Any: torch's stubs lack some of its members
         gloo = gloo_class._Options()
         gloo._timeout = timedelta(seconds=self._timeout)
         gloo._threads = 1  # collectives of a group come one after the other
@@ -106,7 +107,7 @@ class ProcessWorld(World):
 def _open_store(rank: int, rendezvous: Rendezvous) -> Store:
     host, port = rendezvous.host, rendezvous.port
     if rank == 0:
-        assert rendezvous.listen_fd is not None, "rank 0 gets the socket that listens at the rendezvous"
+        assert rendezvous.listen_fd is not None, "rank 0 needs the socket that listens at the rendezvous"
         return serve_store(host, port, rendezvous.listen_fd, rendezvous.timeout_seconds)
     asked = f"rank {rank} cannot reach rank 0"
     return reach_store(host, port, rendezvous.timeout_seconds, asked=asked, where=f"{host}:{port}")

@@ -18,7 +18,7 @@ from inflight.sockets import listen
 
 _CHANNEL = struct.Struct(">II16s")  # rank that connects, rank that accepts, name of the channel
 _HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token; the token itself is not sent
-_HELLO_SECONDS = 5.0  # a connection that is silent for so long is closed
+_HELLO_SECONDS = 5.0  # a new connection that sends no hello for so long is closed
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
 
@@ -26,7 +26,7 @@ class SocketChannel(Channel):
     """Owns the socket. A wait raises ConnectionError if this end or the peer closes the channel, or the peer dies.
 
     Args:
-        timeout_seconds: the longest wait for a byte to arrive or to be taken.
+        timeout_seconds: the longest wait for a byte to arrive or to be sent.
     """
 
     def __init__(self, connection: socket.socket, peer: int, timeout_seconds: float) -> None:
@@ -57,9 +57,9 @@ class SocketChannel(Channel):
 
     def close(self) -> None:
         self._closed = True
-        with contextlib.suppress(OSError):  # the peer has closed it before
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in it
-        with self._sending, self._receiving:  # no thread may use the descriptor when its number becomes free
+        with contextlib.suppress(OSError):  # the peer may have closed the connection before
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for the socket
+        with self._sending, self._receiving:  # wait until no thread uses it: another file may get its number
             self._socket.close()
 
     def _failure(self, error: OSError) -> OSError:
@@ -78,7 +78,7 @@ class SocketMesh:
     Args:
         host: this machine's address, as the others reach it.
         token: the same secret on all ranks.
-        address_of: returns where a rank listens; waits until it is known.
+        address_of: returns the address where a rank listens; waits until it is known.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class SocketMesh:
         return SocketChannel(self.connection(peer, name), peer, self._timeout)
 
     def connection(self, peer: int, name: str) -> socket.socket:
-        """
+        """A new connection to `peer` for the channel `name`.
+
         Raises:
             TimeoutError: the peer did not come in time.
             OSError: the peer cannot be reached.
@@ -154,13 +155,13 @@ def local_address(host: str, port: int) -> str:
     """The address of this machine on the interface that leads to `host`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # of a datagram socket: nothing is sent
+        probe.connect(address)  # sends nothing, because it is a datagram socket
         return str(probe.getsockname()[0])
 
 
 def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
-    """Return when something listens there, or after the timeout. A TCPStore that connects too early would wait half a
-    second."""
+    """Wait until something listens at this address, or until the timeout. A TCPStore that connects before that would wait half
+    a second."""
     end = time.monotonic() + timeout_seconds
     while time.monotonic() < end:
         try:
@@ -172,6 +173,6 @@ def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     assert tensor.is_contiguous() and tensor.device.type == "cpu", (
-        f"{tensor.shape} on {tensor.device} cannot travel as bytes"
+        f"only contiguous tensors on the CPU can be sent, not {tuple(tensor.shape)} on {tensor.device}"
     )
     return tensor.view(-1).view(torch.uint8).numpy().data

@@ -6,10 +6,10 @@
                compute thread                                        | forward N |           | forward N+1 |
 
 A step's receive is posted when its plan is prepared, long before the tensors come. The number of tokens is in the plan, and the
-rest was agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and sends the
-steps in order. Every receive gets new memory, not a slot of a fixed ring: the next layers change the residual in place, and a
-middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan, and only its ranks know
-how many. It is sent padded to the plan's number, and the receiving stage finds out how many tokens count.
+other sizes were agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and
+sends the steps in order. Every receive gets new memory, not a slot of a fixed ring, because the next layers change the residual
+in place, and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan. Its
+tensors are sent with as many tokens as the plan has, and the ranks of the receiving stage know how many of these tokens count.
 
 All ranks of a stage hold the same hidden states. If these are large, each rank sends a part: rank t of a stage sends the t-th
 part of the tokens to rank t of the next stage. The ranks of the next stage then gather the parts in a group that only the
@@ -32,13 +32,13 @@ from inflight.timeline import Timeline
 
 
 class StageLink(ActivationLink):
-    """Its channels are channels of the host. The caller owns what `receive` returns.
+    """Its channels are channels of the host. The caller owns the tensors that `receive` returns.
 
     Args:
         template: a tensor pair of the link's width, dtype and device.
 
     Raises:
-        ConnectionError: the neighbour has another model, or another configuration.
+        ConnectionError: the stage before has another model, or another configuration.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StageLink(ActivationLink):
                 self._before.receive(received.delta)
                 self._before.receive(received.residual)
                 return received
-            own = self._template.empty_like(self._spec.part_size(num_tokens))  # the last may be short
+            own = self._template.empty_like(self._spec.part_size(num_tokens))  # the last part may have fewer tokens
             count = part.stop - part.start
             self._before.receive(own.delta[:count])
             self._before.receive(own.residual[:count])

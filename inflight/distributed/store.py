@@ -19,7 +19,7 @@ from inflight.sockets import listen
 def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) -> TCPStore:
     """A store behind the socket `listen_fd`, which listens at `host`:`port`. The store owns the descriptor from now on.
 
-    The socket is needed because a TCPStore that opens its own listens on all interfaces, whatever `host` is.
+    If a TCPStore opens its own socket, it listens on all interfaces, whatever `host` is. Therefore it gets a socket here.
     """
     return TCPStore(
         host,
@@ -43,7 +43,7 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
         listener = listen(host, port)
     except OSError as refused:
         if refused.errno == errno.EADDRINUSE:
-            with contextlib.suppress(RuntimeError):  # another process has the port
+            with contextlib.suppress(RuntimeError):  # raised if another process has the port
                 return TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True)
         raise ConfigError(
             f"rank 0 cannot listen at {where}: {refused.strerror or refused}; choose an address of this machine and a port "
@@ -53,7 +53,7 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
 
 
 def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, where: str) -> TCPStore:
-    """Connect to the store at this address. The error begins with `asked`, and names the address as in `where`.
+    """Connect to the store at this address. The error message begins with `asked`, and names the address as `where` does.
 
     Raises:
         ConnectionError: the store cannot be reached in time.
@@ -92,4 +92,4 @@ def ask(store: Store, key: str) -> str:
     try:
         return store.get(key).decode()
     except RuntimeError as error:
-        raise ConnectionError(f"no rank has written {key!r} in time: {error}") from error
+        raise ConnectionError(f"no rank has written {key!r} to the store in time: {error}") from error

@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """Layers get it as an argument, and shard by `size` and `rank`.
+    """Layers get the group as an argument, and split their weights by `size` and `rank`.
 
     A group of several ranks overrides the collectives. Every rank calls them in the same order with equal shapes, from one
-    thread at a time; all ranks get the same bits. If a peer has left, is cut off or does not come in time, they raise
-    ConnectionError, TimeoutError, or RuntimeError from torch.
+    thread at a time. All ranks get the same bits. If a peer has left, is cut off or does not come in time, the collectives
+    raise ConnectionError, TimeoutError, or RuntimeError from torch.
     """
 
     size: int = 1

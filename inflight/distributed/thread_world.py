@@ -1,7 +1,7 @@
 """Ranks that are threads of one process: groups meet at a barrier, channels are queues.
 
 All ranks get the same `ThreadWorlds`. It holds the barriers and the queues, and makes each when the first rank asks for it. If
-any rank closes its world, all of them end, because no other rank can take its place.
+any rank closes its world, the worlds of all ranks end, because no other rank can replace it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Mailbox:
     """Tensors on their way from one thread to another, in order."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: closed
+        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None means that it was closed
         self._closed = ""
         self._timeout = timeout_seconds
 
@@ -118,7 +118,7 @@ class ThreadChannel(Channel):
 
     def receive(self, tensor: Tensor) -> None:
         received = self._inbox.take()
-        assert (received.shape, received.dtype) == (tensor.shape, tensor.dtype), "the ranks do not agree on a shape"
+        assert (received.shape, received.dtype) == (tensor.shape, tensor.dtype), "the two ends differ in shape or dtype"
         tensor.copy_(received)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """`TokenSender` and `TokenReceiver`: sampled tokens go from the last pipeline stage directly to an earlier one.
 
-The first stage gets them, because it embeds them. With drafts all stages get them, because the number of tokens of a step
-depends on them. The tokens have their own link, so that activations, which are far larger, do not delay them. They are sent in
-step order. The number of rows is in the plan; their width was agreed at start-up.
+The first stage needs the tokens, because it embeds them. With drafts all stages need them: they decide how many tokens
+a step has. The tokens have their own link, so that activations, which are far larger, do not delay them. They are sent in step
+order. The number of rows of a message is in the plan, and the width was agreed at start-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inflight.distributed.channel import Channel
 
 
 class TokenSender:
-    """The last stage's end; it owns the channel."""
+    """The end of the link on the last stage. It owns the channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -27,7 +27,7 @@ class TokenSender:
         """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. Nobody may change it any more.
 
         Raises:
-            OSError: a send before this one failed.
+            OSError: an earlier send failed.
         """
         if self._sent is not None and self._sent.done():
             self._sent.result()
@@ -39,14 +39,14 @@ class TokenSender:
 
 
 class TokenReceiver:
-    """The earlier stage's end; it owns the channel."""
+    """The end of the link on an earlier stage. It owns the channel."""
 
     def __init__(self, channel: Channel, width: int = 1) -> None:
         self._channel, self._width = channel, width
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
 
     def post(self, num_rows: int) -> Future[Tensor]:
-        """Returns a future of the message of the next step that samples, int32 [num_rows, width]."""
+        """Returns a future of the message of the next step that draws, int32 [num_rows, width]."""
         return self._pool.submit(self._receive, num_rows)
 
     def close(self) -> None:

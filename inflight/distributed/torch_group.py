@@ -13,8 +13,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
 class GroupHandle:
-    """Holds the only reference to gloo's backend. If it is dropped, the backend's connections close, and peers waiting for this
-    rank stop waiting.
+    """Holds the only reference to gloo's backend. If this reference is dropped, the backend's connections close, and peers that
+    wait for this rank stop waiting.
 
     Attributes:
         is_waiting: whether this rank waits for the others in a collective.
@@ -31,7 +31,7 @@ class GroupHandle:
         return self._backend
 
     def run(self, collective: str, *arguments: Any) -> None:
-        """Call a method of the backend, and wait for its end. The last argument is its options.
+        """Call a method of the backend, and wait until it has ended. The last argument is the options of the method.
 
         Raises:
             ConnectionError: this rank or another rank has left the group, or a rank did not answer in time.

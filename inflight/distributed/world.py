@@ -11,7 +11,7 @@ from inflight.errors import ConfigError
 
 
 class World(ABC):
-    """Owns the groups and channels that it returns. All ranks ask for the same ones, in the same order.
+    """Owns the groups and channels that it returns. All ranks must ask for the same groups and channels, in the same order.
 
     A group has a name. Two threads of a rank use two groups ("model" and "link"), so that neither waits for the other.
     """
@@ -43,8 +43,8 @@ class World(ABC):
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """Leave the groups and channels. If this rank waits for another one, or another one for this one, the wait ends with an
-        error, now and later. On GPUs there is no error: the waits end, and what is computed from then on is garbage.
+        """Leave the groups and channels. Waits of this rank for others, and of others for this rank, end with an error, now
+        and later. On GPUs the waits end without an error, and all later results are garbage.
 
         Idempotent, from any thread. The errors of ranks in the same process contain `reason`.
         """

@@ -1,15 +1,15 @@
-"""Draws from the tokens that min_p, top_k and top_p leave, without a sort of the whole vocabulary.
+"""Draws from the tokens that pass min_p, top_k and top_p, without a sort of the whole vocabulary.
 
 The filters, on logits already divided by the temperature, in this order:
 
     min_p   keep p >= min_p * max(p)
     top_k   keep the k most probable tokens, and all tokens that tie with the k-th
-    top_p   of what is left, renormalised: keep the shortest prefix, by falling probability and rising id, that reaches top_p
+    top_p   renormalise the rest, order it by falling probability and rising id, keep the shortest prefix that reaches top_p
 
-The survivors are a prefix of the tokens in this order. First a window of the most probable tokens is examined. If
-the prefix ends inside the window, only its tokens take part in the draw, which is a race of noisy scores (draw.py). If
-it does not (a flat distribution, a large k), all tokens race (prefix.py). Both ways use the same noise and the same sums. So a
-row's token depends neither on the way nor on the other rows.
+The tokens that pass are a prefix of all tokens in this order. First only a window of the most probable tokens is examined. If
+the prefix ends inside the window, the draw is a race between the tokens of the prefix: the largest noisy score wins (draw.py).
+If the prefix is longer (a flat distribution, a large k), all tokens race (prefix.py). Both ways use the same noise and the
+same sums. So a row's token depends neither on the way nor on the other rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
 
     Args:
         logits: float32 [n, vocab_size], the rows of `restricted`, divided by their temperatures; not modified.
-        hashes: int32 [vocab_size], `token_hashes`.
+        hashes: int32 [vocab_size], the result of `token_hashes`.
 
     Returns:
         token ids, int64 [n], and their scores, float32 [n]; the score is -inf or NaN if no token was possible.
@@ -50,13 +50,13 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
 
 
 def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Find which tokens of a window survive, and for which rows the window was wide enough to decide this.
+    """Find which tokens of a window pass, and for which rows the window was wide enough to decide this.
 
     Args:
-        values: float32 [n, C], the values of `top_window`.
+        values: float32 [n, C], the values of `top_window`, where C is the width of the window.
 
     Returns:
-        kept, bool [n, C], a prefix of each row; and decided, bool [n].
+        kept: bool [n, C], true for a prefix of each row. decided: bool [n], whether the window was wide enough.
     """
     width = values.shape[1]
     top, last = values[:, :1], values[:, -1:]
@@ -64,7 +64,7 @@ def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     kth = torch.where(limits.top_k <= width, kth, -torch.inf)
     floor = torch.maximum(kth, top + limits.log_min_p)
     kept = (values >= floor) & (values > -torch.inf)
-    # rows without a token above the floor outside the window
+    # rows that have no token at or above the floor outside the window
     complete = (last < floor) | (last == -torch.inf) if width < limits.vocab_size else torch.ones_like(limits.floored)
 
     weights = torch.where(kept, (values - top).exp_(), 0.0).to(torch.float64)

@@ -1,8 +1,8 @@
 """`DeviceSampler`: draws one token per row on a GPU, by kernels that a CUDA graph can record.
 
-The sampler owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. The
-host writes a column of parameters when a request takes its slot; the device does everything else, and computes the keys
-of the draws too.
+The sampler owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. When a
+request gets its slot, the host writes a column of parameters. The device does everything else, and computes the keys of the
+draws (see seeds.py), too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from inflight.sample.rows import RANDOM, RESTRICTED
 from inflight.sample.seeds import seed_words
 from inflight.sample.state import features_of, parameters_of
 
-BLOCK_SIZE = 2048  # tokens per program that reads the logits: 75 programs for a vocabulary of 152,000, 8 KB each
-GROUP_SIZE = 64  # tokens; the largest logit of each group is kept: 2,400 groups for such a vocabulary
-SEARCH_BLOCK_SIZE = 2048  # maxima, or tokens of listed groups, that a program looks at together
+BLOCK_SIZE = 2048  # tokens (8 KB of logits) per Triton program: 75 programs for a vocabulary of 152,000
+GROUP_SIZE = 64  # tokens per group; the kernels keep the largest logit of each: 2,400 groups for such a vocabulary
+SEARCH_BLOCK_SIZE = 2048  # how many group maxima, or tokens of some groups, a program reads at a time
 
 
 class DeviceSampler:
-    """Draws the tokens that `Sampler` draws from the same logits. Two draws can differ only if two scores, or top_p's
-    share and the mass before a token, are closer than the rounding errors of sums and logarithms.
+    """Draws the same tokens as `Sampler` from the same logits. A token can differ only if a rounding error of a sum or
+    a logarithm changes which of two scores is larger, or whether the tokens before it reach top_p together.
 
     Args:
         max_num_draws: the most rows of a `draw`.
@@ -57,7 +57,7 @@ class DeviceSampler:
 
     @staticmethod
     def parameters(sampling: ResolvedSampling, vocab_size: int) -> Int32Array:
-        """A slot's column: int32 [NUM_COLUMNS]. A greedy request has zeros."""
+        """A slot's column of parameters: int32 [NUM_COLUMNS]. A greedy request has zeros."""
         words = np.zeros(kernels.NUM_COLUMNS, dtype=np.int32)
         features = features_of(sampling, vocab_size)
         if not features & (RANDOM | RESTRICTED):
@@ -81,7 +81,7 @@ class DeviceSampler:
 
         Args:
             logits: float32 [n, vocab_size], contiguous; not modified.
-            columns: int32 [NUM_COLUMNS, num_slots], its last dimension contiguous: `parameters`, by slot.
+            columns: int32 [NUM_COLUMNS, num_slots], the `parameters` of each slot; its last dimension is contiguous.
             slots: int32 [n], which column each row uses; a slot may occur several times.
             positions: int32 [n], the position of the token to be drawn: the number of tokens before it.
             tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN where all logits are -inf, or one is NaN.

@@ -1,4 +1,4 @@
-"""Draws from the whole vocabulary: the Gumbel-max race."""
+"""Draws a token from the whole vocabulary by the Gumbel-max trick: each logit gets noise, and the largest sum wins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.sample.noise import bound_from_below, log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks
 
-FEW_NUMBERS = 64 * 1024  # up to this many logits the simple way is faster: it has fewer calls, but more logarithms
+FEW_NUMBERS = 64 * 1024  # up to this many logits the simple way is faster: more logarithms, but fewer calls
 
 IndexArray = npt.NDArray[np.intp]
 
@@ -20,8 +20,8 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
 
     Args:
         logits: float32 [n, vocab_size], divided by the temperatures; not modified.
-        keys: int32 [n, 2], `draw_keys`.
-        hashes: int32 [vocab_size], `token_hashes`.
+        keys: int32 [n, 2], the result of `draw_keys`.
+        hashes: int32 [vocab_size], the result of `token_hashes`.
 
     Returns:
         token ids, int64 [n], and their scores, float32 [n]; the score is -inf or NaN if no token was possible.
@@ -34,11 +34,11 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
 
 
 def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_random` on a CPU, with two logarithms per candidate instead of per token: a large batch takes two thirds of the
+    """`draw_random` on a CPU. It computes logarithms only for tokens that can win: a large batch needs two thirds of the
     time.
 
     First each score gets a cheap upper bound. The token with the largest bound is the leader. Only tokens whose bound reaches
-    the leader's exact score can win; mostly that is only the leader itself.
+    the leader's exact score can win. Mostly this is only the leader itself.
     """
     tokens = np.empty(len(logits), dtype=np.int64)
     scores = np.empty(len(logits), dtype=np.float32)
@@ -51,9 +51,9 @@ def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor
         torch.sub(chunk, bound_from_below(words, out=bounds), out=bounds)
         leaders = bounds.numpy().argmax(axis=1)
         leader_scores = _scores(chunk, words, np.arange(len(chunk)), leaders)
-        finite = np.isfinite(leader_scores)  # else no token of the row is possible, or a logit is NaN
+        finite = np.isfinite(leader_scores)  # otherwise the row has no possible token, or a logit is NaN
         at_least = np.full_like(leader_scores, np.inf)
-        at_least[finite] = leader_scores[finite] - (1e-3 + 1e-5 * np.abs(leader_scores[finite]))  # beyond all rounding
+        at_least[finite] = leader_scores[finite] - (1e-3 + 1e-5 * np.abs(leader_scores[finite]))  # above any rounding
         found_rows, found = np.divmod(np.flatnonzero(bounds.numpy() >= at_least[:, None]), logits.shape[1])
         if len(found) > np.count_nonzero(finite):  # candidates besides the leaders
             found_scores = _scores(chunk, words, found_rows, found)

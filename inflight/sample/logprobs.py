@@ -27,9 +27,9 @@ class LogprobsTensors:
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:
-    """Compute the log-probabilities of `token_ids` (column 0) and of the k most probable tokens.
+    """Compute the log-probabilities of `token_ids` (column 0) and of the k most probable tokens (columns 1 to k).
 
-    Tokens of equal probability come by rising id.
+    The k tokens are ordered by falling probability, then rising id.
 
     A token's rank is 1 + the number of tokens with a larger logit.
 
@@ -45,7 +45,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensor
     ranks = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     for rows in row_chunks(logits):
         chunk = logits[rows]
-        greater = torch.gt(chunk, own[rows], out=torch.empty_like(chunk))  # floats: they are summed four times as fast
+        greater = torch.gt(chunk, own[rows], out=torch.empty_like(chunk))  # floats sum four times as fast as booleans
         ranks[rows] = 1 + greater.sum(dim=1, dtype=torch.float32).to(torch.int32)
     values, ids = own, given
     if k > 0:

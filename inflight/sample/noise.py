@@ -1,15 +1,15 @@
 """The noise of the draws: one Gumbel variate per (seed, position, token id), computed where and when it is needed.
 
 A token is drawn by the Gumbel-max trick: argmax(logits / T - log E) with E ~ Exp(1) independent per token id is distributed
-as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). Its advantage over an inverted cumulative distribution: a
-tiny change of the logits changes the token only if the two best scores were almost equal.
+as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). It is better than an inverted cumulative distribution,
+because a tiny change of the logits changes the token only if the two best scores were almost equal.
 
 The noise is a hash of the token id with the draw's two keys (seeds.draw_keys). So it does not depend on the other rows of the
 batch, on the vocabulary's size or on which tokens survived top-k. All paths and devices use this definition:
 
     hash = (mix32(token_id) ^ key0) * key1;  hash = (hash ^ hash >> 16) * C;  u = low 31 bits / 2**31;  E = -log(1 - u)
 
-Tokens with a small E win; there E has the full relative precision of a float32, down to 2**-32.
+Tokens with a small E win. A small E has the full relative precision of a float32, down to 2**-32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MULTIPLIER = 0x7FEB352D  # from Wellons' "lowbias32", which a search for the least bias found
+_MULTIPLIER = 0x7FEB352D  # from Wellons' hash "lowbias32", which was found by a search for the least bias
 _LOW_31 = 0x7FFFFFFF
 _SMALLEST = 2.0**-32  # used for a hash of 0
 _LOG_PER_BIT = math.log(2.0) * 2.0**-23
@@ -40,17 +40,17 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
     """The hash of each token under each draw's keys: uniform on [0, 2**31), int32 [n, m].
 
     Args:
-        hashes: int32 [m] or [n, m], `token_hashes` of the tokens.
-        keys: int32 [n, 2], `draw_keys`.
+        hashes: int32 [m] or [n, m], the `token_hashes` of the tokens.
+        keys: int32 [n, 2], the result of `draw_keys`.
     """
     words = torch.bitwise_xor(hashes, keys[:, :1], out=out)
     words.mul_(keys[:, 1:])
-    words.bitwise_xor_(words.bitwise_right_shift(16).bitwise_and_(0xFFFF))  # the mask removes copies of the sign
+    words.bitwise_xor_(words.bitwise_right_shift(16).bitwise_and_(0xFFFF))  # 0xFFFF removes copies of the sign bit
     return words.mul_(_MULTIPLIER).bitwise_and_(_LOW_31)
 
 
 def log_exponential(words: Tensor) -> Tensor:
-    """log E of each of `noise_words`, float32: subtract it from the logits."""
+    """log E of each word of `noise_words`, float32. It is subtracted from the token's logit."""
     noise = words.to(torch.float32).mul_(-(2.0**-31)).clamp_(-_LARGEST, -_SMALLEST)
     return noise.log1p_().neg_().log_()
 
@@ -59,9 +59,9 @@ def bound_from_below(words: Tensor, out: Tensor) -> Tensor:
     """Write a lower bound of `log_exponential(words)`, float32, to `out`. It takes a quarter of the time of
     `log_exponential`.
 
-    Rounding can lift the bound above the exact value by less than 1e-4. E = -log(1 - u) is at least u. The bits of a
-    float, read as an integer, give its logarithm interpolated between powers of two (Mitchell 1962): this is at most
-    the logarithm, and at most 0.087 * log(2) below it.
+    The bound is an approximate logarithm of u, because E = -log(1 - u) is at least u. The bits of a float, read as an
+    integer, give its logarithm interpolated between powers of two (Mitchell 1962). This is at most the logarithm, and at
+    most 0.087 * log(2) below it. Rounding can lift the bound above the exact value by less than 1e-4.
     """
     out.copy_(words)
     out.copy_(out.view(torch.int32))

@@ -1,7 +1,7 @@
-"""`race_all`: draws from the tokens that min_p, top_k and top_p leave, for distributions that are too flat for a window.
+"""`race_all`: draws from the tokens that pass min_p, top_k and top_p, if they may be too many for a window (candidates.py).
 
-The tokens that are left are a prefix of all tokens by falling logit and rising id (candidates.py). All tokens race, and
-the winner is tested. If it is not in the prefix, it is removed with all tokens after it, and the race is repeated.
+Ordered by falling logit and rising id, these tokens are a prefix of all tokens. All tokens race: the largest noisy score wins.
+If the winner is not in the prefix, it is removed with all tokens after it, and the race is repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Limits:
     top_p: Tensor  # float64 [n, 1]
     log_min_p: Tensor  # float32 [n, 1]
     floored: Tensor  # bool [n, 1]: whether top_k or min_p sets a least logit
-    vocab_mass: Tensor  # float64 [n, 1], set where `floored` is false: top_p is a share of it there
+    vocab_mass: Tensor  # float64 [n, 1], computed only where `floored` is false: there top_p is a share of it
 
     @staticmethod
     def of(logits: Tensor, restricted: RestrictedRows) -> Limits:
@@ -62,14 +62,14 @@ def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Tests whether a token survives: the weight of the tokens before it must not reach top_p's share.
+    """Tests whether a token passes: the weight of the tokens before it must not reach `share`.
 
-    It shares the memory of the logits it was made from. Logits outside the prefix may be overwritten with -inf.
+    The prefix shares the memory of the logits from which it was made. Logits outside the prefix may be overwritten with -inf.
     """
 
-    logits: Tensor  # float32 [n, vocab_size]; -inf below what min_p and top_k leave
+    logits: Tensor  # float32 [n, vocab_size]; -inf for tokens that min_p or top_k removes
     weights: Tensor  # float32 [n, vocab_size], exp(logit - max) of these logits
-    share: Tensor  # float64 [n, 1]
+    share: Tensor  # float64 [n, 1]: top_p times the sum of the weights
 
     @staticmethod
     def of(logits: Tensor, limits: Limits) -> Prefix:
@@ -94,14 +94,14 @@ class Prefix:
         logit = self.logits.gather(1, tokens)
         upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
         weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)
-        held = weight < self.share  # true even if all tokens that tie with it came first
+        held = weight < self.share  # counts also tokens with an equal logit that come later: true is certain
         if bool(held.all()):
             return held
         weight = torch.where(self.before(tokens), self.weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)
         return (weight < self.share) | (weight == 0) | weight.isnan()
 
     def before(self, tokens: Tensor) -> Tensor:
-        """The tokens before each row's token in the order of survival: bool [n, vocab_size]."""
+        """The tokens that come before each row's token, by falling logit and rising id: bool [n, vocab_size]."""
         logit = self.logits.gather(1, tokens)
         columns = torch.arange(self.logits.shape[1], device=self.logits.device)
         return (self.logits > logit) | ((self.logits == logit) & (columns < tokens))

@@ -2,7 +2,7 @@
 
 It also computes the log-probabilities of the drawn tokens.
 
-    of         runs on the host; copies all data that is known by then to the device, in one copy
+    of         runs on the host; uploads all data that the host knows, in one copy
     apply      keeps the raw logits of rows with logprobs, then changes the logits in place
     logprobs   computes the log-probabilities of the drawn tokens from the raw logits
 
@@ -10,12 +10,12 @@ The order and the arithmetic are the same as in vLLM and transformers:
 
     1. grammar masks and allowed_token_ids: all other tokens become -inf
     2. logit_bias
-    3. bad_words, then min_tokens: their tokens become -inf. If that leaves a row without any token, the ban is lifted for this
-       row: if only end tokens are allowed and min_tokens forbids them, an end token is drawn all the same.
+    3. bad_words, then min_tokens: the tokens that they forbid become -inf. If this leaves a row without any token, the ban is
+       lifted for this row. For example, if only end tokens are allowed but min_tokens forbids them, an end token is drawn.
     4. repetition penalties, then frequency and presence penalties
 
-`apply` and `logprobs` run torch operations on tensors whose sizes the host knows: nothing waits for a GPU. The tokens before
-the draws may not be known to the host yet: they are read on the device. A step that asks for none of this has no processors.
+`apply` and `logprobs` run torch operations on tensors whose sizes the host knows, so they never wait for a GPU. The host may
+not know all tokens before a draw yet, so these are read on the device. If a step needs none of this, it has no processors.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Int64Array = npt.NDArray[np.int64]
 Arrays = dict[str, AnyArray]
 Tensors = dict[str, Tensor]
 
-# The most elements of a temporary: it fits a CPU's cache, and takes at most 64 MB on a GPU.
+# The most elements of a temporary tensor, so that it fits a CPU's cache, and needs at most 64 MB on a GPU.
 CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}
 
 
@@ -89,7 +89,7 @@ class LogitsProcessors:
     """The processors of one step. Only `of` makes them. Call `apply` once, then `logprobs` once, on the same stream."""
 
     tensors: Tensors
-    spans: dict[str, tuple[IntArray, IntArray]]  # by kind of penalty: [n], where its rows' tokens begin and end
+    spans: dict[str, tuple[IntArray, IntArray]]  # by kind of penalty: where the tokens of its rows begin and end, [n]
     longest_history: int  # the most tokens that are read from a slot's history
     logprobs_rows: Int32Array | None  # [n], the rows that asked for log-probabilities
     num_logprobs: int  # the most that any of them asked for
@@ -103,7 +103,7 @@ class LogitsProcessors:
         masks: GrammarMasks | None,
         upload: Callable[[AnyArray], Tensor],
     ) -> LogitsProcessors | None:
-        """Make the processors of a step; None if no row asks for anything.
+        """Make the processors of a step; None if no row needs any.
 
         Args:
             positions: [num_rows], the position of each draw: how many tokens (prompt and output) come before it.
@@ -128,7 +128,7 @@ class LogitsProcessors:
         having = rows.having(LOGPROBS)
         if len(having):
             arrays["logprobs_rows"] = having
-        if not any(array.size for array in arrays.values()):  # a bias of 0 only, for example
+        if not any(array.size for array in arrays.values()):  # for example if the only bias is 0
             return None
         return LogitsProcessors(
             tensors=in_one_copy(arrays, upload),
@@ -177,8 +177,8 @@ class LogitsProcessors:
 
         Positive logits are divided by the penalty, and negative logits are multiplied by it.
 
-        A token that occurs several times is written several times, with one value. So positions at or after the draw can be
-        replaced by the row's first token.
+        A token that occurs several times is written several times with the same value. So the row's first token can replace
+        the tokens at and after the position of the draw.
         """
         flat, vocab_size = logits.view(-1), logits.shape[1]
         for part, tokens, here in self._parts("repetition", history):
@@ -189,10 +189,10 @@ class LogitsProcessors:
             flat.scatter_(0, entries.view(-1), penalised.view(-1))
 
     def _penalise_output(self, logits: Tensor, history: Tensor) -> None:
-        """Subtract count * frequency_penalty + presence_penalty from the logit of each token behind the prompt.
+        """Subtract count * frequency_penalty + presence_penalty from the logit of each token after the prompt.
 
-        A token that occurs several times is written several times, with one value. So token 0, with its own penalty if it
-        occurs, can replace what does not count.
+        A token that occurs several times is written several times with the same value. So token 0 can replace all tokens that
+        do not count. Token 0 gets its own penalty, which is 0 if it does not occur.
         """
         flat, vocab_size = logits.view(-1), logits.shape[1]
         for part, tokens, here in self._parts("output", history):
@@ -205,12 +205,12 @@ class LogitsProcessors:
             flat.scatter_(0, entries.view(-1), penalised.view(-1))
 
     def _parts(self, name: str, history: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield the rows with a penalty, some at a time: the rows, their tokens (int32 [n, m]), which tokens count ([n,
-        m])."""
+        """Yield the rows with this penalty, some at a time: a slice of the rows, their tokens (int32 [n, m]), and which of
+        the tokens count (bool [n, m])."""
         starts, stops = self.spans[name]
         first = 0
         while first < len(stops):
-            # as many rows as CHUNK_ELEMENTS allows: a long history must not widen the part for many short ones
+            # each row of a part is as wide as the longest history of the part: take as many rows as CHUNK_ELEMENTS allows
             widths = np.maximum.accumulate(stops[first:]) - np.minimum.accumulate(starts[first:])
             sizes = widths * np.arange(1, len(widths) + 1)
             end = first + max(1, int(np.searchsorted(sizes, CHUNK_ELEMENTS[history.device.type], side="right")))
@@ -276,7 +276,7 @@ def _stop_arrays(rows: SamplingRows, num_emitted: IntArray) -> Arrays:
 
 
 def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
-    """Make a table of the words that a draw could complete, one per line. The tokens before a word's last token are
+    """Make a table of the bad words that a draw could complete, one per line. A line has the word without its last token,
     aligned at the right."""
     having = rows.having(BAD_WORDS)
     words = [
@@ -288,7 +288,7 @@ def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
     if not words:
         return {}
     width = max(1, *(len(before) for _, _, before, _ in words))
-    before_tokens = np.full((len(words), width), -1, dtype=np.int64)  # -1 equals every token
+    before_tokens = np.full((len(words), width), -1, dtype=np.int64)  # -1 matches every token
     for line, (_, _, before, _) in zip(before_tokens, words, strict=True):
         line[width - len(before) :] = before
     word_rows = np.array([row for row, _, _, _ in words], dtype=np.int64)
@@ -305,7 +305,7 @@ def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
 def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies: Tensor) -> None:
     """Forbid tokens. If this leaves a row without any token, the row's forbidden tokens get their logits back.
 
-    A token may occur in several entries, and only some of them may apply. So minima and maxima are written, not values.
+    A token may occur in several entries, of which only some apply. Minima and maxima do not depend on their order.
 
     Args:
         entries: int64 [m], into the flat logits.

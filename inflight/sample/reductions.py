@@ -17,14 +17,14 @@ _NAN_BITS = 0x7FC00000  # the bits of a NaN in float32, without a sign
 
 
 def row_chunks(values: Tensor) -> Iterator[slice]:
-    """Slices that cover the rows of `values`, [n, m]: a cacheful at a time on a CPU, all at once elsewhere."""
+    """Slices that cover the rows of `values`, [n, m]: on a CPU as many rows at a time as fit the cache, elsewhere all."""
     num_rows, width = values.shape
     step = max(1, CHUNK_ELEMENTS // width) if values.device.type == "cpu" else max(1, num_rows)
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
 def argmax_rows(values: Tensor) -> Tensor:
-    """The column of each row's largest value, on a tie the first; a NaN counts as the largest. int64 [n].
+    """The column of each row's largest value, int64 [n]; on a tie the first column. A NaN counts as the largest.
 
     On a CPU numpy is ten times as fast as torch. Both promise the first index.
     """
@@ -42,9 +42,9 @@ def softmax_mass(logits: Tensor) -> Tensor:
 
 
 def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each row, falling, equal ones by rising id; and their token ids, int64. Both [n, k].
+    """The k largest logits of each row and their token ids (int64), both [n, k], by falling logit and rising id.
 
-    If several tokens have the k-th logit, a GPU returns any of them: a test would have to wait for the device.
+    If several tokens have the k-th logit, a GPU returns any of them, because a check would have to wait for the device.
     """
     num_rows, vocab_size = logits.shape
     values = logits.new_empty(num_rows, k)
@@ -59,18 +59,19 @@ def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` largest logits of each row, falling, equal ones by rising id; and their token ids, int64. Both [n, width].
+    """The `width` largest logits of each row and their token ids (int64), both [n, width], by falling logit and rising id.
 
-    If several tokens have the last of these logits, any of them may be in the window.
+    If several tokens have the smallest of these logits, any of them may be in the window.
 
-    Token j is in group j % G. Each of the top C tokens is in one of the C groups with the largest maxima, so only the members
-    of these groups are ordered. With groups of about sqrt(V / C) tokens, both steps look at few numbers.
+    Token j is in group j % num_groups. Each token of the window is in one of the `width` groups with the largest maxima. So
+    only the members of these groups are sorted. With groups of about sqrt(vocab_size / width) tokens, both steps read few
+    numbers.
     """
     num_rows, vocab_size = logits.shape
     group_size = math.isqrt(vocab_size // width)
     num_groups = vocab_size // group_size
     grouped = num_groups * group_size if group_size > 1 else 0
-    ids = torch.arange(grouped, vocab_size, device=logits.device).expand(num_rows, -1)  # the rest, in no group
+    ids = torch.arange(grouped, vocab_size, device=logits.device).expand(num_rows, -1)  # the tokens in no group
     values = logits
     if grouped:
         maxima = logits[:, :grouped].view(num_rows, group_size, num_groups).amax(dim=1)
@@ -83,8 +84,8 @@ def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def sort_keys(values: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys that are larger where the value is larger or, of equal values, the id smaller. A NaN is the largest."""
-    bits = (values + 0.0).view(torch.int32)  # + 0.0: no negative zero
-    bits = torch.where(values.isnan(), _NAN_BITS, bits)  # of either sign
-    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # floats are sign and magnitude: reverse the order of negative ones
+    """int64 keys: larger for a larger value, and of equal values larger for a smaller id. A NaN has the largest key."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+    bits = torch.where(values.isnan(), _NAN_BITS, bits)  # the same bits for NaNs of both signs
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # the bits of negative floats fall as the value rises: reverse them
     return (ordered.to(torch.int64) << 32) - ids

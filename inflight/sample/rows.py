@@ -1,8 +1,8 @@
-"""`SamplingRows`: a frozen copy of some slots' sampling columns; and `SamplingMetadata`, which a step's draws use.
+"""`SamplingRows`: a frozen copy of the sampling parameters of a step's rows. `SamplingMetadata`: what the draws of a step need.
 
-A step that verifies drafts learns its rows and their positions only when its forward begins, on the thread that computes. By
-then a later plan may have given the slots to other requests. So `SamplingState.take` copies the columns when a step is
-prepared, and they are read when its rows are known.
+A step that verifies drafts knows its rows and their positions only when its forward begins, in the compute thread. By then a
+later plan may have given the slots to other requests. So `SamplingState.take` copies the parameters when the step is prepared,
+and the copy is read when the rows are known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inflight.sample.seeds import draw_keys
 IntArray = npt.NDArray[np.integer]
 Int64Array = npt.NDArray[np.int64]
 
-# Bits of the column `features`; 0 is a greedy row without extras.
+# Bits of the column `features`; 0 is a greedy row without any other feature.
 RANDOM = 1
 RESTRICTED = 2
 ALLOWED = 4
@@ -35,8 +35,8 @@ LOGPROBS = 256
 HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
-WINDOW = 128  # this many most probable tokens mostly include all tokens that top_p and min_p leave
-MAX_WINDOW = 256  # if top_k is larger, all tokens race
+WINDOW = 128  # the most probable tokens that are examined first; mostly they include all that top_p and min_p leave
+MAX_WINDOW = 256  # if top_k is larger, the draw is a race between all tokens (prefix.py)
 
 PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of them
     [
@@ -80,14 +80,14 @@ class RestrictedRows(RandomRows):
     top_k: Tensor  # int64 [n, 1]; the vocabulary's size if unused
     top_p: Tensor  # float64 [n, 1]; above 1 if unused, so that rounding drops nothing
     log_min_p: Tensor  # float32 [n, 1]; -inf if unused
-    window: int  # how many of the most probable tokens are examined first; at least every top_k below MAX_WINDOW
+    window: int  # how many of the most probable tokens are examined first; more than any top_k, but at most MAX_WINDOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingMetadata:
     """How the rows of one step are drawn. Every row is either greedy or random or restricted.
 
-    `greedy_rows` is None if no row is greedy. If all rows are greedy, all three are None.
+    `greedy_rows` is None if no row is greedy. If all rows are greedy, `greedy_rows`, `random` and `restricted` are None.
     """
 
     num_rows: int
@@ -107,13 +107,13 @@ class GrammarMasks:
     Bit t % 32 of word t // 32 says that token t may be drawn, as in `interface.step.GrammarOutput`.
     """
 
-    rows: npt.NDArray[np.int64]  # [n], sampling rows, rising
+    rows: npt.NDArray[np.int64]  # [n], indices of the step's draws, rising
     masks: npt.NDArray[np.int32]  # [n, ceil(vocab_size / 32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Sampling parameters, one row per draw. Only `take` makes them."""
+    """Sampling parameters, one row per draw. `SamplingState.take` makes them."""
 
     vocab_size: int
     device: torch.device  # where the metadata's tensors go
@@ -149,7 +149,7 @@ class SamplingRows:
         )
 
     def having(self, feature: int) -> Int64Array:
-        """The rows with one of these feature bits, rising."""
+        """The indices of the rows that have one of these feature bits, rising."""
         return np.flatnonzero(self.features & feature) if self._union & feature else NO_ROWS
 
     def metadata(self, positions: IntArray) -> SamplingMetadata:
@@ -182,7 +182,7 @@ class SamplingRows:
     def _restricted_rows(self, rows: Int64Array, positions: IntArray) -> RestrictedRows:
         base, parameters = self._random_rows(rows, positions), self.parameters[rows]
         top_k = parameters["top_k"]
-        # a window of k + 1 tokens shows whether another token has the k-th logit
+        # a window of k + 1 tokens shows whether another token has the same logit as the k-th
         enough = np.where(top_k < self.vocab_size, top_k + 1, WINDOW)
         return RestrictedRows(
             rows=base.rows,
@@ -195,5 +195,5 @@ class SamplingRows:
         )
 
     def _column(self, values: npt.NDArray[Any]) -> Tensor:  # Any: of whatever dtype
-        """A parameter, a field of strided records, as a dense tensor [n, 1]."""
+        """One parameter of some rows as a dense tensor [n, 1]. In the records of `parameters` it is strided."""
         return to_device(np.ascontiguousarray(values)[:, None], self.device)

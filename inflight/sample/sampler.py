@@ -2,11 +2,11 @@
 
 Steps that no row needs are skipped:
 
-    1. logprobs rows: keep the raw logits; then masks, biases, bans, penalties     (processors.py)
+    1. keep the raw logits of rows with logprobs; then masks, biases, bans, penalties    (processors.py)
     2. greedy rows: the exact argmax, the lowest id on a tie
-    3. others: divide by the temperature, then draw                                (draw.py)
-       from what min_p, top_k, top_p leave                                         (candidates.py)
-    4. logprobs of the drawn tokens, from the raw logits                           (logprobs.py)
+    3. other rows: divide by the temperature, then draw from all tokens                  (draw.py)
+       or from the tokens that pass min_p, top_k and top_p                               (candidates.py)
+    4. logprobs of the drawn tokens, from the raw logits                                 (logprobs.py)
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SamplerOutput:
     """One token per row, still on the device.
 
     If all logits of a row are -inf at the draw (a grammar admits no token), or one is NaN (a broken model), no token can be
-    drawn: `token_ids` is IMPOSSIBLE_TOKEN (-1) there, and the request must fail. `logprobs` has the rows
-        `logprobs_rows`.
+    drawn: `token_ids` is IMPOSSIBLE_TOKEN (-1) there, and the request must fail. `logprobs` has only the rows in
+    `logprobs_rows`.
     """
 
     token_ids: Tensor  # int32 [num_rows]
@@ -58,21 +58,21 @@ class Sampler:
     ) -> SamplerOutput:
         """Draw a token for each row.
 
-        If a mask admits only one token, the row draws it, with any other parameters: they move this token's logit or
-        forbid other tokens. allowed_token_ids is a second mask: a token is drawn if both admit it.
+        If a mask admits only one token, the row draws this token, because the other parameters cannot allow more tokens.
+        allowed_token_ids is a second mask: only tokens that both masks admit are drawn.
 
         Args:
             logits: float32 [num_rows, vocab_size], contiguous; overwritten.
             history: see `LogitsProcessors.apply`; not None if there are processors.
         """
         assert logits.shape == (metadata.num_rows, len(self._hashes)), (
-            f"logits {tuple(logits.shape)} do not fit the step"
+            f"logits of shape {tuple(logits.shape)} for {metadata.num_rows} rows and {len(self._hashes)} tokens"
         )
         assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
         assert logits.is_contiguous()
         if processors is None or not len(logits):
             return SamplerOutput(token_ids=self._choose(logits, metadata))
-        assert history is not None, "the tokens before the draws"
+        assert history is not None, "processors need the tokens before the draws"
         processors.apply(logits, history)
         token_ids = self._choose(logits, metadata)
         return SamplerOutput(

@@ -1,7 +1,7 @@
 """Seeds and draw keys: every draw is a pure function of (seed, position). Numpy only, no torch.
 
 engine seed --front_end_seed(seed, index)--> seed of front end `index`
-front end's seed --derive_seed(seed, number)--> seed of its request `number`, if it brings none
+front end's seed --derive_seed(seed, number)--> seed of its request `number`, if the request has none
 request seed --derive_seed(seed, index)--> seed of completion `index`   (n > 1)
 (seed, position) --draw_keys--> two 32-bit keys --noise.py--> one Gumbel variate per token id
 """
@@ -20,7 +20,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed, in [0, 2**64), of completion `index` of a request with `seed`; index 0 keeps the request's own.
+    """The seed of completion `index` of a request with this `seed`, in [0, 2**64). Completion 0 has the request's seed.
 
     So a seed gives the same tokens for n=1 and for completion 0 of n > 1.
     """
@@ -32,12 +32,12 @@ def derive_seed(seed: int, index: int) -> int:
 
 
 def front_end_seed(seed: int | None, index: int) -> int:
-    """The seed of front end `index`, in [0, 2**64): requests of this front end without a seed get seeds made from it.
+    """The seed of front end `index`, in [0, 2**64). The front end derives seeds from it for requests that have none.
 
     Args:
         seed: the engine's seed; None draws a new one from the operating system at each call.
-        index: if it is 0, the result is `seed`; so an engine with one front end draws the same tokens as `LLM` with
-            this seed.
+        index: front end 0 has the engine's seed itself. So an engine with one front end draws the same tokens as `LLM`
+            with this seed.
     """
     if seed is None:
         return secrets.randbits(64)
@@ -61,7 +61,7 @@ def seed_words(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """The two keys of each draw, int32 [n, 2]; the second is odd, since it multiplies (see noise.py).
+    """The two keys of each draw, int32 [n, 2]. The second key is odd, because noise.py multiplies by it.
 
     Args:
         seeds: [n].

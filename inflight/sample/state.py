@@ -36,7 +36,7 @@ class SamplingState:
 
     Args:
         max_num_seqs: the number of slots.
-        vocab_size: the width of the logits. Token ids beyond it are dropped (`validation.py` has refused the user's own).
+        vocab_size: the width of the logits. Token ids beyond it are dropped; `validation.py` has refused those of the user.
         device: the device of the metadata's tensors.
     """
 
@@ -63,7 +63,7 @@ class SamplingState:
 
 
 def parameters_of(sampling: ResolvedSampling, vocab_size: int) -> npt.NDArray[np.void]:
-    """A request's record of PARAMETERS, [1]."""
+    """A request's parameters as one record of the dtype PARAMETERS, [1]."""
     params, row = sampling.params, np.zeros(1, dtype=PARAMETERS)
     row["seed"] = sampling.seed & MASK64
     row["top_k"] = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size

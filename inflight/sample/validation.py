@@ -1,4 +1,4 @@
-"""Checks of sampling parameters that need the vocabulary's size. The front end calls them, so they do without torch."""
+"""Checks of sampling parameters that need the vocabulary's size. The front end calls them, so they do not import torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
     bad = {word[0] for word in sampling.bad_words_token_ids if len(word) == 1}
     if allowed <= bad:
         raise InvalidRequestError(
-            "bad_words forbid every token of allowed_token_ids: nothing could be drawn; allow one more"
+            f"bad_words forbid every token of allowed_token_ids={sorted(allowed)[:8]}, so no token could be drawn: allow "
+            "another token, or remove a bad word"
         )
     if params.min_tokens > 0 and allowed <= bad | sampling.stop_token_ids:
         raise InvalidRequestError(
-            f"allowed_token_ids={sorted(allowed)[:8]} holds end tokens only, which min_tokens={params.min_tokens} forbids: "
-            "allow one more token, or drop min_tokens"
+            f"allowed_token_ids={sorted(allowed)[:8]} has only bad words and end tokens, which min_tokens={params.min_tokens} "
+            "forbids, so no token could be drawn: allow another token, or leave min_tokens out"
         )
 
 

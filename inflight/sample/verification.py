@@ -1,18 +1,19 @@
 """Draft verification: which of a step's draws are emitted.
 
-A step computes a request's last known token and d drafts behind it, and draws a token behind each of them: d + 1 draws. Each
-draw is made from the target's logits, with the request's parameters, history and mask at that position, and with the noise of
-(seed, position), as in a run without drafts.
+A step computes a request's last known token and the d drafts after it. It draws a token after each of them: d + 1 draws. Each
+draw is made from the target model's logits, with the request's parameters, history and mask at that position, and with the
+noise of (seed, position), as in a run without drafts.
 
     input     last    draft 0   draft 1   draft 2
     draw      draw 0  draw 1    draw 2    draw 3       draw 0 == draft 0, draw 1 == draft 1, draw 2 != draft 2:
               ^^^^^^^^^^^^^^^^^^^^^^^^^^               draws 0, 1 and 2 are emitted
 
 Draw j is right (equal to the draw of a run without drafts) if all tokens before it are right. So draw 0 is right. If
-draw 0 equals draft 0, draw 1 was made behind the right token, and is right too. By induction all draws are right up to
+draw 0 equals draft 0, draw 1 was made after the right token, and is right too. By induction all draws are right up to
 and including the first one that differs from its draft, whatever the drafts are. So a run without drafts emits the same
-tokens, not only tokens of the same distribution. Speculative sampling (arXiv:2211.17192) accepts a draft of a certain
-proposer with the probability that the target gives it; a draw of the target equals the draft just as often.
+tokens, not only tokens of the same distribution. No draft is lost by this rule: if a proposer is deterministic, speculative
+sampling (arXiv:2211.17192) accepts its draft with the probability that the target gives it, and a draw of the target equals
+the draft just as often.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
     Does not wait for the device.
 
     Args:
-        sampled: int32 [num_draws]; IMPOSSIBLE_TOKEN (-1) equals no draft, so no draw behind it is emitted.
-        draft_token_ids: int32 [n, k]; a request with d + 1 draws has d drafts, the first ones of its row; d <= k.
+        sampled: int32 [num_draws]; IMPOSSIBLE_TOKEN (-1) equals no draft, so no draw after it is emitted.
+        draft_token_ids: int32 [n, k]. A request with d + 1 draws has d drafts, the first d of its row; d <= k.
         query_start_loc: [n + 1], request i has the draws [query_start_loc[i], query_start_loc[i + 1]), at least one.
 
     Returns:
@@ -43,7 +44,7 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
     starts, num_drafts = query_start_loc[:-1, None].astype(np.int64), np.diff(query_start_loc)[:, None] - 1
     num_requests, k = draft_token_ids.shape
     assert len(query_start_loc) == num_requests + 1 and query_start_loc[-1] == len(sampled)
-    assert not num_requests or (num_drafts.min() >= 0 and num_drafts.max() <= k), "each request has 1 to k + 1 rows"
+    assert not num_requests or (num_drafts.min() >= 0 and num_drafts.max() <= k), "each request has 1 to k + 1 draws"
     columns = np.arange(k)
     counts = columns < num_drafts  # [n, k]
     rows = torch.from_numpy(np.where(counts, starts + columns, 0)).to(sampled.device, non_blocking=True)

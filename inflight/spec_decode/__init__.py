@@ -1,1 +1,1 @@
-"""Proposers of drafts: guesses at the next tokens, which a later step verifies (`sample/verification.py`)."""
+"""Proposers of drafts: they guess the next tokens, and a later step verifies the guesses (`sample/verification.py`)."""

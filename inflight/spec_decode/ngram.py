@@ -1,9 +1,9 @@
-"""`NgramProposer`: proposes the tokens that followed the last tokens earlier in the text (prompt lookup).
+"""`NgramProposer`: finds the last tokens of the text earlier in the text, and proposes the tokens that followed them there.
 
-It takes the longest n-gram at the end of the text that also occurs earlier. If this occurs several times, it takes the latest
-occurrence that is followed by as many tokens as a step can try: text near the end resembles the end most. In a text that
-repeats a short cycle the very latest occurrence has almost nothing behind it, so it is not taken. If no occurrence is followed
-by enough tokens, it takes the earliest one, which is followed by the most.
+The method is called prompt lookup. The proposer searches for the longest n-gram at the end of the text that also occurs
+earlier. If this n-gram occurs several times, the latest occurrence is used that is followed by as many tokens as a step can
+verify, because text near the end is most similar to the end. (In a text that repeats a short cycle, the very latest occurrence
+is followed by too few tokens.) If no occurrence is followed by enough tokens, the earliest one is used: most tokens follow it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
 MIN_INDEXED = 16384  # tokens; a search through fewer tokens is as fast as an index
-TAIL_SHARE = 8  # rebuild an index when the new tokens are an eighth of it: a constant cost per token
-_RECENT = 256  # newest occurrences, which are examined first
+TAIL_SHARE = 8  # an index is rebuilt when it lacks an eighth as many tokens as it has: a constant cost per token
+_RECENT = 256  # how many of the newest occurrences are examined first
 _TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
 _TOKEN_MASK, _END_MASK = (1 << _TOKEN_BITS) - 1, (1 << _END_BITS) - 1
 
@@ -28,14 +28,14 @@ _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 
 class NgramProposer(Proposer):
-    """A short sequence is searched in each step. For a long one an index is kept (`_Index`, 8 bytes per token) while
+    """A short sequence is searched in each step. For a long sequence an index is kept (`_Index`, 8 bytes per token) while
     the request has its slot. Then a step looks up the occurrences of the last two tokens, and searches only tokens
     newer than the index."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
         self._min, self._max = config.prompt_lookup_min, config.prompt_lookup_max
-        assert 1 <= self._min <= self._max, f"n is in [{self._min}, {self._max}]"
+        assert 1 <= self._min <= self._max, f"prompt_lookup_min={self._min}, prompt_lookup_max={self._max}"
         self._indexed_n = min(self._min, 2)  # length of the n-grams in an index
         self._indexes: dict[int, _Index] = {}  # by slot
 
@@ -52,7 +52,7 @@ class NgramProposer(Proposer):
                 tokens = token_ids[slot, :length]
                 ends = self._ends_in_all(tokens) if length < MIN_INDEXED else self._ends_by_index(slot, tokens, room)
                 if len(ends):
-                    # the latest occurrence that `room` tokens follow; if there is none, the first one
+                    # the latest occurrence that `room` tokens follow; if there is none, the earliest occurrence
                     num_long = int(ends.searchsorted(length - room, side="right"))
                     begin = int(ends[max(num_long - 1, 0)])
                     found = tokens[begin : begin + room]
@@ -60,8 +60,8 @@ class NgramProposer(Proposer):
         return drafts
 
     def _ends_in_all(self, tokens: Int32Array) -> Ends:
-        """Where the longest n-gram at the end of the sequence occurred before. Each n up to its length takes one
-        search."""
+        """The ends of the earlier occurrences of the longest n-gram at the end of the sequence. Each n needs one search
+        through the sequence."""
         length = len(tokens)
         # occurs[i]: the last n tokens are also at [i, i + n), and a token follows them
         occurs = tokens[:-1] == tokens[-1]
@@ -95,8 +95,8 @@ class NgramProposer(Proposer):
         return self._longest(tokens, ends)[1]
 
     def _longest(self, tokens: Int32Array, ends: Ends) -> tuple[int, Ends]:
-        """The largest allowed n whose n-gram at the end of the sequence also ends at some of `ends`; and these ends. If there
-        is no such n: 0 and no ends. `ends`: where the last `_indexed_n` tokens occur."""
+        """Find the largest allowed n for which the last n tokens also end at some of `ends`. Returns n and these ends; if
+        there is no such n, 0 and no ends. `ends`: where the last `_indexed_n` tokens end elsewhere."""
         length, longest, found = len(tokens), 0, _NOWHERE
         for n in range(self._indexed_n, self._max + 1):
             if n > self._indexed_n:
@@ -110,8 +110,8 @@ class NgramProposer(Proposer):
 
 
 class _Index:
-    """The ends of all n-grams that a token follows, for n = 1 or n = 2. Entries are sorted numbers of 64 bits: the lowest 20
-    bits of each token of the n-gram, then its end."""
+    """All n-grams that a token follows, for n = 1 or n = 2. An entry is a 64-bit number: the lowest 20 bits of each token of
+    the n-gram, then the end of the n-gram. The entries are sorted."""
 
     def __init__(self, tokens: Int32Array, n: int) -> None:
         self.num_tokens, self._n = len(tokens), n
@@ -122,7 +122,7 @@ class _Index:
         self._entries.sort()
 
     def ends(self, tokens: Int32Array) -> Ends:
-        """The ends at which the last n tokens of the sequence occur. The sequence must begin with the indexed tokens."""
+        """The ends of all occurrences of the last n tokens. The sequence must begin with the indexed tokens."""
         ngram: list[int] = tokens[-self._n :].tolist()
         number = 0
         for token in ngram:

@@ -14,10 +14,10 @@ class Proposer(ABC):
     """Proposes drafts after each step, on the rank that draws. The compute thread calls `propose` as soon as the step's tokens
     are known. The next forward waits until `propose` returns.
 
-    It must be a pure function of the tokens. With any drafts the emitted tokens are the same, but the drafts decide how many
-    tokens a step emits, and every engine of a torchrun launch, and every repetition of a run, must see the same steps.
+    The drafts must be a pure function of the tokens. Drafts never change the emitted tokens, but they decide how many tokens a
+    step emits. Every engine of a torchrun launch, and every repetition of a run, must have the same steps.
 
-    It gets tokens only: a proposer that needs hidden states, weights or a cache does not fit this interface yet.
+    `propose` gets only tokens. A proposer that needs hidden states, weights or a cache does not fit this interface yet.
     """
 
     num_speculative_tokens: int
@@ -33,10 +33,10 @@ class Proposer(ABC):
         Args:
             token_ids: [max_num_seqs, max_model_len], row = slot; must not be modified, and no view of it may be kept.
             slots: [n].
-            num_tokens: [n], 1 or more: request i has the tokens `token_ids[slots[i], :num_tokens[i]]`; the elements behind them
+            num_tokens: [n], 1 or more: request i has the tokens `token_ids[slots[i], :num_tokens[i]]`. The elements after them
                 have no meaning.
 
         Returns:
-            [n, num_speculative_tokens]: the drafts of each request in order, filled up with NO_TOKEN (-1); there may be none.
-            Drafts, and the token drawn behind the last draft, must fit max_model_len.
+            [n, num_speculative_tokens]: the drafts of each request in order, padded with NO_TOKEN (-1). There may be none.
+            The drafts, and the token drawn after the last draft, must fit max_model_len.
         """

@@ -1,15 +1,15 @@
 """What a grammar library must do: `GrammarBackend` compiles grammars, and a `GrammarMatcher` follows one request's tokens.
 
-A mask is a row of int32 words, `ceil(vocab_size / 32)` of them: bit i % 32 of word i // 32 says whether token i may come next.
-A grammar ends by an EOS token: all EOS ids are allowed exactly where the text so far is complete.
+A mask is a row of `ceil(vocab_size / 32)` int32 words: bit i % 32 of word i // 32 says whether token i may come next. A text
+ends with an EOS token: all EOS ids are allowed exactly where the text so far is complete.
 
 These rules hold for every backend (the conformance suite in `tests/unit/structured_output/` checks them):
 
-- A token whose bit is set is accepted. The reverse need not hold: if the grammar admits one text only, a backend may allow
-  only the tokens that the tokenizer itself would choose for this text.
-- Masks, acceptance and forced tokens depend on the grammar and the accepted tokens alone; after `rollback` everything is as
-  if the tokens had never been accepted.
-- A grammar that outgrows its limits fails: `compile` raises, or the matcher's `error()` says so from then on.
+- A token whose bit is set is accepted. An acceptable token may lack its bit: if the grammar admits only one text, a backend may
+  allow only the tokens that the tokenizer itself would choose for this text.
+- Masks, acceptance and forced tokens depend only on the grammar and the accepted tokens. After `rollback` everything is as if
+  the tokens had never been accepted.
+- If a grammar exceeds the limits of the backend, `compile` raises, or the matcher's `error()` gives the reason from then on.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class GrammarMatcher(ABC):
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._num_inner = 0  # tokens that the library has taken
-        self._is_terminated = False  # one more token was accepted: an EOS
+        self._num_inner = 0  # how many tokens the library has accepted
+        self._is_terminated = False  # whether an EOS was accepted after them
 
     @property
     def num_accepted(self) -> int:
-        """The number of tokens accepted so far, with the EOS."""
+        """The number of tokens accepted so far, including the EOS."""
         return self._num_inner + self._is_terminated
 
     def is_terminated(self) -> bool:
@@ -62,7 +62,7 @@ class GrammarMatcher(ABC):
         return self._is_terminated
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token. If the grammar does not admit it, return False and change nothing."""
+        """Accept one token. If the grammar does not admit it, return False and change nothing."""
         if self._is_terminated or not 0 <= token_id < self._vocab_size or self.error():
             return False
         if token_id in self._eos_token_ids and self.is_accepting():
@@ -119,7 +119,7 @@ class GrammarMatcher(ABC):
         self.rollback(num_accepted)
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """The next tokens, up to the first position that allows several; at most `limit`. The state does not change."""
+        """The next tokens, up to the first position that allows several tokens; at most `limit`. The state does not change."""
         forced: list[int] = []
         row = np.empty(num_mask_words(self._vocab_size), dtype=np.int32)
         while len(forced) < limit and not self._is_terminated:
@@ -141,14 +141,14 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def _accept(self, token_id: int) -> bool:
-        """`accept` a token of the vocabulary that does not end the text."""
+        """Accept a token of the vocabulary. The caller has already handled an EOS that ends the text."""
 
     @abstractmethod
     def _rollback(self, num_tokens: int) -> None: ...
 
     @abstractmethod
     def _fill_mask(self, row: MaskRow) -> None:
-        """`fill_mask` before EOS. It may set `error()`, and must not raise."""
+        """Write the mask of the next token. Not called after EOS. A failure must set `error()`, and must not raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class CompiledGrammar:
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """One request's part of a step: the masks after its emitted tokens, and after each of its drafts."""
+    """One request's rows in a step: the mask after its emitted tokens, then a mask after each of its drafts."""
 
     matcher: GrammarMatcher
     first_row: int
@@ -183,19 +183,20 @@ class GrammarBackend(ABC):
     Attributes:
         vocab_size: the vocabulary size of the model. Ids without a token are never allowed.
         eos_token_ids: the tokens that end a text.
-        schema_support: which JSON schemas it enforces.
+        schema_support: which parts of JSON Schema it enforces.
     """
 
     schema_support: SchemaSupport
 
     @abstractmethod
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        assert eos_token_ids, "a grammar ends by an EOS token"
+        assert eos_token_ids, "a grammar needs an EOS token, which ends the text"
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile, and compute the first mask: most grammars that are too large fail here. Slow. Any thread may call it.
+        """Compile a grammar and compute its first mask, where most grammars that are too large fail. This is slow. Any thread
+        may call it.
 
         Raises:
             InvalidRequestError: the constraint is malformed, not supported, too complex, or admits nothing.
@@ -208,13 +209,13 @@ class GrammarBackend(ABC):
         if matcher.error():
             raise InvalidRequestError(f"{spec.subject}: {matcher.error()}")
         if not row.any():
-            raise InvalidRequestError(f"{spec.subject}: nothing satisfies it")
+            raise InvalidRequestError(f"{spec.subject}: no text satisfies it")
         return compiled
 
     @classmethod
     def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
-        """The part of `compile` that needs no library: it checks shapes and walks over JSON schemas. Raises like
-        `compile`.
+        """The part of `compile` that needs no library: check the constraint, and leave out keywords of JSON schemas. Raises
+        like `compile`.
 
         Returns:
             the spec to compile, and the places in its schemas that were left out because this backend cannot enforce them.
@@ -244,7 +245,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """`compile` a spec that `relax` returned."""
+        """Compile a spec that `relax` has returned."""
 
 
 def single_token_id(row: MaskRow) -> int:

@@ -1,10 +1,10 @@
 """`CompileLane`: a bounded queue of compilations. A few of them run at a time, each on its own thread.
 
-A running compilation cannot be interrupted, because the libraries offer no way to do so. But it may lose its place to another:
+A running compilation cannot be interrupted, because the libraries offer no way to do so. But another may start in its place:
 
-1. If nobody waits for a compilation any more, it is cancelled while it is queued. If it runs already, it is written off: it
-   goes on, but no longer counts as running. The next one starts SETTLE_SECONDS later, so that requests which end together can
-   all leave their compilations first. At most `num_running` are written off in this way at a time.
+1. If nobody waits for a queued compilation any more, it is cancelled. If it is running, it is written off: it goes on, but no
+   longer counts as running. The next starts SETTLE_SECONDS later: if many requests end together, their queued compilations
+   are cancelled meanwhile. At most `num_running` compilations are written off in this way at a time.
 2. A compilation that runs for more than `max_seconds` fails and is written off.
 3. A compilation that arrives while `max_queued` others wait is refused.
 """
@@ -20,7 +20,7 @@ from functools import partial
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
 
-TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # the front end looks for it
+TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # the front end recognises this text
 RETRY_SECONDS = 1
 
 SETTLE_SECONDS = 0.05  # from the moment when nobody waits for a running compilation to the start of the next one
@@ -28,7 +28,7 @@ MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compi
 
 
 class CompileLane:
-    """Any thread may call. A compilation is named by its future.
+    """Any thread may call its methods. A compilation is identified by its future.
 
     Args:
         num_running: how many compilations may run at a time. Compilations that are written off do not count.
@@ -95,7 +95,7 @@ class CompileLane:
         error: BaseException | None = None
         try:
             grammar = compile_grammar()
-        except BaseException as raised:  # even a panic of the library: it concerns this compilation only
+        except BaseException as raised:  # even a panic of the library: only this compilation fails
             error = raised
         timer.cancel()
         with self._changed:

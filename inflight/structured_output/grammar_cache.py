@@ -1,7 +1,7 @@
 """`GrammarCache`: compiles each grammar once, on its own thread, and keeps the most recently used grammars.
 
-A compilation takes from a millisecond to seconds: its time grows about with the square of the length of its text. So long texts
-have a lane of their own, and short ones never wait for them. `CompileLane` has the bounds of a lane.
+A compilation needs from a millisecond to seconds: the time grows about with the square of the text's length. So long texts have
+a queue of their own (`CompileLane`), and short texts never wait for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inflight.structured_output.spec import GrammarSpec
 logger = logging.getLogger(__name__)
 
 LONG_TEXT = 2**14  # characters
-MAX_QUEUED_SHORT, MAX_QUEUED_LONG = 1024, 64  # 64 of the longest texts take 64 MB
+MAX_QUEUED_SHORT, MAX_QUEUED_LONG = 1024, 64  # 64 of the longest texts need 64 MB
 MAX_COMPILE_SECONDS = 30.0
 
 
@@ -31,7 +31,7 @@ class _Entry:
     """One grammar.
 
     Attributes:
-        num_users: requests that have called `get` for it and not yet `release`.
+        num_users: how many requests have called `get` for it, but not yet `release`.
         num_bytes: the size of the compiled grammar; None while it is being compiled.
     """
 
@@ -44,10 +44,10 @@ class _Entry:
 class GrammarCache:
     """Compiled grammars by spec. A failed compilation is kept as well, because it would fail again.
 
-    A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call.
+    A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call it.
 
     Args:
-        num_threads: how many compilations run at a time in each of the two lanes.
+        num_threads: how many compilations run at a time in each of the two queues.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """The grammar, compiled or being compiled. Returns at once. The caller must call `release` once.
+        """The future of the compiled grammar. Returns at once. The caller must call `release` once.
 
         The future fails with what `GrammarBackend.compile` raises, with an `OverloadedError` if too many grammars wait, or with
-        an `InvalidRequestError` if this one takes too long.
+        an `InvalidRequestError` if the compilation takes too long.
         """
         with self._lock:
             entry = self._entries.get(spec)
@@ -96,11 +96,11 @@ class GrammarCache:
             return entry.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
-        """Call this when a request no longer needs the result of `get`. A compilation that no request waits for is
-        cancelled; if it runs already, it is written off (`CompileLane`)."""
+        """Call this when a request no longer needs the result of `get`. If no other request waits for the compilation, it is
+        cancelled or, if it is running, written off (`CompileLane`)."""
         with self._lock:
             entry = self._entries.get(spec)
-            if entry is None or entry.future is not future:  # it was refused, or evicted meanwhile
+            if entry is None or entry.future is not future:  # the request was refused, or the grammar was evicted
                 return
             entry.num_users -= 1
             if entry.num_users > 0 or entry.future.done():
@@ -122,7 +122,7 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Runs on a thread of a lane, without the lane's lock."""
+        """Runs in a thread of the queue, without the lock of the queue."""
         num_bytes = len(spec.text)
         try:
             backend = self.backend()
@@ -130,8 +130,8 @@ class GrammarCache:
                 grammar = backend.compile(spec)
             except InflightError:
                 raise
-            except BaseException as error:  # a library's panic, which is no `Exception`: its text is for the log
-                logger.error("the grammar library failed", exc_info=error)
+            except BaseException as error:  # a panic of the library is no `Exception`; its text goes only to the log
+                logger.error("the grammar library failed while it compiled a grammar", exc_info=error)
                 raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}") from error
             num_bytes += grammar.size_bytes
             return grammar
@@ -141,8 +141,8 @@ class GrammarCache:
                 self._num_bytes += num_bytes
 
     def _evict(self, wanted: GrammarSpec) -> None:
-        """Forget the least recently used grammars, but never `wanted`, until both bounds are kept. The caller holds the
-        lock."""
+        """Forget the least recently used grammars until the cache is within its bounds, but never `wanted`. The caller holds
+        the lock."""
         for spec, entry in list(self._entries.items()) if self._is_full() else ():
             if entry.num_bytes is not None and spec != wanted:
                 self._num_bytes -= entry.num_bytes

@@ -1,16 +1,17 @@
-"""Prepares a JSON schema for a grammar backend: keywords that it cannot enforce are refused, or left out and reported.
+"""Prepares a JSON schema for a grammar backend: keywords that the backend cannot enforce are refused, or left out and reported.
 
 The standard is JSON Schema (draft 2020-12, with the older spellings `definitions`, `items` as a list, `additionalItems`).
-Keywords that the standard does not define are ignored, as it demands. Keywords that it defines and a backend does not enforce:
+Keywords that the standard does not define are ignored, as the standard demands. The table is about keywords that the standard
+defines but the backend does not enforce. Each part of a schema is strict or lenient (`SchemaPart.is_strict`):
 
 | | strict | lenient |
 |---|---|---|
-| `propertyNames` that every string satisfies, `uniqueItems: false` | left out: every value satisfies them | as strict |
-| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | as strict |
+| `propertyNames` that every string satisfies, `uniqueItems: false` | left out: every value satisfies them | the same |
+| `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | the same |
 | all others | refused, with the path in the schema | left out and reported |
 
-If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. If no
-reference leads to a definition, it is not read.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. Definitions that
+no reference leads to are not read.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.spec import SchemaPart
 
-MAX_DEPTH = 100  # the compilers recurse
+MAX_DEPTH = 100  # of nested subschemas; the compilers recurse
 MAX_NODES = 50_000
-# Per object. The time grows with the square of this number: 2000 take 1 s with llguidance, 2 s with xgrammar.
+# Per object. The compile time grows with the square of this number: 2000 need 1 s with llguidance, 2 s with xgrammar.
 MAX_PROPERTIES = 2000
-MAX_PATTERN_PROPERTIES = 100  # per object: 100 take 0.1 s with llguidance, 200 take 3.5 s
+MAX_PATTERN_PROPERTIES = 100  # per object: 100 need 0.1 s with llguidance, 200 need 3.5 s
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -74,7 +75,7 @@ def relax_schema(
         the places of keywords that were left out and could reject a value: "tools[0] ('f'): #/properties/a/uniqueItems".
 
     Raises:
-        InvalidRequestError: a keyword is refused, or this is no schema; the message names the place in the same way.
+        InvalidRequestError: a keyword is refused, or `schema` is no JSON schema. The message names the place in the same way.
     """
     return _Walk(schema, support, parts, where).run()
 
@@ -166,9 +167,8 @@ class _Walk:
                 keyword not in self._support.keywords and (keyword == "uniqueItems" or not is_strict)
             ):
                 self._leave_out(node, keyword, path)
-                if (
-                    keyword == "patternProperties" and "additionalProperties" in node
-                ):  # it would forbid their properties
+                # otherwise additionalProperties would forbid the properties that match the patterns
+                if keyword == "patternProperties" and "additionalProperties" in node:
                     self._leave_out(node, "additionalProperties", path)
         if is_strict:
             return
@@ -219,7 +219,7 @@ class _Walk:
                 yield self._resolve(value, here), value
 
     def _resolve(self, reference: str, path: str) -> object:
-        """The target of "#/$defs/a"."""
+        """The subschema that a reference such as "#/$defs/a" leads to."""
         if reference == "#":
             return self._root
         if not reference.startswith("#/"):
@@ -269,7 +269,7 @@ def _problem(keyword: str, value: object) -> str:
 
 
 def _is_foreign(reference: object) -> bool:
-    """Whether it refers to another document, or to an anchor."""
+    """Whether this `$ref` leads to another document, or to an anchor."""
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 

@@ -1,7 +1,7 @@
 """Grammars by llguidance (github.com/guidance-ai/llguidance): an Earley parser over a lexer of derivatives, in Rust.
 
-It reads tokenizer.json itself, so it knows how the tokenizer spells a text. If the grammar admits one text only, exactly one
-token is allowed: the one that the tokenizer would choose.
+The library reads tokenizer.json, so it knows which tokens the tokenizer chooses for a text. Where the grammar admits only one
+text, exactly one token is allowed: the one that the tokenizer would choose.
 
 Limits: the states of a grammar's regexes are built while masks are computed, and their number has no bound. The library counts
 this work as "fuel". A matcher fails if it runs out of fuel, of lexer states or of parser items; `_limits` has the numbers.
@@ -48,15 +48,15 @@ _KEYWORDS = """
 """
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
 _FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
-_ASCII_CLASSES = "dws"  # ASCII only, as in JSON Schema's patterns; Unicode's versions have different digits
+_ASCII_CLASSES = "dws"  # they match only ASCII, as in JSON Schema's patterns; Unicode adds digits from time to time
 _LIMITS = re.compile(r"current row has|too many (items|expressions|states|rows)|fuel|too (large|big)", re.IGNORECASE)
 
 
 def _limits() -> LLParserLimits:
-    """With these limits the first mask of a grammar takes 0.1 s at most, a later mask 10 ms, and a matcher 100 MB.
+    """With these limits the first mask of a grammar needs 0.1 s at most, a later mask 10 ms, and a matcher 100 MB.
 
-    Errors are not verbose, because they would quote what other requests emitted. Large lexemes are computed at the start, so
-    that they fail at the start.
+    Errors are not verbose, because verbose errors would quote what other requests emitted. Large lexemes are computed when the
+    grammar is compiled, so that a grammar with too large lexemes fails then.
     """
     return LLParserLimits(
         initial_lexer_fuel=300_000,
@@ -71,8 +71,8 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class _SpecialToken:
-    """A token whose spelling does not count as the token. If `is_shown` is set (as for
-    <tool_call>), a text may also spell it."""
+    """A special token: other tokens that spell the same text are not this token. If `is_shown` is set (as for
+    <tool_call>), a text may contain the token or its spelling."""
 
     token_id: int
     is_shown: bool
@@ -110,7 +110,7 @@ class LLGuidanceBackend(GrammarBackend):
         for job in jobs:
             matcher = job.matcher
             assert isinstance(matcher, LLGuidanceMatcher)
-            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites the rows in which somebody draws
+            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites the rows that tokens are drawn from
             if matcher.is_terminated() or matcher.error():
                 continue
             live.append(job)
@@ -138,11 +138,11 @@ class LLGuidanceBackend(GrammarBackend):
         def matcher() -> LLGuidanceMatcher:  # a copy takes microseconds; `inner` itself stays at the start of the text
             return LLGuidanceMatcher(inner.deep_copy(), self.vocab_size, self.eos_token_ids)
 
-        # A lexer state takes about 2 kB, but the library does not tell how many there are. So the size is a guess.
+        # A lexer state needs about 2 kB, but the library does not tell how many there are. So the size is a guess.
         return CompiledGrammar(matcher, size_bytes=64 * len(grammar))
 
     def _grammar(self, spec: GrammarSpec) -> str:
-        """The grammar in llguidance's own notation."""
+        """The constraint in llguidance's own notation."""
         try:
             match spec.kind:
                 case "json":
@@ -166,12 +166,12 @@ class LLGuidanceBackend(GrammarBackend):
     def _explain(self, spec: GrammarSpec, error: str) -> str:
         if "coerce_one_of" in error and spec.kind in ("json", "structural_tag"):
             places = ", ".join(_one_ofs(spec))
-            return f"a value could match two branches of a oneOf ({places}): tell them apart, or use anyOf"
+            return f"a value could match two branches of a oneOf ({places}): make them exclude each other, or use anyOf"
         return _shorten(error)
 
 
 class LLGuidanceMatcher(GrammarMatcher):
-    """`inner` never sees the EOS that ends the text, because it could not always roll it back."""
+    """`inner` is the library's matcher. It never sees the EOS that ends the text, because it could not always roll it back."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
@@ -189,7 +189,7 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Usually none is forced: the library finds this faster than it makes a mask. It never counts EOS as forced."""
+        """Usually no token is forced. `compute_ff_tokens` finds this faster than a mask does, but it ignores EOS."""
         if (
             not self.error()
             and not self.is_terminated()
@@ -230,16 +230,16 @@ class _LarkWriter:
         return "\n".join(self._free_text() if self._tag.separator is None else self._tags_only(self._tag.separator))
 
     def _free_text(self) -> list[str]:
-        """Free text, with one rule for each trigger. A lazy terminal ends as soon as its trigger is complete: so no text
-        goes on after a trigger."""
+        """Free text, with one rule for each trigger. A lazy terminal ends as soon as its trigger is complete, so free text
+        cannot go on after a trigger."""
         lines = []
         for i, trigger in enumerate(self._tag.triggers):
             bodies = [self._structure(tag, len(trigger)) for tag in self._tag.tags if tag.trigger == trigger]
             special = self._special_tokens.get(trigger)
             if special is None and any(token in trigger for token in self._special_tokens):
                 raise InvalidRequestError(
-                    f"structural_tag: the trigger {trigger!r} must be a special token, or text without any; "
-                    "move the rest of it to the structures' begin"
+                    f"structural_tag: the trigger {trigger!r} must be a special token, or text without special tokens; "
+                    "move the rest of the trigger to the `begin` of the structures"
                 )
             heads = [] if special is None else [f"FREE_TEXT <[{special.token_id}]>"]
             if special is None or special.is_shown:
@@ -251,7 +251,8 @@ class _LarkWriter:
         return [f"start: {start}", _FREE_TEXT, *lines]
 
     def _tags_only(self, separator: str) -> list[str]:
-        """Tags only; or `otherwise`, one JSON text; or, without `otherwise`, free text that does not begin with a trigger."""
+        """Tags only. If `otherwise` is set, the text may also be that structure. If neither `otherwise` nor `at_least_one` is
+        set, the text may also be free text that does not begin with a trigger."""
         start = "tag" if self._tag.stop_after_first else f"tag ({self._text(separator)} tag)*"
         lines = [f"tag: {' | '.join(self._structure(tag, 0) for tag in self._tag.tags)}"]
         if self._tag.otherwise is not None:
@@ -270,7 +271,7 @@ class _LarkWriter:
         return f"{self._text(tag.begin[num_written:])} %json {json.dumps(schema)} {self._text(tag.end)}"
 
     def _text(self, text: str) -> str:
-        """A text as a Lark sequence. If it contains a special token, that token is meant, and not its spelling."""
+        """A text as a Lark sequence. Where the text spells a special token, the sequence has the token."""
         pieces = [text] if self._special is None else filter(None, self._special.split(text))
         tokens = self._special_tokens
         return " ".join(
@@ -291,8 +292,8 @@ def _one_ofs(spec: GrammarSpec) -> list[str]:
 
 
 def _shorten(error: str) -> str:
-    """The library's error in one line. Two kinds are replaced by our own words: an error about one of its limits, and one that
-    only its authors understand."""
+    """The library's error in one line. Errors about the library's limits, and one error that only its authors understand, are
+    replaced by words of our own."""
     if _LIMITS.search(error):
         return TOO_COMPLEX
     if "NoExtensionBias" in error:  # the rules of the grammar refer to each other and never reach a text

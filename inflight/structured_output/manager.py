@@ -1,18 +1,18 @@
 """`StructuredOutputManager`: the grammars of the engine's requests. Owns the matchers, the mask buffers and the grammar cache.
 
-A request's life. All calls are made by the engine's thread; only the compilation runs on another one:
+The calls for one request. The engine's thread makes all of them; only the compilation runs in another thread:
 
-1. `submit` when it arrives: its grammar is compiled, or found in the cache. It may be scheduled when the future has ended and
-   `failure` is "".
-2. `fill` for each step, when the tokens before it are committed and its forward runs. It makes the masks of all rows at
-   once.
+1. `submit` when the request arrives: its grammar is compiled, or found in the cache. The request may be scheduled when the
+   future has ended and `failure` returns "".
+2. `fill` for each step, when all tokens before the step are committed, while its forward runs. It makes the masks of all rows
+   at once.
 3. `advance` at commit, for each token that the step emitted. Only this call changes the request's position in its grammar.
 4. `drop` when the request ends, for whatever reason.
 
-Matchers follow the committed tokens; drafts are tried and taken back within one call. So no call is needed if a step is
-voided, or if a request is preempted and resumed with all its tokens.
+Matchers follow only the committed tokens. Drafts are accepted and rolled back within one call. So no call is needed if a step
+is voided (its results are dropped), or if a request is preempted and resumed with all its tokens.
 
-An error belongs to one request: `fill` and `advance` name it, its rows forbid nothing, and the caller ends it.
+An error concerns one request: `fill` and `advance` report it, the request's rows forbid nothing, and the caller ends it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FilledMasks(NamedTuple):
 
 
 class MaskRequest(NamedTuple):
-    """A row of a step. It draws after a request's emitted tokens, and after each of its drafts.
+    """One request's row in a step. The row draws after the request's emitted tokens, and after each of its drafts.
 
     `known`: the last emitted tokens, if a grammar forced them after the step was planned. The row draws these again.
     """
@@ -63,8 +63,8 @@ class MaskRequest(NamedTuple):
 class _RequestGrammar:
     """One request between `submit` and `drop`: its compilation, its emitted tokens, and its matcher.
 
-    The grammar starts at once, or after the first `marker` among the emitted tokens: tokens up to the end of the marker are
-    free.
+    The grammar starts at once, or after the first `marker` among the emitted tokens. Tokens up to the end of the marker are not
+    constrained.
     """
 
     def __init__(self, spec: GrammarSpec, future: Future[CompiledGrammar], marker: tuple[int, ...]) -> None:
@@ -102,7 +102,7 @@ class _RequestGrammar:
         return self._error
 
     def advance(self, token_id: int) -> str:
-        """Take an emitted token. Returns "", or why the grammar does not admit it."""
+        """Follow an emitted token. Returns "", or why the grammar does not admit it."""
         if self.has_started and not self.matcher.accept(token_id):
             return self.fail(self.matcher.error() or f"it does not admit token {token_id}")
         self._token_ids.append(token_id)
@@ -110,7 +110,7 @@ class _RequestGrammar:
         return ""
 
     def num_free_drafts(self, draft_token_ids: Sequence[int]) -> int | None:
-        """How many of the drafts come before the grammar starts. None if it does not start within them."""
+        """How many of the drafts come before the start of the grammar. None if the grammar does not start within them."""
         if self.has_started:
             return 0
         tail = self._token_ids[-len(self._marker) :]
@@ -125,14 +125,14 @@ class _RequestGrammar:
 
 
 class StructuredOutputManager:
-    """Used by the engine's thread. See the module for the order of calls.
+    """Only the engine's thread uses it. The docstring of the module has the order of the calls.
 
     Args:
         create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
         vocab_size: the vocabulary size of the model and of the backend.
-        num_buffers: how many `fill`s a step's masks must outlive. With d steps in flight, masks of older and younger steps may
-            be filled before the step draws: 2 * d are enough.
-        num_threads: how many grammars are compiled at a time in each of the two lanes of `GrammarCache`.
+        num_buffers: how many calls of `fill` later a step's masks are overwritten. With d steps in flight, masks of older and
+            younger steps may be filled before the step draws: 2 * d are enough.
+        num_threads: how many grammars are compiled at a time in each of the two queues of `GrammarCache`.
         max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold. It evicts the least recently used.
     """
 
@@ -185,7 +185,7 @@ class StructuredOutputManager:
         return self._grammars[request_id].matcher.is_terminated()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
-        """The next tokens of the request, up to the first position at which its mask has several bits; at most `limit`.
+        """The next tokens of the request, up to the first position that allows several tokens; at most `limit`.
 
         The list is empty before the grammar starts, and after an error.
         """
@@ -211,9 +211,8 @@ class StructuredOutputManager:
                 first_row += num_known
                 if num_known > len(drafts):
                     continue
-                drafts = drafts[
-                    num_known:
-                ]  # if the drafts differ from the known tokens, no token is drawn in later rows
+                # if the drafts differ from the known tokens, no token is drawn in later rows
+                drafts = drafts[num_known:]
             grammar = self._grammars.get(request_id)
             num_free = grammar.num_free_drafts(drafts) if grammar is not None and grammar.is_ready else None
             num_rows = len(drafts) + 1 if num_free is None else num_free
@@ -225,7 +224,7 @@ class StructuredOutputManager:
         return FilledMasks(masks, self._find_errors(jobs, masks))
 
     def drop(self, request_id: str) -> None:
-        """Forget a request, or do nothing for an unknown one. Gives up a compilation that only this request waits for."""
+        """Forget a request; an unknown request is ignored. A compilation that only this request waits for is given up."""
         if (grammar := self._grammars.pop(request_id, None)) is not None:
             self._cache.release(grammar.spec, grammar.future)
 
@@ -246,8 +245,8 @@ class StructuredOutputManager:
         return self._buffers[index][:num_rows]
 
     def _find_errors(self, jobs: Mapping[str, MaskJob], masks: MaskRows) -> dict[str, str]:
-        """Find matchers that failed and requests that can emit nothing. Open their rows, because a draw needs at least
-        one token.
+        """Find matchers that failed and requests that can emit nothing. Their rows then allow all tokens, because a draw
+        needs at least one token.
 
         If a row after a draft is empty, this is not an error yet, because the draft may be rejected. If the draft is
         accepted, `advance` refuses the token that is drawn there.
@@ -266,7 +265,7 @@ class StructuredOutputManager:
 
 
 def _allow_only(masks: MaskRows, token_ids: Sequence[int]) -> None:
-    """Row i admits `token_ids[i]` only."""
+    """Let row i admit only `token_ids[i]`."""
     masks.fill(0)
     bits = masks.view(np.uint32)
     for row, token_id in zip(bits, token_ids, strict=False):

@@ -1,4 +1,4 @@
-"""Chooses a grammar backend by its name. Its library is imported only when the backend is needed."""
+"""Chooses a grammar backend by its name. The library of a backend is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def create_backend(name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_i
     """Make one of `BACKENDS`. This takes up to a second for a large vocabulary.
 
     Raises:
-        ConfigError: `backend_class` raises it, there is no EOS token, or the library cannot use this tokenizer.
+        ConfigError: the backend is unknown or not installed, there is no EOS token, or the library cannot use the tokenizer.
     """
     cls = backend_class(name)
     if not eos_token_ids:
-        raise ConfigError("structured outputs need a model with an EOS token: a grammar ends by one")
+        raise ConfigError("structured outputs need a model with an EOS token, because it ends the text of a grammar")
     with _needing_packages(name):
         return cls(tokenizer, vocab_size, eos_token_ids)
 

@@ -23,11 +23,11 @@ class GrammarSpec:
     Attributes:
         kind: one of `sampling_params.CONSTRAINTS`.
         text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
-        whitespace: a regex for the text that may be between JSON tokens; "" allows no text. Other kinds ignore it.
+        whitespace: a regex for the text that may be between JSON tokens; "" allows no text. Kinds without JSON ignore it.
         separators: the text between JSON items, and between key and value. If `whitespace` is set, they are "," and
             ":".
-        is_lenient: keywords of a JSON schema that cannot be enforced are left out. A structural tag has `SchemaPart`s
-            instead.
+        is_lenient: whether keywords of a JSON schema that cannot be enforced are left out instead of refused. For a
+            structural tag each `SchemaPart` has this choice.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class SchemaPart(NamedTuple):
     Attributes:
         pointer: JSON pointer of the place: "#" for the whole schema, or "#/items/anyOf/0".
         name: the name in error messages, such as "tools[0] ('f')".
-        is_strict: keywords that cannot be enforced are refused. If False, they are left out.
+        is_strict: whether keywords that cannot be enforced are refused. If not, they are left out.
     """
 
     pointer: str
@@ -81,7 +81,8 @@ class SchemaPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One structure of a structural tag: `begin`, JSON by `schema`, `end`. `trigger` is the trigger that `begin` starts with.
+    """One structure of a structural tag: the text `begin`, JSON that satisfies `schema`, and the text `end`. `trigger` is the
+    trigger that `begin` starts with.
 
     `parts`: the schemas that `schema` was made of; empty if the author of the tag wrote it.
     """
@@ -99,8 +100,8 @@ class StructuralTag:
     Attributes:
         separator: None if tags may be anywhere in free text. Otherwise the text is either tags with the separator
             between them and nothing else, or free text that does not begin with a trigger (after leading white space).
-        at_least_one: the text is tags, not free text.
-        stop_after_first: the text ends after the first tag.
+        at_least_one: whether the text must be tags, not free text.
+        stop_after_first: whether the text ends after the first tag.
         otherwise: a structure that the text may be instead of tags. If it is set, free text is not allowed. Its trigger
             is "".
     """

@@ -1,5 +1,4 @@
-"""Reads a structural tag: the JSON with which vLLM and xgrammar describe text with tags in it. msgspec checks its
-shape.
+"""Reads a structural tag: the JSON by which vLLM and xgrammar describe a text with tags in it. msgspec checks its fields.
 
 Offline generation also runs where msgspec is not installed. So this module is imported only when a
 structural tag is read.
@@ -45,10 +44,10 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_structural_tag(text: str) -> StructuralTag:
-    """`{"type": "structural_tag", "structures": [...], "triggers": [...]}`, as vLLM and xgrammar accept it.
+    """Read `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, which vLLM and xgrammar accept.
 
-    It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure), see
-    `StructuralTag`, and a structure the key `parts`, see `SchemaPart`.
+    It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure); see
+    `StructuralTag`. A structure may also have the key `parts`; see `SchemaPart`.
 
     Raises:
         InvalidRequestError: the text has another shape, or a `begin` does not start with exactly one of the triggers.
@@ -65,8 +64,10 @@ def parse_structural_tag(text: str) -> StructuralTag:
         if separator is None or document.at_least_one:
             raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
         otherwise = document.otherwise.tag([""], "otherwise")
-    elif "" in document.triggers:  # only free text must be kept from beginning with a trigger
-        raise InvalidRequestError(f"structural_tag: triggers={document.triggers!r} has an empty string")
+    elif "" in document.triggers:  # every free text would begin with an empty trigger
+        raise InvalidRequestError(
+            f"structural_tag: triggers={document.triggers!r} has an empty string; give the text that starts a tag"
+        )
     tags = [each.tag(document.triggers, f"structures[{i}]") for i, each in enumerate(document.structures)]
     for trigger in document.triggers:
         if not any(tag.trigger == trigger for tag in tags):

@@ -1,8 +1,8 @@
 """Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++. Most of its masks are computed at
 compile time.
 
-The package imports torch and transformers. So it is an extra, it is imported only when the backend is made, and only numpy
-arrays pass between it and us. It allows every tokenization of an admitted text.
+The package imports torch and transformers. So it is an optional dependency, it is imported only when the backend is made, and
+it gets only numpy arrays from us. It allows every tokenization of an admitted text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _KEYWORDS = """
     type enum const anyOf $ref properties additionalProperties required items prefixItems minItems maxItems
     minimum maximum exclusiveMinimum exclusiveMaximum
 """
-# The text of a compiled grammar contains this if it admits values of any type. In a user's own text quotes are escaped.
+# The text of a compiled grammar contains this if array items may be of any type. A user's own text cannot contain it, because
+# quotes are escaped there.
 _ANY_ITEMS = '(", " basic_'
 
 
@@ -53,7 +54,7 @@ class XGrammarBackend(GrammarBackend):
         vocabulary = tokenizer.vocabulary_bytes()
         self._special_tokens = [vocabulary[token_id].decode() for token_id in tokenizer.all_special_ids]
         for token_id in tokenizer.all_special_ids:
-            vocabulary[token_id] = b""  # a token without text is special, and no grammar admits it
+            vocabulary[token_id] = b""  # the library treats a token without text as special: no grammar admits it
         info = xgrammar.TokenizerInfo(
             list(vocabulary), xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(eos_token_ids)
         )
@@ -107,8 +108,8 @@ class XGrammarBackend(GrammarBackend):
         )
         if not spec.whitespace and spec.separators[0] != ", " and _ANY_ITEMS in str(compiled.grammar):
             raise InvalidRequestError(
-                f"{spec.kind}: with separators={spec.separators} no value may be of any type: "
-                'between items of one xgrammar writes ", "; use separators=(", ", ...), or the llguidance backend'
+                f"{spec.kind}: with separators={spec.separators} the schema must not admit values of any type, because "
+                'xgrammar writes ", " between their items: use separators=(", ", ...), or the llguidance backend'
             )
         return compiled
 

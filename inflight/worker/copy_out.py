@@ -22,11 +22,11 @@ NO_ROWS = np.empty(0, dtype=np.int32)
 
 
 class CopiedStep:
-    """The thread that launches steps starts the copies. The drain thread waits for them. This object keeps
-    the tensors alive until the copies have ended."""
+    """The thread that launches steps starts the copies. The drain thread, which returns results to the engine, waits for
+    them. This object keeps the tensors alive until the copies have ended."""
 
     def __init__(self) -> None:
-        self.prompt_pieces: list[list[LogprobsTensors]] = []  # one list per span; the forward makes them
+        self.prompt_pieces: list[list[LogprobsTensors]] = []  # one list per span; filled during the forward pass
         self._logprobs: list[LogprobsTensors] = []
         self._tokens: list[Tensor] = []
         self._on_host: list[LogprobsTensors] = []
@@ -42,7 +42,8 @@ class CopiedStep:
         processors: LogitsProcessors | None,
         spans: tuple[PromptLogprobsSpan, ...],
     ) -> Event:
-        """Queue the copies of log-probabilities and `tokens`, int32 [n]. `tokens` may be overwritten only after the event."""
+        """Queue the copies of the log-probabilities and of `tokens`, int32 [n]. The returned event marks their end: only then
+        may `tokens` be overwritten."""
         self._spans = spans
         if processors is not None and processors.logprobs_rows is not None:
             self._rows = processors.logprobs_rows
@@ -53,7 +54,7 @@ class CopiedStep:
         return self._event
 
     def wait(self, step_id: int) -> ModelRunnerOutput:
-        """Wait for the copies and return the step's output. The thread that launches steps must not call it."""
+        """Wait for the copies and return the step's output. Not to be called in the thread that launches steps."""
         if self._event is None:
             return ModelRunnerOutput(step_id=step_id)
         self._event.synchronize()

@@ -1,7 +1,7 @@
-"""`GraphRunner`: records the programs of a step as CUDA graphs, one for each size that steps are padded to, and launches them.
+"""`GraphRunner`: records the kernels of a step as CUDA graphs, one for each size that steps are padded to, and launches them.
 
-Each program runs once before it is recorded. The largest size is recorded first: smaller ones then take their memory from what
-the larger ones have left in the pool.
+A program is a function that launches the kernels for one size. Each program runs once before it is recorded. The largest size
+is recorded first, so that the graphs of smaller sizes can reuse its memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from inflight.device.accelerator import Accelerator, Graph, no_garbage_collectio
 
 logger = logging.getLogger(__name__)
 
-GraphKey = tuple[str, int]  # name of a program, size
-GRAPH_BYTES = 4 << 20  # memory that the driver needs for one graph of a model's kernels, besides the pool
+GraphKey = tuple[str, int]  # (name of a program, size)
+GRAPH_BYTES = 4 << 20  # bytes that the driver needs for one graph, in addition to the memory that its kernels use
 
 Program = Callable[[int], None]  # launches the kernels for one size
 
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """The time and memory that recording took."""
+    """The time and memory that the recording needed."""
 
     num_graphs: int = 0
     seconds: float = 0.0
@@ -33,7 +33,7 @@ class GraphReport:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """Batch sizes that decode steps are padded to: 1, 2, 4, 8, then each up to a quarter larger, and last `most`."""
+    """The batch sizes that decode steps are padded to: 1, 2, 4, 8, then each larger by 8 to 64. The last is `most`."""
     sizes = [1, 2, 4]
     while sizes[-1] < most:
         last = sizes[-1]
@@ -42,7 +42,7 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def mixed_sizes(most: int) -> list[int]:
-    """Token counts that mixed batches are padded to; the last is `most`."""
+    """The token counts that mixed batches (of prompt and decode tokens) are padded to. The last is `most`."""
     sizes = [size for size in (16, 32, 64, 96, 128, 192, 256, 384) if size < most]
     while sizes and sizes[-1] >= 256 and sizes[-1] + 128 < most:
         sizes.append(sizes[-1] + 128)
@@ -50,7 +50,7 @@ def mixed_sizes(most: int) -> list[int]:
 
 
 def padded_size(size: int, sizes: Sequence[int]) -> int:
-    """The smallest of `sizes` that is not below `size`; `size` itself if all are below it."""
+    """The smallest of `sizes` that is at least `size`. If all are smaller, `size` itself."""
     index = bisect_left(sizes, size)
     return sizes[index] if index < len(sizes) else size
 
@@ -64,7 +64,8 @@ class GraphRunner:
     def capture(
         self, programs: Sequence[tuple[str, Sequence[int], Program]], stage_dummies: Callable[[str, int], None]
     ) -> None:
-        """Record each program for each of its sizes; `stage_dummies` queues its inputs. Nothing else may be queued."""
+        """Record each program for each of its sizes. First `stage_dummies` queues dummy inputs for this program and size.
+        No other work may be queued on the device meanwhile."""
         start, before = time.perf_counter(), self._device.available_memory_bytes()
         keys = [(name, size, program) for name, sizes, program in programs for size in sizes]
         with no_garbage_collection():
@@ -76,9 +77,11 @@ class GraphRunner:
                 self._graphs[name, size] = self._device.capture(launch)
         taken = max(0, before - self._device.available_memory_bytes())
         self.report = GraphReport(len(keys), time.perf_counter() - start, taken)
-        logger.info("recorded %d graphs in %.1f s: %.0f MiB", len(keys), self.report.seconds, taken / 2**20)
+        logger.info(
+            "recorded %d CUDA graphs in %.1f s: %.0f MiB on the GPU", len(keys), self.report.seconds, taken / 2**20
+        )
 
     def enqueue(self, name: str, size: int, program: Program) -> None:
-        """Queue the graph of that size, or `program` itself if there is none."""
+        """Queue the program's graph of this size. If none was recorded, queue `program` itself."""
         graph = self._graphs.get((name, size))
         self._device.compute.enqueue(graph.replay if graph is not None else lambda: program(size))

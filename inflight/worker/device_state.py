@@ -1,15 +1,17 @@
 """`DeviceState`: the inputs of a step on a GPU, at addresses that never change, so that CUDA graphs can read them.
 
-It is one int32 tensor, so that one kernel can write all entries of a plan (kernels/triton/step_state.py):
+A slot is the place in the batch that one request keeps while it runs. A row is a request's part of a step. The state is one
+int32 tensor, so that one kernel can write all changes that a plan (the scheduler's output) makes. The kernel is in
+kernels/triton/step_state.py. The parts of the tensor:
 
-    of the step, by token   input_ids, positions, token_slots
-    of the step, by row     query_start_loc, seq_lens, slots
-    of the step, by draw    logits_indices, draw_slots, draw_positions
-    of the slots            last_tokens, columns (how each is sampled), block_tables,
-                            history (the tokens of each slot; only penalties and banned words read them)
+    of the step, one element per token   input_ids, positions, token_slots
+    of the step, one element per row     query_start_loc, seq_lens, slots
+    of the step, one element per draw    logits_indices, draw_slots, draw_positions
+    of the slots                         last_tokens, columns (sampling parameters), block_tables,
+                                         history (the tokens of each slot; only penalties and bad words read it)
 
-Slot `max_num_seqs` is the dummy slot: all its blocks are the dummy block, and the padding of a step belongs to it. The state is
-written on the stream `compute` only, in step order.
+Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to it, and all its KV blocks are the
+dummy block. The state is written only on the stream `compute`, in step order.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from inflight.config.device_options import check_device_state
 
-ALIGNMENT = 64  # elements: parts start at addresses for wide loads
+ALIGNMENT = 64  # elements; each part starts at a multiple of it, so that kernels can use wide loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class DeviceState:
 
     Attributes:
         flat: the whole state, int32 [n].
-        start: name of a part -> where it starts in `flat`.
+        start: the index in `flat` where each part starts, by name.
     """
 
     def __init__(self, sizes: StateSizes, device: torch.device) -> None:
@@ -82,7 +84,7 @@ class DeviceState:
         for name, shape in sizes.parts().items():
             self.start[name] = total
             total += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        # the configuration was checked already, except for block tables of more than one KV group
+        # the check of the configuration did not count everything, for example the block tables of several KV cache groups
         check_device_state(total, max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len)
         self.flat = torch.zeros(total, dtype=torch.int32, device=device)
 

@@ -1,9 +1,12 @@
-"""Rows with drafts: which tokens they compute, known when their forward begins, and which of their draws are emitted.
+"""Rows with drafts: which tokens a step computes for them, and which of the drawn tokens are emitted.
 
-plan      a row of 1 + max_draft_tokens tokens; its position is not known yet      upper bounds, when the step is prepared
-forward   the slot's last drawn token, and behind it the drafts that exist         `resolve_drafts`
-sample    a draw behind each of these tokens                                       `grammar_masks`: a mask for each
-message   the emitted tokens, and the next drafts                                  `message_of`
+A row is a request's part of a step. A draft is a token that a proposer has guessed. How many drafts a row has is known only
+when the forward pass begins. So the plan (the scheduler's output) has upper bounds:
+
+plan      1 + max_draft_tokens tokens for the row; their positions are not known yet
+forward   the last drawn token of the row's slot, then the drafts that exist         `resolve_drafts`
+sample    one draw after each of these tokens                                        `grammar_masks`: a mask for each draw
+message   the emitted tokens (`message_of`), then the next drafts; sent to the other ranks
 """
 
 from __future__ import annotations
@@ -21,18 +24,19 @@ from inflight.worker.input_batch import StepInputs, start_locations
 
 
 def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32Array, drafts: Int32Array) -> StepInputs:
-    """The exact inputs of a step, made from `inputs` at their upper bounds.
+    """Make the exact inputs of a step from `inputs`, which have the upper bounds.
 
     Args:
-        num_tokens: [num_rows], the number of tokens in each row's slot; ignored for rows without drafts.
-        drafts: [num_rows, k], the drafts behind these tokens, filled up with -1.
+        num_tokens: [num_rows], how many tokens each row's request has; ignored for rows without drafts.
+        drafts: [num_rows, k], the drafts that follow these tokens, padded with -1.
     """
     has_drafts = plan.max_draft_tokens >= 0
     num_drafts = np.minimum((drafts >= 0).sum(axis=1, dtype=np.int32), plan.max_draft_tokens)
     starts = np.where(has_drafts, num_tokens - 1, inputs.num_computed_tokens)
     lengths = np.where(has_drafts, 1 + num_drafts, plan.num_scheduled_tokens)
     assert (starts <= plan.num_computed_tokens).all() and (lengths <= plan.num_scheduled_tokens).all(), (
-        f"step {plan.step_id} computes {lengths.tolist()} tokens from {starts.tolist()} on:\n{plan.describe()}"
+        f"step {plan.step_id} would compute {lengths.tolist()} tokens from positions {starts.tolist()}, beyond its plan:\n"
+        f"{plan.describe()}"
     )
     query_start_loc = start_locations(lengths)
     rows = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -59,16 +63,17 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
 
 
 def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
-    """Make a mask for each draw of the rows under a grammar.
+    """Match the grammar masks of a step with its draws. A row under a grammar has one mask for each of its draws.
 
     Args:
-        draw_start_loc: [num_sampling_rows + 1], sampling row j has the draws `[draw_start_loc[j], draw_start_loc[j + 1])`.
+        draw_start_loc: [num_sampling_rows + 1]; the draws of sampling row j are `[draw_start_loc[j], draw_start_loc[j + 1])`.
     """
-    assert plan.samples[output.rows].all(), "masks for rows that do not sample"
+    assert plan.samples[output.rows].all(), "there are masks for rows that draw no token"
     sampling_rows = np.cumsum(plan.samples)[output.rows] - 1
     starts, counts = draw_start_loc[sampling_rows], np.diff(draw_start_loc)[sampling_rows]
     assert np.array_equal(counts, output.num_masks), (
-        f"step {plan.step_id}: rows {output.rows.tolist()} have {output.num_masks.tolist()} masks for {counts.tolist()} draws"
+        f"step {plan.step_id}: rows {output.rows.tolist()} draw {counts.tolist()} tokens, but have masks for "
+        f"{output.num_masks.tolist()}"
     )
     within = np.arange(len(output.masks)) - np.repeat(np.cumsum(counts) - counts, counts)
     return GrammarMasks(rows=np.repeat(starts, counts) + within, masks=output.masks)
@@ -77,9 +82,10 @@ def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: 
 def message_of(
     sampled: Int32Array, num_emitted: npt.NDArray[np.int64], draw_start_loc: Int32Array, width: int
 ) -> Int32Array:
-    """The emitted tokens of each sampling row, filled up with -1: [num_sampling_rows, width].
+    """The emitted tokens of each sampling row, padded with -1: [num_sampling_rows, width].
 
-    IMPOSSIBLE_TOKEN becomes 0: the request fails at commit, but steps under way may still compute this token.
+    IMPOSSIBLE_TOKEN (no token could be drawn) becomes 0. Its request fails when the engine commits the step. Until then, other
+    steps under way may compute this token.
     """
     message = np.full((len(num_emitted), width), -1, dtype=np.int32)
     message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)

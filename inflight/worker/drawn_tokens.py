@@ -1,13 +1,14 @@
-"""`DrawnTokens`: the tokens that were drawn for each slot; in an engine with drafts also their number and the next drafts.
+"""`DrawnTokens`: the last drawn token of each slot; with speculative decoding also the next drafts.
 
-It keeps the last token of each slot, and the whole sequence for penalties and proposers. Owned by the thread that computes.
+It also keeps whole sequences, because penalties, bad words and proposers (which guess drafts) read them. Only the compute
+thread uses it.
 
-A slot changes only when a step draws for it: on the last stage when the step is sampled, on earlier stages when the step's
-message is applied. Both happen in step order. So a step that waits for the latest step that draws for its slots finds the right
-tokens, even if a slot had another request before.
+A slot changes only when a step has drawn a token for it: on the last pipeline stage, when the step is sampled; on earlier
+stages, when the message with the step's tokens is applied. Both happen in step order. So a step that waits for the latest older
+step that draws for its slots finds the right tokens, even if another request had the slot before.
 
-The message of n sampling rows is int32 [n, (k + 1) + k]: the emitted tokens, filled up with -1, then the next drafts, filled up
-with -1. Without drafts k is 0, and there is one token for each row.
+A step's message is int32 [n, (k + 1) + k], one line for each of the n rows that draw: the emitted tokens, padded with -1 to
+k + 1, then the next drafts, padded with -1 to k. k is the most drafts of a row. Without drafts k is 0: a line is one token.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class DrawnTokens:
     """
     Args:
         num_speculative_tokens: k, the most drafts per row.
-        senders: each sends every message to one earlier stage; empty except on the last of several stages.
+        senders: each sends every message to one earlier stage. Only the last of several stages has senders.
     """
 
     def __init__(
@@ -41,21 +42,21 @@ class DrawnTokens:
     ) -> None:
         k = num_speculative_tokens
         self._last = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        # how many tokens each slot has, the last drawn token included; used only if k > 0
+        # how many tokens each slot's request has, the last drawn token included; used only if k > 0
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.drafts: Int32Array = np.full((max_num_seqs, k), -1, dtype=np.int32)
-        # used on the rank that draws; if no penalty or proposer reads a slot, its memory is never touched
+        # each slot's sequence, on the rank that draws; a prompt is written only if a penalty, a bad word or a proposer reads it
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._k, self._device = k, device
         self._senders = tuple(senders)
 
     def fill(self, input_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
-        """Write the token drawn last for each of `slots` to `input_ids[indices]`."""
+        """Write the last drawn token of each of `slots` to `input_ids[indices]`."""
         if len(indices):
             input_ids[indices] = self._last[slots]
 
     def remember(self, requests: Sequence[NewRequestData], forced: TokenDelta | None) -> None:
-        """Keep the tokens of new requests and forced tokens, for penalties.
+        """Keep the tokens of new requests and the tokens that a grammar has forced.
 
         Call it only after all older steps have sampled. An older step may draw for a request that had the slot before,
         or may draw a token that a forced token replaces.
@@ -66,13 +67,13 @@ class DrawnTokens:
             self.token_ids[forced.slots, forced.positions] = forced.token_ids
 
     def write(self, slots: Int32Array, positions: Int32Array, token_ids: Int32Array) -> None:
-        """Keep drawn tokens, or the drafts that precede a draw; all arguments are [n]."""
-        fits = positions < self.token_ids.shape[1]  # nothing reads the last token of a sequence of max_model_len
+        """Keep drawn tokens, or drafts that precede a draw. All arguments are [n]."""
+        fits = positions < self.token_ids.shape[1]  # nothing reads a token beyond max_model_len
         self.token_ids[slots[fits], positions[fits]] = token_ids[fits]
 
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
-        """On the last stage: send and apply a step's message. The first token emitted for `slots[i]` is at
-        `positions[i]`."""
+        """Send a step's message to the earlier stages, and apply it. Called on the last stage. The first token emitted for
+        `slots[i]` is at `positions[i]`."""
         for sender in self._senders:
             sender.send(message)
         self.apply(slots, positions, message)

@@ -1,20 +1,23 @@
-"""`GraphModelRunner`: runs the steps of a GPU, mostly as CUDA graphs. The host launches them and never waits for the device.
+"""`GraphModelRunner`: runs steps on a GPU, mostly as CUDA graphs. The host launches them and never waits for the device.
 
-    prepare   write the plan's entries to a staging slot                                         (host)
-    execute   upload and apply the entries; forward and head: a graph, or kernel by kernel       (queued)
-    sample    apply entries; masks, penalties, if asked for; draw and advance: a graph; copy out (queued)
-    drain     wait for the copy; return the output                                               (host)
+The inputs of steps are on the device (`DeviceState`). A plan becomes a list of entries (destination, value), which a kernel
+writes to this state:
 
-The state is on the device (`DeviceState`), and the entries of a plan update it. After a step of decodes the draw advances ids,
-positions and lengths by itself: if the next step has the same rows, only its new blocks are applied.
+    prepare   write the plan's entries to a staging slot (pinned memory)                         (on the host)
+    execute   upload and apply the entries; forward and LM head, as a graph or kernel by kernel  (queued)
+    sample    apply the entries for draws; masks, penalties; draw and advance; copy out          (queued)
+    drain     wait for the copy; return the output                                               (on the host)
 
-    kind      steps                                           graphs                                 a graph for each
+After a step of decodes, the draw itself advances ids, positions and lengths in the state. If the next step has the same rows,
+only its new blocks are applied.
+
+    kind      steps                                           graphs                                 one graph for each
     decode    every row computes one token and draws one      "decode" (forward and head), "draw"    batch size
     mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"      number of tokens, of draws
     eager     larger, or with prompt log-probabilities        "draw"; the rest kernel by kernel      number of draws
 
-If the draws of a step wait for masks, the forward of the next step may run first. It would overwrite their logits, so these are
-copied, and the late draws are launched kernel by kernel.
+If the draws of a step wait for grammar masks, the forward of the next step may run first. It would overwrite the logits of
+these draws. So the logits are copied first, and the late draws are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class DeviceStep:
-    """A prepared plan. The fields with defaults belong to the thread that launches."""
+    """A prepared plan. Only the thread that launches kernels uses the fields with defaults."""
 
     plan: SchedulerOutput
     inputs: StepInputs
@@ -75,7 +78,7 @@ class DeviceStep:
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
     message: Future[Tensor] | None
     continues: bool = False  # the draw of the previous step has advanced the state to this step
-    kept_logits: Tensor | None = None  # copied for late draws
+    kept_logits: Tensor | None = None  # a copy of the logits, if the next forward runs before the draws
     out: CopiedStep = field(default_factory=CopiedStep)
 
 
@@ -102,10 +105,10 @@ class GraphModelRunner(Runner):
         self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
         self._inbox = TokenInbox(self._receiver, self._apply_drawn_elsewhere)
         self._graphs = GraphRunner(device)
-        self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state
+        self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state to the next step
         self._applied: DeviceStep | None = None  # the step whose rows are in the state
-        self._undrawn: DeviceStep | None = None  # the step whose logits are in `logits` and still wait for their draw
-        self._copied: Event | None = None  # after the copy of the last drawn tokens to the host
+        self._undrawn: DeviceStep | None = None  # the step whose logits are in `logits`, until its tokens are drawn
+        self._copied: Event | None = None  # the end of the last copy of drawn tokens to the host
         self._programs = StepPrograms(
             config,
             model,
@@ -132,7 +135,7 @@ class GraphModelRunner(Runner):
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
         num_bytes, history_bytes = self._state.flat.nbytes, self._state.part("history").nbytes
         logger.info(
-            "the state of the slots takes %.0f MiB of the GPU, of which %.0f MiB hold the tokens of max_num_seqs requests "
+            "the inputs of steps use %.0f MiB of GPU memory; %.0f MiB of this are for the tokens of max_num_seqs requests "
             "of max_model_len tokens",
             num_bytes / 2**20,
             history_bytes / 2**20,
@@ -153,7 +156,7 @@ class GraphModelRunner(Runner):
         return super().graph_report() | asdict(self._graphs.report)
 
     def dummy_run(self, num_tokens: int) -> None:
-        assert self._undrawn is None, "a step is under way"
+        assert self._undrawn is None, "dummy_run was called while a step waits for its draws"
         size = padded_size(num_tokens, self._decode_sizes)
         self._stage_dummies("decode", size)
         self._graphs.enqueue("decode", size, self._programs.decode)
@@ -163,7 +166,7 @@ class GraphModelRunner(Runner):
         self._programs.profile_draws(hidden)
 
     def _stage_dummies(self, kind: str, size: int) -> None:
-        """Put a dummy step, which belongs to no request, into the state."""
+        """Write the inputs of a dummy step, which belongs to no request, to the state."""
         num_rows = 1 if kind == "mixed" else size
         self._write(self._ring, self._entries.dummies(size, num_rows))
         self._advanced = self._applied = None
@@ -173,7 +176,7 @@ class GraphModelRunner(Runner):
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
 
     def _num_groups(self) -> int:
-        """The number of KV groups that `initialize` will get. Layers of one model differ only in their windows."""
+        """The number of KV cache groups that `initialize` will get. It depends only on the layers' sliding windows."""
         return sum(count_groups(self._config.model.architecture.sliding_windows).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
@@ -199,7 +202,7 @@ class GraphModelRunner(Runner):
             staged = self._ring.take()
             try:
                 counts = self._stage_entries(staged, plan, inputs, shape)
-            except BaseException:  # the step is not launched, so give the slot back here
+            except BaseException:  # the step will not be launched, so return the slot here
                 staged.is_in_use = False
                 raise
             return DeviceStep(
@@ -245,7 +248,7 @@ class GraphModelRunner(Runner):
     def execute_model(
         self, model_input: DeviceStep, intermediate: IntermediateTensors | None = None
     ) -> IntermediateTensors | None:
-        """Returns None on the last stage: the logits stay in `logits`."""
+        """Returns None on the last stage, where the logits stay in `StepPrograms.logits`."""
         step, plan = model_input, model_input.plan
         if self._receiver is not None:
             with self._timeline.span(plan.step_id, "receive"):
@@ -265,11 +268,11 @@ class GraphModelRunner(Runner):
             return self._programs.sent.first(plan.num_tokens)
 
     def _apply_drawn_elsewhere(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
-        """Write the tokens that the last stage has drawn to the state."""
+        """Write tokens that the last stage has drawn to the state of this stage."""
         self._write(self._told_ring, self._entries.told(slots, message[:, 0].numpy()))
 
     def _set_logits_aside(self) -> None:
-        """Copy the logits of a step that has not drawn yet: the next forward overwrites them."""
+        """If a step has not drawn its tokens yet, copy its logits, because the next forward overwrites them."""
         step = self._undrawn
         if step is None:
             return
@@ -351,14 +354,14 @@ class GraphModelRunner(Runner):
             return step
 
     def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
-        """Queue the draws of the step. Returns their processors."""
+        """Queue the draws of the step. Returns its logits processors."""
         compute, programs, kept = self._accelerator.compute, self._programs, step.kept_logits
         processors = self._processors(step, grammar_output)
         if processors is not None:
             logits = (programs.logits if kept is None else kept)[: len(step.slots)]
             compute.enqueue(lambda: processors.apply(logits, programs.history))
         if self._copied is not None:
-            compute.wait(self._copied)  # the previous tokens are on the host, and can be overwritten
+            compute.wait(self._copied)  # then the previous tokens are on the host and may be overwritten
         if kept is None:
             self._graphs.enqueue("draw", step.shape.num_draws, programs.draw)
             self._undrawn = None
@@ -369,11 +372,11 @@ class GraphModelRunner(Runner):
         return processors
 
     def _processors(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
-        """The processors of the step's draws, uploaded; None for a plain step, and on ranks that do not draw."""
+        """The step's logits processors, uploaded. None if no row needs them, and on ranks that do not draw."""
         if step.rows is None:
             return None
         masks = None
-        if grammar_output is not None and len(grammar_output.rows):  # if there are no rows, the step is void
+        if grammar_output is not None and len(grammar_output.rows):  # no rows: the step is void, its tokens are dropped
             masks = grammar_masks(step.plan, grammar_output, step.inputs.draw_start_loc)
         return LogitsProcessors.of(step.rows, step.inputs.first_positions, step.num_prompt_tokens, masks, self._upload)
 
@@ -410,8 +413,8 @@ class GraphModelRunner(Runner):
             self._accelerator.compute.enqueue(lambda: apply_entries(flat, entries, first, num_pairs, num_entries))
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Upload an array for one step. Only the thread that launches may call this: the memory is reused in the order
-        of `compute`."""
+        """Upload an array for one step. Call this only in the thread that launches: torch reuses the memory in the order of
+        the stream `compute`."""
         source = torch.from_numpy(np.ascontiguousarray(array))
         host = self._accelerator.pinned(source.numel(), source.dtype).view(source.shape)
         host.copy_(source)

@@ -1,7 +1,8 @@
-"""`InputBatch`: the running requests, each in a stable slot, as numpy columns; plans update it, and steps take their inputs.
+"""`InputBatch`: the running requests as numpy columns. Plans update it, and the inputs of each step are made from it.
 
-Owned by the thread that prepares steps. This thread runs ahead of the device: if an older step draws a token, the
-batch may know only the token's slot and position. Slots that no plan names hold stale data, which is never read.
+Each request keeps one slot. Only the thread that prepares steps uses the batch. This thread runs ahead of the device. So
+there are tokens that an older step still draws: the batch knows only their slots and positions. Slots that no plan names have
+old data, which is never read.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """A plan's inputs as flat columns; the tokens of row i are `[query_start_loc[i], query_start_loc[i + 1])`.
+    """The inputs of one plan. The tokens of all rows are in flat arrays: those of row i are
+    `[query_start_loc[i], query_start_loc[i + 1])`.
 
-    `drawn_tokens` are the inputs that the host does not know. Each is the token drawn last for its slot; `input_ids`
-    has a 0 in its place.
-    The j-th sampling row has the draws `[draw_start_loc[j], draw_start_loc[j + 1])`, one behind each of its row's last tokens.
+    The host does not know the inputs at the indices `drawn_tokens` yet: each of them is the last drawn token of its slot.
+    `input_ids` has 0 there. A sampling row is a row that draws. The draws of the j-th sampling row are
+    `[draw_start_loc[j], draw_start_loc[j + 1])`, one after each of the row's last tokens.
     """
 
     input_ids: Int32Array  # [num_tokens]
@@ -39,12 +41,12 @@ class StepInputs:
     drawn_in_step: int  # the latest step that draws one of `drawn_tokens`; NO_STEP if there are none
     draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens: drafts to be verified
     draft_slots: Int32Array  # [num_drafts]
-    # the previous step, if this step has the same rows, each advanced by the token which that step drew; else NO_STEP
+    # the id of the previous step, if this step computes exactly the tokens that the previous step drew; otherwise NO_STEP
     continues: int = NO_STEP
 
     @property
     def draw_tokens(self) -> npt.NDArray[np.int64]:
-        """[num_draws]: for each draw, the index of the flat token whose hidden state it is made from."""
+        """[num_draws]: for each draw, the flat index of the token whose hidden state gives its logits."""
         ends, num_draws = self.query_start_loc[1:][self.sampling_rows], np.diff(self.draw_start_loc)
         return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
@@ -58,7 +60,7 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        # for each slot, the number of tokens up to the last one that a plan has sent
+        # for each slot, the position after the last token that a plan has sent
         self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
@@ -78,20 +80,20 @@ class InputBatch:
         for table, delta in zip(self.block_tables, plan.block_table_deltas, strict=True):
             table[delta.slots, delta.columns] = delta.block_ids
         if (forced := plan.forced_tokens) is not None:
-            # forced tokens begin at the first token that the row computes: drawn tokens at these positions are not used
+            # forced tokens begin at the first token that the row computes, and replace the drawn tokens at their positions
             self.token_ids[forced.slots, forced.positions] = forced.token_ids
-            # a slot may come several times: numpy keeps its last value
+            # a slot may occur several times: numpy keeps its last value
             self.num_known_tokens[forced.slots] = forced.positions + 1
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
-        """The flat inputs of an applied plan; rows with drafts have their upper bounds. Called once for each plan, in order."""
+        """The inputs of a plan, after `apply`; for rows with drafts, upper bounds. Call this once for each plan, in order."""
         inputs = self._continued(plan) or self._flattened(plan)
         self._before = plan, inputs
         return inputs
 
     def _continued(self, plan: SchedulerOutput) -> StepInputs | None:
-        """The inputs of a plan that has the same rows as the previous pure-decode step, and nothing new: a fast path.
-        None for other plans."""
+        """A fast path: the inputs of a plan with the same rows as the previous step, if both are pure decodes and the plan
+        has nothing new. None for other plans."""
         if self._before is None or plan.new_requests or plan.forced_tokens is not None or len(plan.max_draft_tokens):
             return None
         before, inputs = self._before
@@ -134,7 +136,9 @@ class InputBatch:
             has_drafts = plan.max_draft_tokens >= 0
             assert plan.samples[has_drafts].all() and (lengths - 1 == plan.max_draft_tokens)[has_drafts].all()
             is_known = plan.num_computed_tokens < self.num_known_tokens[plan.slots]
-            assert not (has_drafts & is_known).any(), f"drafts behind a token that was not drawn:\n{plan.describe()}"
+            assert not (has_drafts & is_known).any(), (
+                f"a row with drafts must begin with a drawn token:\n{plan.describe()}"
+            )
             is_drawn &= ~has_drafts[rows]
             is_drawn[query_start_loc[:-1][has_drafts]] = True
             num_draws = np.where(has_drafts, lengths, num_draws)
@@ -160,13 +164,13 @@ class InputBatch:
         )
 
     def block_table(self, group: int, slots: Int32Array, max_seq_len: int) -> Int32Array:
-        """A copy of the block tables of `slots` in one group, wide enough for `max_seq_len` tokens: [num_rows, num_blocks]."""
+        """A copy of the block tables of `slots` in one KV group, for up to `max_seq_len` tokens: [num_rows, num_blocks]."""
         width = -(-max_seq_len // self._block_size)
         return self.block_tables[group][slots, :width]
 
 
 def start_locations(lengths: npt.NDArray[np.integer]) -> Int32Array:
-    """Returns [n + 1] locations: item i, of length `lengths[i]`, takes `[locations[i], locations[i + 1])`."""
+    """The bounds of consecutive items with these lengths, [n + 1]. Item i is at `[locations[i], locations[i + 1])`."""
     locations = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=locations[1:])
     return locations

@@ -13,7 +13,7 @@ from inflight.worker.runner import Runner
 
 
 class MemoryBudget:
-    """It must be made before anything is loaded, because it notes how much memory is free at that time."""
+    """Make it before anything is loaded, because the constructor notes how much memory is free."""
 
     def __init__(self, config: EngineConfig, rank: int, device: Device) -> None:
         self._config, self._rank, self._device = config, rank, device
@@ -48,9 +48,10 @@ class MemoryBudget:
 
     @torch.inference_mode()
     def measure_available(self, runner: Runner) -> int:
-        """The budget less the loaded weights and less the peak of a step. Call it in a stage of the device.
+        """The bytes left for the KV cache: the budget minus the loaded weights and the peak memory of a step. Call this in
+        the device's compute thread.
 
-        Ranks that share memory first subtract the weights of all of them from the budget, then divide the rest.
+        If ranks share memory, the weights of all of them are subtracted from the budget, and the rest is divided equally.
         """
         weights = self._free_bytes - self._device.available_memory_bytes()
         peak = self._device.measure_peak_bytes(runner.profile_run)

@@ -1,7 +1,6 @@
 """The data that one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
 
-When a stage has ended, its arrays are not written any more, because they are read while the step is drained and later
-steps run.
+When a stage has ended, its arrays are not written any more, because the drain thread and later steps may still read them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ForwardInput:
     input_ids: torch.Tensor  # [num_tokens] int32; 0 at `drawn_tokens` until these are known
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
-    drawn_tokens: torch.Tensor  # [num_drawn] int64, indices of the inputs that older steps draw
+    drawn_tokens: torch.Tensor  # [num_drawn] int64, the indices of the input tokens that older steps draw
     drawn_slots: torch.Tensor  # [num_drawn] int64
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
     sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
@@ -45,16 +44,16 @@ class ForwardInput:
 class ModelInput:
     """A prepared plan. It has copies of all data that later plans change.
 
-    If the plan has rows with drafts, `forward` is None: it is made when the forward begins.
+    If the plan has rows with drafts, `forward` is None here, and is made when the forward pass begins.
     """
 
     plan: SchedulerOutput
-    inputs: StepInputs  # rows with drafts have their upper bounds
+    inputs: StepInputs  # upper bounds, for rows with drafts
     block_tables: tuple[Int32Array, ...]  # [num_rows, num_blocks], one per KV group
     sampling_slots: Int32Array  # [num_sampling_rows]
     sampling_rows: SamplingRows | None  # [num_sampling_rows], on the rank that draws
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
-    new_histories: tuple[NewRequestData, ...]  # the new requests whose draws or drafts look at older tokens
+    new_histories: tuple[NewRequestData, ...]  # the new requests whose older tokens affect their draws or drafts
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
     message: Future[torch.Tensor] | None  # on an earlier stage: the tokens that the last stage draws in this step
     forward: ForwardInput | None = None
@@ -62,7 +61,7 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """The results of the last stage's forward pass, which `sample` takes."""
+    """The results of the forward pass on the last pipeline stage. `sample` draws from them."""
 
     logits: torch.Tensor  # [num_draws, vocab_size] float32
     prompt_logprobs: tuple[PromptLogprobs, ...]
@@ -90,7 +89,7 @@ class DrawnStep:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     def to_output(self) -> ModelRunnerOutput:
-        """Return the step's output. Copies to the host; waits for the device."""
+        """Copy the results to the host and return the step's output. This waits for the device."""
         output = ModelRunnerOutput(step_id=self.step_id, prompt_logprobs=self.prompt_logprobs)
         if self.drawn is None:
             return output
@@ -101,7 +100,7 @@ class DrawnStep:
 
 
 def _emitted(output: ModelRunnerOutput, verified: VerifiedDraws) -> ModelRunnerOutput:
-    """`output` without the draws that are not emitted."""
+    """`output` with only the draws that are emitted."""
     emitted = emitted_rows(verified.num_emitted, verified.draw_start_loc)
     logprobs, rows = output.logprobs, output.logprobs_rows
     if logprobs is not None:

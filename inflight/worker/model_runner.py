@@ -1,11 +1,11 @@
-"""`ModelRunner`: runs steps on a CPU, and steps with drafts on a GPU: the host knows each draw before the next step.
+"""`ModelRunner`: runs the steps of a CPU, and of a GPU in an engine with drafts (speculative decoding).
 
-Besides what every runner owns it has the `DrawnTokens`. The thread that prepares writes the batch and the sampling columns, and
-copies the parts that a step needs into its `ModelInput`. Tokens that are drawn later belong to the thread that
-computes: `execute_model` and `sample` put them into the step.
+With drafts the host must know the drawn tokens before the next step. The thread that prepares writes the batch and the
+sampling parameters, and copies what a step needs to its `ModelInput`. Only the compute thread uses the drawn tokens
+(`DrawnTokens`): `execute_model` reads them as inputs, and `sample` adds new ones.
 
-Tokens are drawn on the first rank of the last stage and broadcast to the other ranks of this stage: ranks on processors that
-round differently could draw different tokens.
+Only the first rank of the last pipeline stage draws. It broadcasts the tokens to the other ranks of this stage, because ranks
+on processors that round differently could draw different tokens.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class ModelRunner(Runner):
         )
 
     def _forward_input(self, model_input: ModelInput, inputs: StepInputs) -> ForwardInput:
-        """Make the device's inputs from `inputs`, which must be exact, not upper bounds. It runs in the thread that
-        prepares; if the step has drafts, in the thread that computes."""
+        """Make the device's inputs from `inputs`, which must be exact, not upper bounds. This runs in the thread that
+        prepares or, if the step has drafts, in the compute thread."""
         device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
         if rows is not None and model_input.inputs is not inputs:
             sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
@@ -231,7 +231,7 @@ class ModelRunner(Runner):
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
         masks = None
-        if grammar_output is not None and len(grammar_output.rows):  # if there are no rows, the step is void
+        if grammar_output is not None and len(grammar_output.rows):  # no rows: the step is void, its tokens are dropped
             masks = grammar_masks(plan, grammar_output, inputs.draw_start_loc)
         processors = LogitsProcessors.of(
             rows, forward_input.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
@@ -264,7 +264,7 @@ class ModelRunner(Runner):
             return drawn.to_output()
 
     def dummy_run(self, num_tokens: int) -> None:
-        assert self._kv_cache_config is not None, "initialize_from_config comes first"
+        assert self._kv_cache_config is not None, "call initialize_from_config first"
         inputs = one_token_each(num_tokens, self._config.cache.block_size)
         metadata = tuple(self._backend.build_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""`Pipeline`: one rank's links to the other stages, made at start-up and closed together."""
+"""`Pipeline`: one rank's links to the other pipeline stages, made at start-up and closed together."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from inflight.timeline import Timeline
 
 
 class Pipeline:
-    """Links ranks of equal tp_rank. Activations go to the next stage. Drawn tokens go from the last stage to the first; in an
-    engine with drafts, to all earlier stages.
+    """The links connect ranks with the same tp_rank. Activations go to the next stage. Drawn tokens go from the last stage to
+    the first or, in an engine with drafts, to all earlier stages.
 
     Attributes:
         stage: this rank's stage.
         link: sends and receives activations; None if there is only one stage.
-        senders: each sends drawn tokens to one stage; empty except on the last of several stages.
+        senders: each sends drawn tokens to one stage. Only the last of several stages has senders.
         receiver: receives drawn tokens; None on stages that get none.
     """
 
@@ -62,8 +62,8 @@ class Pipeline:
 
 
 def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
-    """Make the link to both neighbours. All ranks ask for channels in the same order, stage by stage, so both ends
-    meet."""
+    """Make the link to the previous and the next stage. All ranks ask for their channels in the same order, so that the two
+    ends of each channel connect."""
     layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
     previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
     next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)

@@ -1,4 +1,4 @@
-"""Steps that belong to no request: the profile run, which shows the peak of memory, and the dummy run, which warms up."""
+"""Steps that belong to no request: the profile run measures the peak memory, and the dummy run warms up the kernels."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def run_largest_step(
     stage: PipelineStage,
     run_draws: Callable[[Tensor], None],
 ) -> None:
-    """Run the largest step through the first layer, the head and the sampler, with a cache of its own.
+    """Run the largest step through the first layer, the head and the sampler, with a KV cache of its own.
 
-    The layers use the same working memory, one after the other. So one layer shows the peak.
+    One layer shows the peak memory, because the layers use the same working memory one after the other.
 
     Args:
         run_draws: runs head and sampler over hidden states; called on the last stage only.
@@ -79,8 +79,7 @@ def one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
 
 
 def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
-    """Make the inputs of prompts with `num_tokens` tokens in total: as few and as long as possible, each in its own
-    blocks."""
+    """Make the inputs of the fewest prompts that have `num_tokens` tokens in total. Each prompt has its own blocks."""
     starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
     num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
     return AttentionInputs(

@@ -44,7 +44,7 @@ class RankProfiler:
         self._running = profiler, path / f"{self._name}.json"
 
     def close(self) -> None:
-        """Drop a trace that is still running. Idempotent."""
+        """Stop a running trace and drop it. Idempotent."""
         if self._running is not None:
             self._running[0].stop()
             self._running = None

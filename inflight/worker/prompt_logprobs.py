@@ -19,9 +19,9 @@ MAX_ROWS = 256  # the most rows of logits in memory at once
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpan:
-    """A request for the log-probabilities of the prompt tokens `[start, start + len(targets))` of plan row `row`.
+    """The prompt tokens `[start, start + len(targets))` of plan row `row`, whose log-probabilities this step computes.
 
-    They come from the step's hidden states `[first_token, first_token + len(targets))`.
+    They are computed from the step's hidden states `[first_token, first_token + len(targets))`.
     """
 
     row: int
@@ -31,15 +31,15 @@ class PromptLogprobsSpan:
     num_logprobs: int
 
     def columns(self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], device: Device) -> LogprobsColumns:
-        """Compute them and copy them to the host; waits for the device. `hidden`: the hidden states of all tokens of
-        the step."""
+        """Compute the log-probabilities and copy them to the host, which waits for the device. `hidden`: the hidden states of
+        all tokens of the step."""
         return joined(self.pieces(hidden, compute_logits, device.to_device(self.targets)))
 
     def pieces(
         self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], targets: Tensor
     ) -> list[LogprobsTensors]:
-        """Compute them and leave them on the device, in consecutive pieces of up to MAX_ROWS rows. `targets`:
-        `self.targets` on the device."""
+        """Compute the log-probabilities and leave them on the device, in consecutive pieces of up to MAX_ROWS rows.
+        `targets`: `self.targets` on the device."""
         found = []
         for i in range(0, len(targets), MAX_ROWS):
             wanted, first = targets[i : i + MAX_ROWS], self.first_token + i
@@ -59,8 +59,8 @@ def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
 
 
 class PromptLogprobsProgress:
-    """Counts for each slot the prompt tokens whose log-probabilities are computed. Owned by the thread that prepares
-    steps."""
+    """Remembers for each slot how many prompt tokens have their log-probabilities. Only the thread that prepares steps uses
+    it."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (log-probabilities per token, prompt positions done)
@@ -74,7 +74,7 @@ class PromptLogprobsProgress:
     def advance(
         self, plan: SchedulerOutput, query_start_loc: Int32Array, batch: InputBatch
     ) -> tuple[PromptLogprobsSpan, ...]:
-        """The prompt tokens whose log-probabilities come from this step; each token comes once."""
+        """The prompt tokens whose log-probabilities this step computes. Each token is returned once."""
         spans = []
         for row, slot in enumerate(plan.slots.tolist()) if self._wanted else ():
             if slot not in self._wanted:

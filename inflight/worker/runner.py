@@ -1,12 +1,12 @@
-"""`Runner`: runs the steps of one rank, each in four stages; the base class of the runners for CPU and GPU.
+"""`Runner`: the base class of the runners for CPU and GPU. A runner computes the steps of one rank, each step in four stages.
 
     prepare_inputs   plan -> the step's inputs; host work and queued copies; waits for neither device nor ranks
-    execute_model    -> logits of the sampling rows; on all pipeline stages but the last, the activations for the next stage
-    sample           -> the draws, on the device
+    execute_model    -> logits of the rows that draw; on all pipeline stages but the last, the activations
+    sample           -> the drawn tokens, on the device
     drain            -> `ModelRunnerOutput`, on the host
 
-One thread prepares, another executes and samples, a third drains, each in step order. The first may be several steps ahead. A
-step's forward may run before the sample of the previous step (see `stage_order`).
+One thread prepares, a second executes and samples, a third drains. Each handles the steps in order. The first thread may be
+several steps ahead. A step's forward may run before the sample of the previous step (see `stage_order`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class PreparedStep(Protocol):
 
 
 class Runner(ABC):
-    """Owns the model, the KV arena and the `InputBatch`.
+    """Owns the model, the KV arena (the memory of all KV blocks) and the `InputBatch`.
 
     Args:
-        model: the layers of this rank's pipeline stage. On an accelerator the constructor tunes its products, so it must be
-            called in a stage of the device.
+        model: the layers of this rank's pipeline stage. On an accelerator the constructor tunes its matrix products, so call
+            the constructor in the device's compute thread.
         pipeline: the links to the other stages; the caller closes them.
     """
 
@@ -89,7 +89,7 @@ class Runner(ABC):
         return {name: layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype)) for name, layer in layers}
 
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the arena and bind every layer to its view of it."""
+        """Allocate the arena and bind every layer to its part of it."""
         self._kv_cache_config = kv_cache_config
         arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
         layers = self._model.attention_layers()
@@ -123,8 +123,8 @@ class Runner(ABC):
         }
 
     def _apply_plan(self, plan: SchedulerOutput) -> tuple[InputBatch, StepInputs]:
-        """Apply the plan to the batch; return the batch and the plan's inputs. It runs in the thread that prepares."""
-        assert self._batch is not None, "initialize_from_config comes first"
+        """Apply the plan to the batch. Returns the batch and the step's inputs. Runs in the thread that prepares."""
+        assert self._batch is not None, "call initialize_from_config first"
         self._batch.apply(plan)
         if self._stage.is_last:
             for data in plan.new_requests:
@@ -139,9 +139,9 @@ class Runner(ABC):
     # Any: each runner has its own types for the data that one stage hands to the next
     @abstractmethod
     def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
-        """Run the forward pass. Only rows that sample, or whose prompt's log-probabilities are wanted, use the head.
+        """Run the forward pass. The LM head is computed only for rows that draw, or that need prompt log-probabilities.
 
-        A stage that embeds drawn tokens waits here until the last stage has drawn them.
+        If this stage needs tokens that are drawn on the last stage, it waits here for them.
 
         Args:
             intermediate: the activations that the previous stage returned; None on the first stage. They have as many
@@ -150,31 +150,31 @@ class Runner(ABC):
 
     @abstractmethod
     def sample(self, model_input: Any, forward: Any, grammar_output: GrammarOutput | None = None) -> Any:
-        """On the last stage: draw a token behind each sampling row and each of its drafts, and send them to the ranks that need
-        them.
+        """On the last stage, draw a token for each sampling row, and one more after each of its drafts. Send the tokens to the
+        ranks that need them.
 
         Args:
-            grammar_output: the masks, if the plan has rows under a grammar.
+            grammar_output: the grammar masks; None if no row of the plan has a grammar.
         """
 
     def discard(self, model_input: Any) -> None:
-        """Free what the step holds, after its forward or its draws have failed. It runs in the thread that executes."""
+        """Free what the step holds. Called in the compute thread, after the step's forward or its draws have failed."""
 
     @abstractmethod
     def drain(self, drawn: Any) -> ModelRunnerOutput:
-        """Return the step's output. It runs in the drain thread, while later steps run."""
+        """Return the step's output. Runs in the drain thread, while later steps run."""
 
     @abstractmethod
     def dummy_run(self, num_tokens: int) -> None:
         """Run a forward pass that belongs to no request: `num_tokens` sequences of one token, all in the dummy block.
 
-        It uses no link: instead of the previous stage's activations each stage takes zeros.
+        It uses no link to other stages. Zeros replace the activations of the previous stage.
         """
 
     @abstractmethod
     def _profile_draws(self, hidden: Tensor) -> None:
-        """Run head and sampler over these hidden states, with as many rows as the largest step has."""
+        """Run the LM head and the sampler on these hidden states, with as many rows as the largest step has."""
 
     def profile_run(self) -> None:
-        """Run the largest step. Its memory is freed at the end."""
+        """Run a step of the largest size, so that its peak memory can be measured. The memory is freed at the end."""
         run_largest_step(self._config, self._model, self._backend, self._device, self._stage, self._profile_draws)

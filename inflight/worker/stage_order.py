@@ -1,19 +1,20 @@
-"""`StageOrder`: decides when each stage of a step goes to the device. It depends on the commands alone, never on time.
+"""`StageOrder`: decides when each stage of a step goes to the device. The order depends only on the commands, never on time.
 
-A step has two stages, its forward and its sample. Each command can allow stages of the steps under way to go. These are
-submitted in the order of their steps:
+A step has two stages: its forward and its sample. A command is a new plan, or the grammar masks of a step. After each command,
+all stages that may go are submitted, in the order of their steps:
 
     forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
-    sample N    may go after forward N and the samples of all older steps, and when its masks have come
+    sample N    may go after forward N, after the samples of all older steps, and after its masks have come
 
-So a late mask delays the sample of its step, and the stages that depend on it; other forwards go on:
+So late masks delay the sample of their step and the stages that depend on it. Other forwards go on:
 
     commands   plan 0 (masks)   plan 1            plan 2, of tokens that step 0 draws   masks 0
     device     forward 0        forward 1                                               sample 0, sample 1, forward 2, sample 2
 
-Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives meet. A step
-waits for older steps only, so there is no cycle. Only the last pipeline stage awaits masks. There a forward waits for the step
-that draws its inputs, although the first stage embeds them: the activations of the first stage could not come earlier.
+Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives match. A
+step waits only for older steps, so there is no deadlock. Only the last pipeline stage waits for masks. There, too, a forward
+waits for the step that draws its inputs, although only the first stage embeds them. This costs no time, because the first stage
+cannot send its activations earlier.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from inflight.interface.step import GrammarOutput
 
 @dataclass(slots=True, kw_only=True)
 class StagedStep:
-    """The stages of one step. `sample` takes the masks.
+    """The stages of one step. `sample` is called with the masks.
 
-    `drawn_in_step` is the latest step that draws one of its inputs. If it is not under way, it was sampled or has failed.
+    `drawn_in_step` is the id of the latest step that draws one of this step's inputs. That step may have ended already.
     """
 
     step_id: int
@@ -43,7 +44,7 @@ class StagedStep:
 
 
 class StageOrder:
-    """Owned by the thread that takes commands.
+    """Only the thread that receives the commands uses it.
 
     Args:
         submit: gives a stage to the device, which runs stages in the order of these calls.
@@ -51,7 +52,7 @@ class StageOrder:
 
     def __init__(self, submit: Callable[[Callable[[], None]], object]) -> None:
         self._submit = submit
-        self._steps: deque[StagedStep] = deque()  # the steps whose sample has not gone, in order
+        self._steps: deque[StagedStep] = deque()  # the steps whose sample was not submitted yet, in order
 
     def add(self, step: StagedStep) -> None:
         """Add the step of a new plan. Its id is larger than all earlier ids."""
@@ -61,12 +62,12 @@ class StageOrder:
     def provide(self, step_id: int, grammar_output: GrammarOutput) -> None:
         """Give a step its masks. The step was added before and awaits them. Called once for each such step."""
         step = next((step for step in self._steps if step.step_id == step_id), None)
-        assert step is not None and step.awaits_masks, f"step {step_id} does not wait for masks"
+        assert step is not None and step.awaits_masks, f"masks came for step {step_id}, which does not wait for masks"
         step.grammar_output, step.awaits_masks = grammar_output, False
         self._walk()
 
     def _walk(self) -> None:
-        unsampled: int | None = None  # the oldest step whose sample cannot go
+        unsampled: int | None = None  # the oldest step whose sample cannot be submitted yet
         for step in tuple(self._steps):
             if not step.forward_has_gone:
                 if unsampled is not None and step.drawn_in_step >= unsampled:

@@ -1,11 +1,13 @@
-"""`StagingRing`: memory for the entries of plans, pinned on the host, and on the device where they are copied to.
+"""`StagingRing`: buffers through which steps upload their entries (changes of the `DeviceState`) to the GPU.
+
+Each slot of the ring has pinned memory on the host, and memory on the device:
 
     prepare thread    take slot k, write entries              waits only if the ring is too short
     copy_in stream                       | pinned k -> device k |
     compute stream                                             | apply k | forward ...
 
-A slot is written again after its last upload has ended (the host waits for it). It is uploaded again after the device has read
-the previous entries (the copy waits for it).
+A slot is written again only after its last upload has ended: the host waits for this. It is uploaded again only after the
+device has read its previous entries: the stream `copy_in` waits for this.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class StagingSlot:
         self._allocate(MIN_ENTRIES)
 
     def write(self, columns: Int32Columns) -> int:
-        """Write these (destinations, values) one after another; return their number. Waits for the slot's last upload."""
+        """Write these (destinations, values) one after another. Returns their number. Waits for the slot's last upload."""
         count = sum(len(destinations) for destinations, _ in columns)
         for event in (self._uploaded, self._read if count > len(self.entries) else None):
             if event is not None:
@@ -51,7 +53,7 @@ class StagingSlot:
         return count
 
     def upload(self, num_entries: int) -> None:
-        """Copy the first entries to the device. Launches that are queued on `compute` from now on can read them."""
+        """Copy the first entries to the device. Kernels that are queued on `compute` from now on can read them."""
         copy_in, compute = self._device.copy_in, self._device.compute
         copy_in.wait(self._read)
         pinned, entries = self._pinned[:num_entries], self.entries[:num_entries]
@@ -60,7 +62,7 @@ class StagingSlot:
         compute.wait(self._uploaded)
 
     def release(self) -> None:
-        """Free the slot. Launches queued on `compute` from now on must not read its entries."""
+        """Free the slot. Kernels that are queued on `compute` from now on must not read its entries."""
         self._read = self._device.compute.record()
         self.is_in_use = False
 
@@ -68,7 +70,7 @@ class StagingSlot:
         self._pinned = self._device.pinned(2 * num_entries, torch.int32).view(num_entries, 2)
         self._host: Int32Array = self._pinned.numpy()
         self.entries = torch.empty(num_entries, 2, dtype=torch.int32, device=self._device.torch_device)
-        self._read = self._device.compute.record()  # launches that use the memory's previous owner may be under way
+        self._read = self._device.compute.record()  # queued kernels may still use this memory for another tensor
 
 
 class StagingRing:

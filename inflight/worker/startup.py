@@ -38,7 +38,7 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
         device.submit(partial(bind_threads, kernels, cores)).result()
     elif cores is not None and options.threads_bind != AUTO:
         raise ConfigError(
-            f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not here; set it to 'off'"
+            f"cpu_threads_bind={options.threads_bind!r} needs the C++ kernels, which are not installed: give 'off' or 'auto'"
         )
 
 
@@ -46,7 +46,7 @@ def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadW
     """Connect to the other ranks.
 
     Raises:
-        ConfigError, ConnectionError: the ranks did not meet.
+        ConfigError, ConnectionError: the ranks could not connect to each other.
     """
     layout = config.parallel.layout
     if isinstance(rendezvous, ThreadWorlds):

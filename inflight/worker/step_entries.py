@@ -4,10 +4,10 @@
     rows      tokens, positions, slots, lengths, padding
     drawn     inputs that were drawn on the device: (destination, source)
     draws     slots and positions of the draws
-    requests  sampling parameters of new requests, and their tokens if the draws look at them
+    requests  sampling parameters of new requests, and their tokens if penalties or bad words read them
 
-Tables, rows and drawn are applied before the forward, the others before the draws. If the previous draw has advanced the state
-to this step, only the tables are needed.
+Tables, rows and drawn are applied before the forward, the others before the draws. If the draw of the previous step has
+advanced the state to this step, only the tables are needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Column = tuple[IndexArray, Int32Array]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The padded sizes of a step. In a step of the `kind` "decode" every row computes one token and draws one. Another
-    step is "mixed" if there is a graph for its size. If there is none, it is "eager", and its tokens are not padded."""
+    """The padded sizes of a step. In a step of the `kind` "decode" every row computes one token and draws one. Any other
+    step is "mixed" if there is a CUDA graph for its size, and "eager" otherwise. The tokens of eager steps are not padded."""
 
     kind: str
     num_tokens: int
@@ -41,7 +41,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class EntryCounts:
-    """Where each part of the entries ends: the index behind its last entry. Part `requests` includes `draws`."""
+    """Where each part of the entries ends: the index after its last entry. Here `draws` belong to the part `requests`."""
 
     tables: int
     rows: int
@@ -50,7 +50,7 @@ class EntryCounts:
 
 
 class StepEntries:
-    """Called by the thread that prepares; keeps nothing of a step. `draws`: whether this pipeline stage draws tokens."""
+    """Only the thread that prepares uses it. It keeps no data of a step. `draws`: whether this pipeline stage draws tokens."""
 
     def __init__(self, state: DeviceState, vocab_size: int, *, draws: bool) -> None:
         self._start, self._sizes, self._vocab_size, self._has_draws = state.start, state.sizes, vocab_size, draws
@@ -69,8 +69,8 @@ class StepEntries:
         return [column for part in parts for column in part], EntryCounts(*ends)
 
     def dummies(self, num_tokens: int, num_rows: int) -> list[Column]:
-        """The entries of a step of the dummy slot: `num_rows` rows of one token or one row of `num_tokens`, with a draw
-        per row."""
+        """The entries of a step that belongs to no request, in the dummy slot: `num_rows` rows of one token, or one row of
+        `num_tokens` tokens. Each row draws."""
         dummy, length = self._sizes.dummy_slot, num_tokens // num_rows
         starts = np.full(self._sizes.max_num_rows + 1, num_tokens)
         starts[: num_rows + 1] = np.arange(num_rows + 1) * length
@@ -91,7 +91,7 @@ class StepEntries:
         return [(self._start["last_tokens"] + slots.astype(np.int64), token_ids)]
 
     def _run(self, part: str, values: npt.NDArray[Any]) -> Column:
-        """Entries for the first elements of a part."""
+        """Entries that set the first elements of a part to `values`."""
         return self._start[part] + np.arange(len(values)), values.astype(np.int32, copy=False)
 
     def tables(self, plan: SchedulerOutput) -> list[Column]:
@@ -127,7 +127,7 @@ class StepEntries:
         else:  # the padding is one more row, of the dummy slot
             rows_of_padding = 1 if padding else 0
             beyond = shape.num_rows - num_rows - rows_of_padding
-            num_indices = max(shape.num_draws, 1)  # if nothing is drawn, one row still goes through to the end
+            num_indices = max(shape.num_draws, 1)  # if nothing is drawn, the model still returns one row
             columns += [
                 self._run("positions", np.concatenate([inputs.positions, np.arange(padding)])),
                 self._run(

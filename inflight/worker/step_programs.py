@@ -1,12 +1,13 @@
-"""`StepPrograms`: the kernel launches that make up a step on a GPU, over memory that never moves, so graphs can record them.
+"""`StepPrograms`: the kernel launches of a step on a GPU, over memory that never moves, so that CUDA graphs can record them.
 
-    decode(n)   forward and head of n rows with one token each           -> logits [n]
-    mixed(n)    forward of rows with n tokens in all                     -> hidden [n]
-    head(n)     head of n of these hidden states                         -> logits [n]
-    eager(...)  forward and head of rows with any number of tokens       -> logits
+    decode(n)   forward and LM head of n rows with one token each        -> logits [n]
+    mixed(n)    forward of rows with n tokens in total                   -> hidden [n]
+    head(n)     LM head of n of these hidden states                      -> logits [n]
+    eager(...)  forward and LM head of rows with any number of tokens    -> logits
     draw(n)     draw a token from each of n logits; advance the state    -> tokens [n]
 
-On all pipeline stages but the last there is only the forward, and it leaves the activations for the next stage in `sent`.
+Only the last pipeline stage has heads and draws. On the other stages the forward leaves the activations for the next stage in
+`sent`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.device_state import DeviceState
 from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 
-PROFILED_LOGPROBS = 20  # as many as OpenAI's API gives
+PROFILED_LOGPROBS = 20  # log-probabilities per token in the profile run: the most that OpenAI's API gives
 
 
 class StepPrograms:
-    """The programs of a step. Call them on a stream, after `bind`: they launch kernels.
+    """The programs of a step. Each call launches kernels on the current stream. Call `bind` first.
 
     Args:
         max_num_tokens: the most tokens of a step, padding included.
@@ -88,7 +89,7 @@ class StepPrograms:
             self._model.compute_logits(hidden, out=self.logits[:num_rows])
 
     def mixed(self, num_tokens: int) -> None:
-        num_rows = min(self._config.scheduler.max_num_seqs + 1, num_tokens)  # every row has a token
+        num_rows = min(self._config.scheduler.max_num_seqs + 1, num_tokens)  # every row has at least one token
         hidden = self._forward(
             num_tokens, self._recorded_metadata(num_tokens, num_rows, max_query_len=max(2, num_tokens))
         )
@@ -146,8 +147,8 @@ class StepPrograms:
         )
 
     def profile_draws(self, hidden: Tensor) -> None:
-        """Run head, draws and log-probabilities for as many rows as a step may draw. The profile run calls it before
-        there is a state."""
+        """Run head, draws and log-probabilities for the most rows that a step may draw. The profile run calls this before
+        `bind`."""
         num_rows = min(len(self.logits), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows], out=self.logits[:num_rows])
         if self._draws:
@@ -159,7 +160,7 @@ class StepPrograms:
     def _forward(
         self, num_tokens: int, metadata: tuple[AttentionMetadata, ...], rows: Tensor | None = None
     ) -> Tensor | None:
-        """The hidden states of `rows`, or of all tokens; None if they go to the next stage."""
+        """The hidden states of `rows`, or of all tokens. None if this is not the last stage."""
         output = self._model(
             self._parts["input_ids"][:num_tokens],
             self._parts["positions"][:num_tokens],
@@ -177,7 +178,7 @@ class StepPrograms:
     def _recorded_metadata(
         self, num_tokens: int, num_rows: int, *, max_query_len: int
     ) -> tuple[AttentionMetadata, ...]:
-        """The metadata for a size, always the same object: the size's graph has recorded its tensors."""
+        """The metadata for a size. It is made only once, because the graph of this size has recorded its addresses."""
         key = num_tokens, max_query_len
         if key not in self._metadata:
             max_seq_len = self._config.model.max_model_len

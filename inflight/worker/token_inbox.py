@@ -1,4 +1,4 @@
-"""`TokenInbox`: receives, on an earlier pipeline stage, the drawn tokens of the steps under way, in step order."""
+"""`TokenInbox`: on an earlier pipeline stage, receives the tokens that the last stage draws, in step order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from inflight.interface.request import Int32Array
 
 
 class TokenInbox:
-    """Owned by the thread that computes; only `post` is called by the thread that prepares.
+    """A message has the tokens of one step. Only the compute thread uses the inbox, except for `post`, which the thread that
+    prepares calls.
 
     Args:
         receiver: None on stages that get no drawn tokens.
-        apply: takes the slots and positions given to `expect`, and the message.
+        apply: called for each message, with the slots and positions that were given to `expect`.
     """
 
     def __init__(self, receiver: TokenReceiver | None, apply: Callable[[Int32Array, Int32Array, Tensor], None]) -> None:
@@ -25,16 +26,16 @@ class TokenInbox:
         self._expected: deque[tuple[int, Int32Array, Int32Array, Future[Tensor]]] = deque()
 
     def post(self, num_rows: int) -> Future[Tensor] | None:
-        """Begin to receive the next sampling step's message. None without a receiver, or if the step draws nothing."""
+        """Begin to receive the message of the next step that draws. None if there is no receiver or the step draws nothing."""
         return self._receiver.post(num_rows) if self._receiver is not None and num_rows else None
 
     def expect(self, step_id: int, slots: Int32Array, positions: Int32Array, message: Future[Tensor]) -> None:
-        """Add a step that draws for `slots`, the first tokens at `positions`. The step's forward calls this."""
+        """Add a step that draws for `slots`, from `positions` on. Call this when the step's forward begins."""
         self._expected.append((step_id, slots, positions, message))
 
     def receive(self, step_id: int) -> None:
-        """Wait for all messages up to the message of `step_id` and apply them; also apply later ones that have
-        arrived."""
+        """Wait for the messages of all steps up to `step_id`, and apply them. Then also apply messages of later steps that
+        have arrived already."""
         expected = self._expected
         while expected and (expected[0][0] <= step_id or expected[0][3].done()):
             _, slots, positions, message = expected.popleft()

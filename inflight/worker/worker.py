@@ -7,8 +7,9 @@ calling thread:
     compute thread               | receive N, forward N, send N | sample N | receive N+1, forward N+1, ...
     drain thread                                                           | drain N |
 
-So a step is ready before the previous one ends, and only the compute thread ever waits for another rank. `StageOrder` decides
-which stage runs next. The drain thread copies the drawn tokens to the host and completes the step's future.
+So the next step is prepared before the previous step ends, and only the compute thread ever waits for another rank.
+`StageOrder` decides which stage runs next. The drain thread copies the drawn tokens to the host and completes the step's
+future.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class _Step:
 
 
 class Worker(WorkerBase):
-    """The real worker.
+    """The worker that computes a real model. `WorkerBase` documents its methods.
 
     Args:
         rank: the global rank.
         rendezvous: how the ranks connect: as processes, or as threads of this process. None if there is one rank only.
 
     Raises:
-        ConfigError, ConnectionError: the ranks did not meet.
+        ConfigError, ConnectionError: the ranks could not connect to each other.
     """
 
     def __init__(self, config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None) -> None:
@@ -92,7 +93,7 @@ class Worker(WorkerBase):
         try:
             self._tp = self._world.tensor_parallel_group("model")
             self._pipeline = Pipeline(config, self._stage, self._world, self._device, self._timeline)
-        except BaseException:  # an interrupt, too: other ranks must not wait for this one
+        except BaseException:  # also an interrupt: other ranks must not wait for this one
             self._world.close("it could not start")
             self._device.close()
             raise
@@ -103,7 +104,7 @@ class Worker(WorkerBase):
 
     @property
     def runner(self) -> Runner:
-        assert self._runner is not None, "load_model comes first"
+        assert self._runner is not None, "call load_model first"
         return self._runner
 
     def load_model(self) -> None:
@@ -187,10 +188,10 @@ class Worker(WorkerBase):
                 if isinstance(step.forward, IntermediateTensors):
                     assert link is not None
                     link.send(step_id, step.forward)
-        except BaseException as error:  # an interrupt, too: nothing above this thread would report it
+        except BaseException as error:  # also an interrupt: no caller of this thread would report it
             step.error = error
             if step.before is not None and not step.before.done():
-                # otherwise other ranks would wait in this forward, and the previous step would never be sampled
+                # other ranks could wait in this forward for ever, and then the previous step would never be sampled
                 self.leave_groups_after_failure()
 
     @torch.inference_mode()
@@ -215,8 +216,8 @@ class Worker(WorkerBase):
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """Reports what was recorded and tuned at the start.
 
-        `num_graphs`, `seconds` and `bytes` (of device memory) describe the CUDA graphs. `linears` says how products
-        with few rows are computed: it lists, for each product, the fields of its `LinearChoice`. On a CPU all are 0 or
+        `num_graphs`, `seconds` and `bytes` (of device memory) describe the CUDA graphs. `linears` lists, for each matrix
+        product, the fields of its `LinearChoice`: how the product is computed if it has few rows. On a CPU all are 0 or
         empty.
         """
         return self.runner.graph_report()
@@ -229,7 +230,7 @@ class Worker(WorkerBase):
             output = self.runner.drain(drawn)
             # when a rank leaves its groups, a GPU's collectives end without an error, and with arbitrary results
             if self._has_left and isinstance(self._device, Accelerator) and self._config.parallel.world_size > 1:
-                raise ConnectionError("this rank has left its groups")
+                raise ConnectionError(f"rank {self.rank} has left its process groups")
         except BaseException as error:
             step.future.set_exception(error)
         else:
@@ -248,7 +249,7 @@ class Worker(WorkerBase):
     def check_health(self) -> None:
         """Compute a step without requests. It fails if the device cannot compute any more."""
         if self._has_left and self._config.parallel.world_size > 1:
-            raise ConnectionError(f"rank {self.rank} has left its groups")
+            raise ConnectionError(f"rank {self.rank} has left its process groups")
         self.execute_dummy_batch()
         if isinstance(self._device, Accelerator):
             self._device.compute.record().synchronize()
@@ -258,8 +259,8 @@ class Worker(WorkerBase):
         self._world.close("a step failed on it")
 
     def profile(self, start: bool, folder: str = "") -> str | None:
-        """Start a trace of this rank's threads, or stop it. At a stop, write it to `folder`/tp<n>-pp<n>.json and return
-        this path.
+        """Start a trace of this rank's threads, or stop it. A stop writes it to tp<n>-pp<n>.json in the `folder` of the
+        start, and returns this path.
 
         Steps are marked "step <id>". Ranks that are threads of one process share the trace of rank 0; the others return None.
         """
@@ -295,7 +296,7 @@ class Worker(WorkerBase):
         )
 
     def _compute(self, stage: Callable[[], T]) -> T:
-        """Run `stage` in the compute thread and wait for it. If it fails, leave the groups: no other rank may wait for it."""
+        """Run `stage` in the compute thread and wait for it. If it fails, leave the groups, so that no other rank waits."""
         try:
             return self._device.submit(stage).result()
         except BaseException:

@@ -17,7 +17,10 @@ from tests.unit.sample.batch import Row
         (Row(SamplingParams(logit_bias={100: 1.0})), "logit_bias holds 100"),
         (Row(SamplingParams(stop_token_ids=[100])), "stop_token_ids holds 100"),
         (Row(SamplingParams(allowed_token_ids=[3, 4]), bad_words=[[3], [4]]), "bad_words forbid every"),
-        (Row(SamplingParams(allowed_token_ids=[3, 4], min_tokens=1), stop_token_ids=[3, 4]), "end tokens only"),
+        (
+            Row(SamplingParams(allowed_token_ids=[3, 4], min_tokens=1), stop_token_ids=[3, 4]),
+            "only bad words and end tokens",
+        ),
         (
             Row(SamplingParams(allowed_token_ids=[3, 4], min_tokens=1), stop_token_ids=[3], bad_words=[[4]]),
             "min_tokens",
