@@ -29,7 +29,7 @@ def _check_part_type(kind: object) -> object:
 
 
 def _refusal_as_text(part: object) -> object:
-    """A refusal is the text that another model has answered."""
+    """A refusal is the text with which another model has answered. So it becomes a text part."""
     if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "text", "text": part["refusal"]}
     return part
@@ -58,7 +58,7 @@ class ToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One message. A message of this server's answers may be sent back unchanged."""
+    """One message of a chat. A message from this server's answers may be sent back unchanged."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
@@ -102,9 +102,9 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as the template sees them: only the fields that are given, and the arguments of calls as objects, because
-    templates write objects as JSON. Arguments that are no JSON object stay text: the model made a mistake, or `max_tokens` cut
-    them."""
+    """The messages for the template, with only the fields that are given. The arguments of calls become objects, because
+    templates write objects as JSON. Arguments that are not a JSON object stay text. Such arguments come from a model's mistake,
+    or `max_tokens` has cut them."""
     return [_template_message(message) for message in messages]
 
 
@@ -115,10 +115,10 @@ def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """What can be read of malformed arguments: {"city": ""} for '{"city": "', {} for text that is no JSON."""
+    """The readable part of malformed arguments: {"city": ""} for '{"city": "', {} for text that is not JSON."""
     try:
         value = from_json(text, allow_partial="trailing-strings")
-        json.dumps(value, allow_nan=False)  # a number may be infinite
+        json.dumps(value, allow_nan=False)  # raises ValueError if a number is infinite
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -139,7 +139,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        if "\\ud" in text.lower():  # half of a surrogate pair is no valid text, and no tokenizer accepts it
+        if "\\ud" in text.lower():  # half of a surrogate pair is not valid text, and no tokenizer accepts it
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text
@@ -147,7 +147,7 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(number: str) -> float:
@@ -157,5 +157,5 @@ def _finite(number: str) -> float:
     """
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is no finite number")
+        raise ValueError(f"{number} is not a finite number")
     return value

@@ -108,7 +108,7 @@ class CompletionRequest(GenerationFields):
 
 
 class TokenizeRequest(ChatTemplateFields):
-    """POST /tokenize: of `prompt`, or of `messages` as a chat."""
+    """POST /tokenize: tokenises `prompt`, or `messages` as a chat."""
 
     model: str | None = None
     prompt: str | None = None

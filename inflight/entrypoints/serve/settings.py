@@ -1,4 +1,4 @@
-"""`ServerSettings`: how the server listens, whom it lets in, and what it bounds. The engine's settings are `EngineArgs`."""
+"""`ServerSettings`: where the server listens, whom it lets in, and its limits. The engine's settings are `EngineArgs`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = {"bounds": (0.001, _LONGEST), "metavar": "SECONDS"}
 _SIZE = {"metavar": "BYTES", "parse": parse_bytes}
 _PATH = {"metavar": "PATH"}
 
-LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
+LOCAL_HOSTS = ("localhost", "*.localhost")  # allowed in addition to loopback addresses, which are always allowed
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
@@ -33,7 +33,7 @@ class ServerSettings:
     """What the operator decides. Each field is also an option of `inflight serve`.
 
     Raises:
-        ConfigError: its message names all wrong settings, not only the first one.
+        ConfigError: settings are wrong. The message names all of them, not only the first one.
     """
 
     host: str = _server("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", metavar="HOST")
@@ -112,9 +112,13 @@ class ServerSettings:
     )
     allow_credentials: bool = _access(False, "Allow browsers to send cookies (CORS).")
     max_queued_requests: int | None = _limit(
-        1024, "Sequences that may wait, n of a request; more is a 503.", bounds=(1, 2**20)
+        1024,
+        "Sequences that may wait. A request with n answers counts n times. If the queue is full, the status is 503.",
+        bounds=(1, 2**20),
     )
-    max_queued_tokens: int | None = _limit(4 * 2**20, "Prompt tokens that may wait; more is a 503.", bounds=(1, 2**40))
+    max_queued_tokens: int | None = _limit(
+        4 * 2**20, "Prompt tokens that may wait. If there are more, the status is 503.", bounds=(1, 2**40)
+    )
     request_timeout: float | None = _limit(
         None, "A request's deadline, from arrival to last token. Default: none.", **_SECONDS
     )
@@ -169,7 +173,7 @@ class ServerSettings:
 
     @property
     def url(self) -> str:
-        """Where the server is, for people."""
+        """The address of the server, as it is shown to people."""
         scheme = "http" if self.ssl_certfile is None else "https"
         if self.uds is not None:
             return f"{scheme}+unix://{self.uds}"
@@ -178,14 +182,14 @@ class ServerSettings:
 
     @property
     def trusted_proxies(self) -> list[str]:
-        """`forwarded_allow_ips`, taken apart."""
+        """`forwarded_allow_ips` as a list."""
         if self.forwarded_allow_ips == "none":
             return []
         return [entry for part in self.forwarded_allow_ips.split(",") if (entry := part.strip())]
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         if self.uds is not None or self.host == "localhost":
             return True
         return is_loopback(self.host)
@@ -200,7 +204,7 @@ class ServerSettings:
         """`allowed_hosts`, or its default if it is empty.
 
         A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then read what a local server answers.
-        Requests of such a page have no key, and the page's name in `Host`.
+        The requests of such a page have no key, and have the page's name in `Host`.
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -217,7 +221,7 @@ class ServerSettings:
         if not all(map(_is_network, self.trusted_proxies)):
             yield (
                 f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not a list of addresses and networks, separated by "
-                "commas, like 127.0.0.1,10.0.0.0/8; '*' is everybody, 'none' nobody"
+                "commas, like 127.0.0.1,10.0.0.0/8; give '*' to trust everybody, or 'none' to trust nobody"
             )
         if self.max_total_body_bytes < self.max_body_bytes:
             yield f"max_total_body_bytes={self.max_total_body_bytes} is less than max_body_bytes={self.max_body_bytes}"
@@ -239,7 +243,7 @@ class ServerSettings:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host` is a loopback address; False for a name."""
+    """Whether `address` is a loopback address. False if it is a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
