@@ -190,8 +190,8 @@ class SamplingBodyOptions:
         except ValueError as error:
             raise ConfigError(f"--extra-body is not JSON: {error}") from error
         if not isinstance(extra, dict):
-            raise ConfigError("--extra-body is no JSON object")
             raise ConfigError('--extra-body must be a JSON object, as in {"stop": "."}')
+        return extra
 
 
 @dataclass(frozen=True, kw_only=True)

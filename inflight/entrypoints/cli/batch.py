@@ -54,9 +54,8 @@ class RequestMaker:
             raise InvalidRequestError(f"unknown key {unknown[0]!r}; known are 'id', {', '.join(map(repr, _KEYS))}")
         own = {} if row.fields.get("params") is None else row.fields["params"]
         params = params_from_json(self._params, own)
-        if (
-            params.seed is None and not params.greedy
-        ):  # the seed follows from the row's number, so that a resumed run draws the same tokens
+        if params.seed is None and not params.greedy:
+            # The seed depends only on the row's number, so that a resumed run draws the same tokens.
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params

@@ -74,9 +74,8 @@ class Conversation:
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._opening)
         self._request_ids = (f"turn-{turn}" for turn in itertools.count())
-        engine.render_chat(
-            [*self._opening, {"role": "user", "content": "Hello"}]
-        )  # raises at once if the model cannot chat
+        # Raise at once if the model has no chat template.
+        engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])
 
     def reset(self) -> None:
         self._messages = list(self._opening)

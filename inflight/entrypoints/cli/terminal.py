@@ -76,9 +76,8 @@ class InterruptFlag:
     def __init__(self) -> None:
         self.is_set = False
         self._previous: signal._HANDLER = None
-        self._can_handle = (
-            threading.current_thread() is threading.main_thread()
-        )  # Python sets handlers in the main thread only
+        # Python allows signal handlers only in the main thread.
+        self._can_handle = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Self:
         self.is_set = False

@@ -20,9 +20,8 @@ _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so th
 MAX_VALUES = 2**18  # per body
 MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that are searched in one call
-_STRING = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL
-)  # a string without an end is matched to the end of the body, so that the search takes linear time
+# A JSON string. One without an end is matched to the end of the body, so that the search takes linear time.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 class JsonRoute(APIRoute):

@@ -47,9 +47,8 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
             if settings.api_server_count == 1:
                 code = runner.run(_serve(settings, args, listener, ssl_context, clock))
             else:
-                supervisor = importlib.import_module(
-                    "inflight.entrypoints.serve.supervisor"
-                )  # imported only for several front ends
+                # imported only if there are several front ends
+                supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
             # Exit without waiting for threads that still run. All processes that this process started have ended.
             listener.close()
