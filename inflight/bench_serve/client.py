@@ -43,7 +43,7 @@ class BenchClient:
         await self._session.close()
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # Any: JSON
-        """POST `body` as JSON, or GET if there is no `body`. Returns the JSON of the answer.
+        """Send a POST with `body` as JSON, or a GET if `body` is None. Returns the JSON of the answer.
 
         Raises:
             ConnectionError: no server answers, or the server answers with an error.

@@ -57,7 +57,7 @@ def random_requests(
 def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
     """Read a file of JSON lines. Each line has `prompt` (a text or token ids) or `messages`, and maybe `output_tokens`.
 
-    A line without `output_tokens` asks for `max_tokens`. If the file has fewer than `count` lines, they are repeated.
+    If a line has no `output_tokens`, its request asks for `max_tokens`. If the file has too few lines, they are repeated.
 
     Raises:
         ConfigError: the file cannot be read or has no prompts, or a line has another form.

@@ -65,10 +65,10 @@ async def generate_load(
     max_concurrency: int | None = None,
     on_end: Callable[[], object] = lambda: None,
 ) -> Load:
-    """Send each request at its time in `times` (seconds after the start, ascending). `on_end` is called when one has ended.
+    """Send each request at its time in `times` (seconds after the start, ascending). Call `on_end` after each request.
 
     The JSON of all requests is made before the start. With `max_concurrency` a request waits until fewer requests than that
-    are running. The time of waiting is its `queue_time`, and is not a part of its latency.
+    are running. This waiting time is the record's `queue_time`, and is not a part of the latency.
     """
     bodies = [json.dumps(client.request_body(model, request)).encode() for request in requests]
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()

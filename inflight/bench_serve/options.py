@@ -73,7 +73,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """What is sent. If a line of a dataset file has no output length, `output_len` tokens are asked for."""
+    """What is sent. If a line of a dataset file has no output length, its request asks for `output_len` tokens."""
 
     dataset_name: Annotated[
         str,
@@ -114,7 +114,7 @@ class DatasetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions:
-    """When requests are sent. With bursts, only the time in which requests are sent counts for the rate."""
+    """When requests are sent. If they are sent in bursts, the rate does not count the pauses between the bursts."""
 
     request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
     burstiness: Annotated[float, _traffic("B", "1 is Poisson; less comes in clumps, more is regular.")] = 1.0

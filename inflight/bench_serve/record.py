@@ -13,8 +13,8 @@ class RequestRecord:
         sent: when the request was sent.
         token_times: when each piece of text came. A piece may hold several tokens.
         ended: when the last byte came, or when the request failed.
-        num_prompt_tokens, num_output_tokens: the server's counts. If the request fails before they come, they are the
-            client's own count of the prompt (0 if not known), and 0.
+        num_prompt_tokens: the server's count. Until it comes, the client's own count, or 0 if not known.
+        num_output_tokens: the server's count. It is 0 if the request fails before this count comes.
         queue_time: seconds for which `--max-concurrency` held the request back.
         lag: seconds from the planned time until the client was ready to send the request.
     """

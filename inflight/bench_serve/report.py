@@ -154,7 +154,7 @@ def _peak_tokens(records: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(records: Sequence[RequestRecord]) -> int:
-    """The most requests that ran at the same time. A request that ends when another starts did not run with it."""
+    """The most requests that ran at the same time. Two requests do not overlap if one ends when the other starts."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 

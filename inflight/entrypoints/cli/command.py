@@ -143,7 +143,7 @@ class GroupedHelp(TyperCommand):
             given, rest, _ = self.make_parser(ctx).parse_args(args=list(arguments))
         except Exception as error:
             name = getattr(error, "option_name", None)
-            # An unknown option has both fields. Its class is not checked, because versions of typer name it differently.
+            # The error for an unknown option has both attributes. Its class has other names in other versions of typer.
             if name is None or not hasattr(error, "possibilities"):
                 raise
             known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]

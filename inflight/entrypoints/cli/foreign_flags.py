@@ -213,7 +213,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
-        if "=" in flag:  # the flag has no value, and stands for our option with this value
+        if "=" in flag:  # a flag without a value that means the same as our option with this value
             flag, equals, value = flag.partition("=")
         is_list = flag.endswith("[]")
         flag = flag.removesuffix("[]")
@@ -243,7 +243,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
 
 
 def _translate(flag: str, own: Collection[str]) -> str:
-    """Our flag with the same meaning, with "[]" if the value is a JSON list. If we have no other name for it, `flag` itself."""
+    """Our flag with the same meaning, with "[]" if the value is a JSON list. Without such a flag, `flag` is returned."""
     if flag in own:
         return flag
     for theirs, ours in SAME.items():
@@ -277,7 +277,7 @@ def _find(name: str) -> _Flag | None:
 
 
 def _json_list(text: str) -> list[str]:
-    """The entries of a JSON list of strings. If the text is not such a list, it is the only entry itself."""
+    """The entries of a JSON list of strings. If the text is not such a list, the text is the only entry."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -13,7 +13,7 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionPresenter(Presenter):
-    """The choices of all prompts are numbered together: completion `index` of a prompt has `prompt_index * n + index`."""
+    """Choices of all prompts are numbered together: completion `index` of a prompt has number `prompt_index * n + index`."""
 
     id_prefix = "cmpl"
     chunk_object = "text_completion"

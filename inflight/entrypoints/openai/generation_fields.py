@@ -39,8 +39,10 @@ Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
 
 
 class StreamOptions(StrictModel):
-    include_usage: bool | None = Field(None, description="A last chunk without choices carries the usage.")
-    continuous_usage_stats: bool | None = Field(None, description="Every chunk carries the usage so far.")
+    include_usage: bool | None = Field(
+        None, description="The stream ends with a chunk that has the usage and no choices."
+    )
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
     include_obfuscation: Annotated[bool | None, no_effect("The server adds no padding to chunks.")] = None
 
 
@@ -57,7 +59,9 @@ class TextFormat(StrictModel):
 
 class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
-    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, but not strict.")
+    schema_: Schema | None = Field(
+        None, alias="schema", description="Like json_schema.schema, but parts that cannot be enforced are left out."
+    )
 
 
 class JsonSchemaResponseFormat(StrictModel):
@@ -90,7 +94,7 @@ class TriggeredTags(StrictModel):
     triggers: list[str]
     tags: Annotated[list[FormatTag], Field(min_length=1, fail_fast=True)]
     at_least_one: Annotated[Literal[False] | None, neutral("Not supported: the text may be without a tag.")] = None
-    stop_after_first: bool | None = Field(None, description="The text ends behind the first tag.")
+    stop_after_first: bool | None = Field(None, description="The text ends after the first tag.")
 
 
 class StructuralTagFormat(StrictModel):
@@ -136,7 +140,7 @@ class StructuredOutputs(StrictModel):
 class GenerationFields(StrictModel):
     """The fields that chats and completions have in common."""
 
-    model: str | None = Field(None, description="One of /v1/models; left out, the first of them.")
+    model: str | None = Field(None, description="One of the names in /v1/models; the first of them if left out.")
     # how tokens are drawn
     n: int | None = Field(None, ge=1, le=MAX_N, description="The number of answers to each prompt.")
     temperature: float | None = Field(None, ge=0, le=1e4, description="0 is greedy.")
@@ -188,7 +192,9 @@ class GenerationFields(StrictModel):
     response_format: ResponseFormat | None = Field(
         None, description="text, json_object, a json_schema or a structural_tag."
     )
-    structured_outputs: StructuredOutputs | None = Field(None, description="A constraint in vLLM's words.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="A constraint in the form that vLLM defines."
+    )
     guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
     guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
@@ -208,19 +214,19 @@ class GenerationFields(StrictModel):
         None,
         ge=-1,
         le=MAX_INT,
-        description="Keep only this number of tokens, from the end of the prompt; -1: as many as fit.",
+        description="Keep only this number of tokens at the end of the prompt; -1 keeps as many as fit.",
     )
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Log-probabilities of this number of tokens at each place of the prompt; not in a stream.",
+        description="Log-probabilities of this number of tokens at each place of the prompt; not supported in a stream.",
     )
     # fields that change nothing
     user: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
     safety_identifier: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
     metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
-    prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without it.")] = None
+    prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without this field.")] = None
     prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks are dropped first.")] = None
     service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None
     # fields that would change the answer, but are not supported

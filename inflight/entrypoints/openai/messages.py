@@ -46,7 +46,7 @@ ContentPart = Annotated[TextPart, BeforeValidator(_refusal_as_text)]
 class CalledFunction(StrictModel):
     name: ToolName
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = Field(
-        None, description="A JSON object, mostly as text. Text that is cut or malformed is accepted."
+        None, description="A JSON object, usually as text. Text that is cut or malformed is accepted."
     )
 
 
@@ -54,22 +54,24 @@ class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
-    index: Annotated[int | None, no_effect("In calls that were put together from a stream.")] = None
+    index: Annotated[int | None, no_effect("Clients that join the chunks of a stream may leave it in a call.")] = None
 
 
 class ChatMessage(StrictModel):
     """One message of a chat. A message from this server's answers may be sent back unchanged."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="Text; None with tool_calls only."
+    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(
+        description="developer has the same meaning as system."
     )
-    name: str | None = Field(None, description="For templates that show it.")
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
+        None, description="The text; None only if the message has tool_calls."
+    )
+    name: str | None = Field(None, description="Used only by templates that show it.")
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS, description="Calls that were made."
     )
-    tool_call_id: str | None = Field(None, description="Which call this is the result of.")
-    reasoning_content: str | None = Field(None, description="For templates that show it.")
+    tool_call_id: str | None = Field(None, description="The id of the call whose result this message has.")
+    reasoning_content: str | None = Field(None, description="Used only by templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
     function_call: Annotated[None, neutral("Use tool_calls.")] = None
     refusal: Annotated[str | None, no_effect("From other models; templates do not see it.")] = None

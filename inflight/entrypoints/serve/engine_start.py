@@ -104,8 +104,8 @@ async def start(
 
 
 def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:
-    """`args` with the `reasoning_end` of the model's reasoning parser, unless it is set already. A grammar applies only to the
-    text after this tag. If the tag were not set, the grammar would already apply to the reasoning.
+    """Set `reasoning_end`, the tag that ends the model's reasoning, unless `args` have it already. A grammar applies only to
+    the text after this tag. Without the tag, the grammar would already apply to the reasoning.
 
     Raises:
         ConfigError: there is no such parser, model or chat template.

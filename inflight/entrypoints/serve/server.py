@@ -173,7 +173,8 @@ class Server:
         await http
 
     async def _unless(self, event: asyncio.Event, work: Awaitable[_T]) -> _T | None:
-        """Return the result of `work`. If `event` is set first, cancel `work`, wait for its end (not in a cut), return None."""
+        """Return the result of `work`. If `event` is set first, cancel `work`, wait until it has ended, and return None. After
+        a cut, do not wait."""
         task = asyncio.ensure_future(work)
         waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._shutdown.cut.wait())]
         try:
