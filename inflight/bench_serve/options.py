@@ -47,7 +47,7 @@ class ServerOptions:
     port: Annotated[int, _server("N", "The server's port.", min=1, max=65535)] = 8000
     endpoint: Annotated[str, _server("PATH", f"{COMPLETIONS} or {CHAT}.")] = COMPLETIONS
     model: Annotated[
-        str | None, _server(None, "The model's name; by default the first that the server names.", "--model", "-m")
+        str | None, _server(None, "The model's name. Default: the first model of the server.", "--model", "-m")
     ] = None
     api_key: Annotated[str | None, _server("KEY", "Sent as a bearer token.", envvar="INFLIGHT_API_KEY")] = None
     header: Annotated[list[str] | None, _server("NAME=VALUE", "A header for every request; may be repeated.")] = None
@@ -77,7 +77,12 @@ class DatasetOptions:
 
     dataset_name: Annotated[
         str,
-        _requests("NAME", "random token ids; or a file: custom (JSON lines), sharegpt.", "--dataset-name", "--dataset"),
+        _requests(
+            "NAME",
+            "random (token ids), or the form of a file: custom (JSON lines), sharegpt.",
+            "--dataset-name",
+            "--dataset",
+        ),
     ] = "random"
     dataset_path: Annotated[Path | None, _requests("FILE", "The file, if the dataset is custom or sharegpt.")] = None
     num_prompts: Annotated[int, _requests("N", "How many requests are measured.", min=1)] = 100
@@ -117,11 +122,13 @@ class TrafficOptions:
     """When requests are sent. If they are sent in bursts, the rate does not count the pauses between the bursts."""
 
     request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
-    burstiness: Annotated[float, _traffic("B", "1 is Poisson; less comes in clumps, more is regular.")] = 1.0
+    burstiness: Annotated[
+        float, _traffic("B", "1 is a Poisson process. With less, requests come in clumps; with more, regularly.")
+    ] = 1.0
     max_concurrency: Annotated[int | None, _traffic("N", "Hold requests back while so many are running.", min=1)] = None
     ramp_up_strategy: Annotated[str | None, _traffic("HOW", "linear or exponential.")] = None
     ramp_up_start_rps: Annotated[float | None, _traffic("R", "The rate at the first request.")] = None
-    ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last.")] = None
+    ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last request.")] = None
     burst_on: Annotated[float | None, _traffic("S", "Send for so many seconds at a time.")] = None
     burst_off: Annotated[float | None, _traffic("S", "Then send none for so many seconds.")] = None
 
@@ -168,7 +175,7 @@ class SamplingBodyOptions:
         bool | None,
         _sampling(
             None,
-            "Go on past end tokens; the default for random prompts.",
+            "Do not stop at end tokens. This is the default for random prompts.",
             "--ignore-eos/--no-ignore-eos",
             show_default=False,
         ),
@@ -204,10 +211,10 @@ class ResultOptions:
     metric_percentiles: Annotated[str, _result("NUMBERS", "Percentiles of these latencies.")] = "50,90,99"
     goodput: Annotated[
         list[str] | None,
-        _result("GOALS", 'Count requests within these milliseconds: "ttft:200 tpot:50"; also e2el.'),
+        _result("GOALS", 'Count requests that meet these goals in milliseconds: "ttft:200 tpot:50"; also e2el.'),
     ] = None
     save_result: Annotated[bool, _result(None, "Write a JSON file.", "--save-result")] = False
-    save_detailed: Annotated[bool, _result(None, "Also with each request's figures.", "--save-detailed")] = False
+    save_detailed: Annotated[bool, _result(None, "Also write the figures of each request.", "--save-detailed")] = False
     result_dir: Annotated[Path, _result("FOLDER", "The folder of the file.")] = Path()
     result_filename: Annotated[str | None, _result("NAME", "The name of the file.")] = None
     label: Annotated[str | None, _result("TEXT", "Kept in the file, and in its name.")] = None

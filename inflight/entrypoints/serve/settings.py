@@ -51,7 +51,7 @@ class ServerSettings:
         30.0, "Time that running requests have after SIGTERM.", bounds=(0, _LONGEST), metavar="SECONDS"
     )
     keep_alive_timeout: float = _server(
-        75.0, "How long an idle connection stays open; more than a load balancer keeps its own.", **_SECONDS
+        75.0, "How long an idle connection stays open. A load balancer must close its own earlier.", **_SECONDS
     )
     access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
     log_stats_interval: float = _server(
@@ -123,23 +123,30 @@ class ServerSettings:
         None, "A request's deadline, from arrival to last token. Default: none.", **_SECONDS
     )
     header_timeout: float = _limit(
-        20.0, "Time that a client has to send its headers, and before them for the handshake of TLS.", **_SECONDS
+        20.0, "Time for a client to send its headers, and before that the same time for the TLS handshake.", **_SECONDS
     )
-    body_timeout: float = _limit(120.0, "Time that a client then has to send the body.", **_SECONDS)
+    body_timeout: float = _limit(120.0, "Time for a client to send the body after the headers.", **_SECONDS)
     write_timeout: float = _limit(
         60.0, "Time after which the connection of a client that reads nothing is closed.", **_SECONDS
     )
-    template_timeout: float = _limit(1.0, "Processor time that a chat template of a request may take.", **_SECONDS)
-    max_connections: int = _limit(4096, "Open connections of each front end; one more is a 503.", bounds=(1, 2**20))
-    max_body_bytes: int = _limit(16 * 2**20, "Largest request body; more is a 413.", bounds=(1024, 2**32), **_SIZE)
+    template_timeout: float = _limit(1.0, "Processor time for the chat template that a request contains.", **_SECONDS)
+    max_connections: int = _limit(
+        4096, "Open connections of each front end. A further one gets status 503.", bounds=(1, 2**20)
+    )
+    max_body_bytes: int = _limit(
+        16 * 2**20, "Largest request body. A larger one gets status 413.", bounds=(1024, 2**32), **_SIZE
+    )
     max_total_body_bytes: int = _limit(
         512 * 2**20,
-        "Size of the bodies of all requests that a front end has not answered yet; more is a 503.",
+        "Size of all request bodies that a front end has not answered yet. A body beyond it gets status 503.",
         bounds=(1024, 2**40),
         **_SIZE,
     )
     max_header_bytes: int = _limit(
-        64 * 2**10, "Size of request line and headers together; more is a 431.", bounds=(1024, 2**20), **_SIZE
+        64 * 2**10,
+        "Size of request line and headers together. If they are larger, the status is 431.",
+        bounds=(1024, 2**20),
+        **_SIZE,
     )
     stream_keep_alive_interval: float | None = _answer(
         10.0,
