@@ -64,7 +64,7 @@ class WorkloadOptions:
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         if self.workload is not None:
-            raise typer.BadParameter("give either --workload, or --batch-size, --input-len and --output-len")
+            raise typer.BadParameter("give --workload, or --batch-size, --input-len and --output-len, but not both")
         return [Workload("custom", self.batch_size or 1, self.input_len or 128, self.output_len or 128)]
 
 
