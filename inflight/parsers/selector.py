@@ -90,7 +90,7 @@ def create_output_parser(
 
 
 def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
-    """Find the parsers of a model: the template renders short conversations, whose markup shows what the model writes."""
+    """Find the parsers of a model from the markup that its template writes in some short conversations."""
     if template is None:
         return DetectedParsers(None, None, None)
     try:
@@ -131,7 +131,7 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
 
 def _find_reasoning(template: ChatTemplate) -> str | None:
     """Find the parser whose tags the template writes around reasoning, or at the start of an answer, or removes from an
-    earlier answer. None if the template knows no tags."""
+    earlier answer. None if the template does nothing of this."""
     question = {"role": "user", "content": "?"}
     opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}

@@ -3,7 +3,7 @@
 | tool_choice | the text of the model |
 |---|---|
 | "none" | not constrained; the caller puts no tools into the prompt and looks for no calls in the text |
-| "auto" | not constrained, unless a tool is strict: then calls must name known tools, and satisfy the schemas of strict ones |
+| "auto" | not constrained. But if a tool is strict, calls must name known tools and satisfy the schemas of strict tools |
 | "required" | only calls: one call, or also several if `parallel_tool_calls` is true |
 | {"name": f} | one call of f |
 
@@ -45,7 +45,7 @@ class _Tool:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The schema of a call's arguments. `name` is for error messages. For `is_strict` see `SchemaPart`."""
+    """The schema of a call's arguments. `name` is for error messages. If `is_strict`, what cannot be enforced is refused."""
 
     schema: Schema
     name: str
@@ -194,7 +194,7 @@ def _structural_tag(
         schema = json.loads(str(otherwise.json)) if otherwise.json is not None else _ANY_ARGUMENTS
         part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient)
         tag["otherwise"] = {"begin": "", "schema": schema, "end": "", "parts": [part]}
-    if is_single or markup.is_list:  # one list contains all calls
+    if is_single or markup.is_list:  # all calls are in one list, after which the text ends
         tag["stop_after_first"] = True
     return tag
 
@@ -224,7 +224,7 @@ def _text(tag: Schema) -> str:
 
 
 def _moved(node: Any, root: str) -> Any:  # Any: JSON
-    """Put `root` before every "$ref" of the schema to a place in itself. Data under "const" and "enum" is not changed."""
+    """Put `root` before each "$ref" to a place in the same schema. Data under "const" and "enum" is not changed."""
     if isinstance(node, Mapping):
         return {
             key: root + value[1:]

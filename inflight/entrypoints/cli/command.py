@@ -5,7 +5,7 @@ A parameter whose type is a class of settings is replaced by an option for each 
     @command
     def generate(prompt: list[str], engine: EngineArgs) -> None: ...     # --prompt, --model, --dtype, ...
 
-If two parameters would make options of the same name, only the first parameter makes it.
+If two parameters would make options of the same name, only the first of them makes this option.
 
 Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 130 interrupted.
 """
@@ -95,7 +95,7 @@ class GroupedHelp(TyperCommand):
     argument_hint = "this command takes options only"
     ends_at_problems = True
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: this type is private to typer
         given, rest = self.read_line(ctx, self.own_arguments(ctx, args))
         for parameter in sorted(self.get_params(ctx), key=lambda parameter: not parameter.is_eager):
             self.read_value(ctx, parameter, given, rest)
@@ -123,7 +123,7 @@ class GroupedHelp(TyperCommand):
         return str(max(parameter.opts, key=len))
 
     def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
-        """`args` with Inflight's flags only. Prints a note for each flag of another engine that is left out."""
+        """Returns `args` without flags of other engines. Prints a note for each flag that is left out."""
         own = {
             name: "" if getattr(option, "is_flag", True) else "+" if getattr(option, "multiple", False) else "="
             for option in self.params
@@ -153,7 +153,7 @@ class GroupedHelp(TyperCommand):
             )
         return given, rest
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # Any: typer keeps these two types to itself
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # Any: these two types are private to typer
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -174,7 +174,7 @@ class ModelCommand(GroupedHelp):
 
 
 def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
-    """The list of the problems with options. Callers append to it."""
+    """The problems with options that were found so far. Callers add to this list."""
     found: list[str] = context.meta.setdefault("inflight.problems", [])
     return found
 
@@ -205,7 +205,7 @@ def set_log_level(level: str) -> None:
 
 
 def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
-    """Start an engine, which the caller must close. If `context.obj` is set, it makes the engine."""
+    """Start an engine, which the caller must close. If `context.obj` is set (by a test), it is called to make the engine."""
     if verbose:
         set_log_level("DEBUG")
     if context.obj is not None:

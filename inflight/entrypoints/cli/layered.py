@@ -42,7 +42,7 @@ class LayeredCommand(GroupedHelp):
                 parameter.show_envvar = False  # type: ignore[attr-defined]  # the help states one rule for all variables
                 parameter.allow_from_autoenv = parameter.name not in NOT_IN_ENVIRONMENT  # type: ignore[attr-defined]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: this type is private to typer
         self._read_variables(ctx)
         return super().parse_args(ctx, args)
 

@@ -83,7 +83,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Refuse a body with too many commas and brackets. If there seem to be too many, subtract those inside strings."""
+    """Refuse a body with too many values. They are counted by commas and brackets outside strings."""
     num_values = _count_values(body)
     if num_values > MAX_VALUES:
         num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))

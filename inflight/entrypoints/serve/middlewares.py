@@ -4,12 +4,12 @@ A request passes them in this order. Each middleware sees every response of thos
 
 ProxyHeaders     uvicorn's own: replaces the client's address by the one that trusted proxies give
 Spellings        gives each path and method one spelling, for all below
-RequestIds       gives each request and each response an id, also a refusal
+RequestIds       gives each request and its response an id, also if the request is refused
 AccessLog        writes a line for each request and counts it in the metrics
 SizeLimits       limits headers and bodies, before any other part reads the body
-AllowedHosts     refuses other host names, before a page with such a name gets an answer from CORS
+AllowedHosts     refuses host names that are not allowed; comes before CORS, because CORS answers preflights
 CORS             adds headers, without which browsers cannot read a refusal; answers preflights
-Authentication   refuses a client without a key, which learns nothing, not even which routes exist
+Authentication   refuses a client without a key, which then cannot even find out which routes exist
 Gate             answers with 503 while the engine starts, drains or is dead
 the app
 """

@@ -54,7 +54,8 @@ class Shutdown:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """The first SIGTERM or SIGINT begins the shutdown, the second cuts, the third kills. Main thread only."""
+        """The first SIGTERM or SIGINT begins the shutdown, the second one cuts the connections, and the third one kills the
+        process. Main thread only."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
