@@ -113,8 +113,8 @@ class EventBuffer:
     Lines may end in LF or CRLF. Comments and fields other than `data` are ignored (HTML standard, section 9.2)."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # of the line that has not ended yet
-        self._data: list[bytes] = []  # of the event that has not ended yet
+        self._pieces: list[bytes] = []  # pieces of the line that has not ended yet
+        self._data: list[bytes] = []  # data lines of the event that has not ended yet
 
     def push(self, piece: bytes) -> Iterator[bytes]:
         """Add a piece. Yields the data of each event that is complete now."""

@@ -28,7 +28,7 @@ from inflight.bench_serve.report import figures
 
 MAX_CALLS = 16  # calls of /detokenize at the same time
 
-# Random prompts are made of the tokens of this text: under any tokenizer their ids are valid, and not of special tokens.
+# Random prompts are made of the tokens of this text, because their ids are valid and not special under any tokenizer.
 ALPHABET_TEXT = """The quick brown fox jumps over the lazy dog while seven wizards brew green potions; 0 1 2 3 4 5 6 7 8 9 tons.
 It was a bright cold day in April, and people walked along the river to look for work, bread, water, light and music.
 How many apples does a farmer sell if each box holds twelve? Write a function that returns the sum of two numbers: a + b.

@@ -86,7 +86,7 @@ def start_for(
 
 def _max_token_id(engine: EngineArgs) -> int:
     """`MAX_TOKEN_ID`, or the size of the vocabulary if that is smaller."""
-    from inflight.config.gguf_config import read_model_config  # not for `--help`
+    from inflight.config.gguf_config import read_model_config  # `--help` does not need it
     from inflight.hub import resolve_model_folder
 
     vocab_size = read_model_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")

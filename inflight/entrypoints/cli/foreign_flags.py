@@ -170,7 +170,7 @@ REFUSED = {
 
 class _Flag(NamedTuple):
     reason: str
-    arity: str  # "", "=" or "+"
+    arity: str  # "" for no value, "=" for one value, "+" for one or more values
     is_refused: bool
 
 

@@ -149,7 +149,7 @@ def _run_prompts(
 def _run_file(
     engine: LLMEngine, maker: RequestMaker, source: Path, target: Path, overwrite: bool, with_token_ids: bool
 ) -> None:
-    from tqdm import tqdm  # not for `--help`
+    from tqdm import tqdm  # `--help` does not need it
 
     num_errors, num_results = 0, 0
     with (
