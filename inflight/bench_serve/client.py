@@ -23,7 +23,7 @@ MAX_ERROR_LENGTH = 500
 
 
 class BenchClient:
-    """Used with `async with`. `body`: fields that are added to every request's."""
+    """An HTTP client for one server. Use it with `async with`. The fields of `body` are added to every request's JSON."""
 
     def __init__(self, server: ServerOptions, body: Mapping[str, Any]) -> None:  # Any: JSON
         self._server = server
@@ -43,10 +43,10 @@ class BenchClient:
         await self._session.close()
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:  # Any: JSON
-        """The JSON that a route answers to a POST of `body`, or, without `body`, to a GET.
+        """Send a POST with `body` as JSON, or a GET if `body` is None. Returns the JSON of the answer.
 
         Raises:
-            ConnectionError: there is no server, or it answers with an error.
+            ConnectionError: no server answers, or the server answers with an error.
         """
         assert self._session is not None
         try:
@@ -55,18 +55,20 @@ class BenchClient:
             ) as answer:
                 if answer.status != 200:
                     text = (await answer.text())[:MAX_ERROR_LENGTH]
-                    raise ConnectionError(f"{self._server.url}{path} answers {answer.status}: {text}")
+                    raise ConnectionError(f"{self._server.url}{path} answered with HTTP {answer.status}: {text}")
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ConnectionError(f"{self._server.url}{path} gave no answer: {_reason(error)}") from error
 
     def request_body(self, model: str, request: BenchRequest) -> dict[str, Any]:  # Any: JSON
-        """What is posted for a request."""
+        """The JSON body that is posted for a request."""
         body: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         is_messages = isinstance(request.prompt, list) and isinstance(request.prompt[0], dict)
         if self._server.endpoint == COMPLETIONS:
             if is_messages:
-                raise ConfigError(f"the dataset has messages: they go to --endpoint {CHAT}")
+                raise ConfigError(
+                    f"the dataset has messages, which {COMPLETIONS} cannot answer: give --endpoint {CHAT}"
+                )
             body |= {"prompt": request.prompt, "max_tokens": request.max_tokens}
         else:
             messages = request.prompt if is_messages else [{"role": "user", "content": request.prompt}]
@@ -74,7 +76,7 @@ class BenchClient:
         return body | self._body
 
     async def send(self, data: bytes, num_prompt_tokens: int = 0) -> RequestRecord:
-        """Post a request's JSON and read its stream to the end. Errors are put in the record, never raised."""
+        """Post the JSON of a request and read the answer to its end. An error is not raised, but put into the record."""
         assert self._session is not None
         record = RequestRecord(sent=time.perf_counter(), num_prompt_tokens=num_prompt_tokens)
         try:
@@ -87,7 +89,7 @@ class BenchClient:
                 else:
                     await _read_stream(answer.content, record)
         except TimeoutError:
-            record.error = f"no end after {self._server.timeout:g} s"
+            record.error = f"the answer did not end within {self._server.timeout:g} s (--timeout)"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             record.error = _reason(error)
         record.ended = time.perf_counter()
@@ -95,7 +97,7 @@ class BenchClient:
 
 
 def _reason(error: Exception) -> str:
-    """The reason in words. aiohttp's own messages are not used: they show its internal connection key."""
+    """Why a request failed. If no connection was made, aiohttp's own message is not used: it shows an internal key."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         why = error.os_error.strerror if number is None else os.strerror(number) if number > 0 else str(error.os_error)
@@ -106,16 +108,16 @@ def _reason(error: Exception) -> str:
 
 
 class EventBuffer:
-    """Puts server-sent events together from the pieces that the network delivers, in linear time.
+    """Joins the pieces that the network delivers into server-sent events, in linear time.
 
-    Lines may end in LF or CRLF; comments and fields other than `data` are ignored (HTML standard, section 9.2)."""
+    Lines may end in LF or CRLF. Comments and fields other than `data` are ignored (HTML standard, section 9.2)."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # of a line that has not ended
-        self._data: list[bytes] = []  # of an event that has not ended
+        self._pieces: list[bytes] = []  # pieces of the line that has not ended yet
+        self._data: list[bytes] = []  # data lines of the event that has not ended yet
 
     def push(self, piece: bytes) -> Iterator[bytes]:
-        """The data of each event that `piece` completes."""
+        """Add a piece. Yields the data of each event that is complete now."""
         *lines, rest = piece.split(b"\n")
         for line in lines:
             self._pieces.append(line)
@@ -163,7 +165,7 @@ async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> 
 
 
 def _text(choice: Mapping[str, Any]) -> str:  # Any: JSON
-    """What a chunk adds for the reader: text, reasoning, or a part of a tool call."""
+    """The text that a chunk adds: content, reasoning, or a part of a tool call."""
     if "delta" not in choice:
         return choice.get("text") or ""
     delta = choice["delta"]

@@ -1,4 +1,4 @@
-"""What the load generator sends: prompts of random token ids with the lengths asked for, or the prompts of a file."""
+"""The requests that the load generator sends: random token ids of the wanted lengths, or the prompts of a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from inflight.errors import ConfigError
 
 Messages = list[dict[str, Any]]  # Any: JSON
 
-LOGNORMAL_LIMIT = 8  # times the mean is the longest length, so that a single prompt does not take most of the run
+LOGNORMAL_LIMIT = 8  # a length is at most this many times the mean, so that one request does not fill most of the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """`prompt`: token ids, a text, or a chat's messages; `num_prompt_tokens` is None if only the server can count them."""
+    """`prompt`: token ids, a text, or the messages of a chat. `num_prompt_tokens`: None if only the server can count."""
 
     prompt: list[int] | str | Messages
     max_tokens: int
@@ -28,7 +28,7 @@ class BenchRequest:
 
 
 def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` numbers of tokens, each at least 1. Their average is about `mean`."""
+    """Draw `count` lengths in tokens, each at least 1. Their average is about `mean`."""
     if sigma := options.lognormal_sigma:
         drawn = mean * rng.lognormal(-sigma * sigma / 2, sigma, count)
         lengths = np.clip(np.rint(drawn), 1, LOGNORMAL_LIMIT * mean)
@@ -42,7 +42,7 @@ def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.
 def random_requests(
     count: int, token_ids: Sequence[int], options: DatasetOptions, rng: np.random.Generator
 ) -> list[BenchRequest]:
-    """Prompts of ids from `token_ids`: first one of the prefixes, then further ids, on average `input_len` of them."""
+    """Random prompts. Each is one of the shared prefixes, and then about `input_len` ids, all drawn from `token_ids`."""
     alphabet = np.asarray(token_ids)
     prefixes = rng.choice(alphabet, (options.num_prefixes, options.prefix_len)).tolist()
     inputs, outputs = (draw_lengths(mean, options, count, rng) for mean in (options.input_len, options.output_len))
@@ -55,12 +55,12 @@ def random_requests(
 
 
 def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
-    """Requests of a file of JSON lines, each with `prompt` (a text or token ids) or `messages`, and `output_tokens`.
+    """Read a file of JSON lines. Each line has `prompt` (a text or token ids) or `messages`, and maybe `output_tokens`.
 
-    Without `output_tokens` a line asks for `max_tokens`. If the file has fewer than `count` lines, it is read again.
+    If a line has no `output_tokens`, its request asks for `max_tokens`. If the file has too few lines, they are repeated.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a line is something else.
+        ConfigError: the file cannot be read or has no prompts, or a line has another form.
     """
     rows = []
     for number, line in enumerate(_read(path).splitlines(), 1):
@@ -70,14 +70,14 @@ def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchReques
 
 
 def sharegpt_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
-    """The first turn of each conversation of a ShareGPT file: `[{"conversations": [{"from", "value"}, ...]}, ...]`.
+    """Make prompts of the first turns of a ShareGPT file: `[{"conversations": [{"from", "value"}, ...]}, ...]`.
 
     Raises:
-        ConfigError: the file cannot be read, or is something else.
+        ConfigError: the file cannot be read or has no prompts, or it has another form.
     """
     document = _json(_read(path), str(path))
     if not isinstance(document, list):
-        raise ConfigError(f"{path} is no list of conversations")
+        raise ConfigError(f"{path} is not a list of conversations, as a ShareGPT file must be")
     texts = []
     for index, entry in enumerate(document):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
@@ -92,7 +92,7 @@ def _custom_request(row: Any, where: str, max_tokens: int) -> BenchRequest:  # A
     row = row if isinstance(row, dict) else {}
     prompt, output_tokens = row.get("prompt", row.get("messages")), row.get("output_tokens", max_tokens)
     if not isinstance(output_tokens, int) or isinstance(output_tokens, bool) or output_tokens < 1:
-        raise ConfigError(f"{where} has output_tokens={output_tokens!r}, which is no positive integer")
+        raise ConfigError(f"{where} has output_tokens={output_tokens!r}, which is not a positive integer")
     if isinstance(prompt, str) and prompt:
         return BenchRequest(prompt=prompt, max_tokens=output_tokens)
     if isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):

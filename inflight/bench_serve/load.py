@@ -1,4 +1,4 @@
-"""Sends every request at its time, without waiting for the answers to earlier ones, and gathers their records."""
+"""Sends each request at its planned time, even while earlier requests are running, and collects their records."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Load:
 
     Attributes:
         records: in the order of the requests.
-        seconds: from the start to the last end.
-        cpu_seconds: processor time that the client itself took. A local server had to share the machine with it.
+        seconds: from the start until the last request ended.
+        cpu_seconds: processor time of the load generator. A server on the same machine could not use this time.
     """
 
     records: list[RequestRecord]
@@ -35,10 +35,10 @@ class Load:
 
 
 def arrival_times(options: TrafficOptions, num_requests: int, rng: np.random.Generator) -> list[float]:
-    """When each request is sent: seconds after the start, ascending. They do not depend on the answers.
+    """The times at which requests are sent, in seconds after the start, ascending. They do not depend on the answers.
 
-    The gaps have a gamma distribution of shape `burstiness` (1 is a Poisson process). Without a ramp the last request is sent
-    at exactly num_requests / request_rate; the pauses between bursts are added to that.
+    The gaps between requests have a gamma distribution of shape `burstiness` (1 is a Poisson process). If the rate does not
+    ramp up, the last request is sent at exactly num_requests / request_rate, plus the pauses between bursts.
     """
     ramp, start, end = options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps
     if ramp is None and math.isinf(options.request_rate):
@@ -65,10 +65,10 @@ async def generate_load(
     max_concurrency: int | None = None,
     on_end: Callable[[], object] = lambda: None,
 ) -> Load:
-    """`times`: when each request is sent, in seconds after the start, ascending. `on_end` is called when a request has ended.
+    """Send each request at its time in `times` (seconds after the start, ascending). Call `on_end` after each request.
 
-    Bodies are made before the start. With `max_concurrency` a request waits until fewer requests are running. This time is its
-    `queue_time`, and no part of its latency.
+    The JSON of all requests is made before the start. With `max_concurrency` a request waits until fewer requests than that
+    are running. This waiting time is the record's `queue_time`, and is not a part of the latency.
     """
     bodies = [json.dumps(client.request_body(model, request)).encode() for request in requests]
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
@@ -84,7 +84,7 @@ async def generate_load(
         return record
 
     gc.collect()
-    gc.freeze()  # so that no collection looks at the prompts during the measurement
+    gc.freeze()  # the garbage collector then does not scan the prompts during the measurement
     try:
         start_cpu, start = time.process_time(), time.perf_counter()
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The options of `inflight bench serve`, each declared once: names, type, default, bounds and help."""
+"""The options of `inflight bench serve`. Each is declared once, with its type, default, bounds and help text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inflight.errors import ConfigError
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DATASETS = ("random", "custom", "sharegpt")
 RAMPS = ("linear", "exponential")
-FIRST_TOKEN_ID = 3  # the ids below are special tokens in most vocabularies
+FIRST_TOKEN_ID = 3  # in most vocabularies smaller ids are special tokens
 # Names of latencies in options -> their short and long names in the report.
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -47,7 +47,7 @@ class ServerOptions:
     port: Annotated[int, _server("N", "The server's port.", min=1, max=65535)] = 8000
     endpoint: Annotated[str, _server("PATH", f"{COMPLETIONS} or {CHAT}.")] = COMPLETIONS
     model: Annotated[
-        str | None, _server(None, "The model's name; by default the first that the server names.", "--model", "-m")
+        str | None, _server(None, "The model's name. Default: the first model of the server.", "--model", "-m")
     ] = None
     api_key: Annotated[str | None, _server("KEY", "Sent as a bearer token.", envvar="INFLIGHT_API_KEY")] = None
     header: Annotated[list[str] | None, _server("NAME=VALUE", "A header for every request; may be repeated.")] = None
@@ -73,11 +73,16 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """What is sent. A prompt of a file asks for `output_len` tokens if its line names no length."""
+    """What is sent. If a line of a dataset file has no output length, its request asks for `output_len` tokens."""
 
     dataset_name: Annotated[
         str,
-        _requests("NAME", "random token ids; or a file: custom (JSON lines), sharegpt.", "--dataset-name", "--dataset"),
+        _requests(
+            "NAME",
+            "random (token ids), or the form of a file: custom (JSON lines), sharegpt.",
+            "--dataset-name",
+            "--dataset",
+        ),
     ] = "random"
     dataset_path: Annotated[Path | None, _requests("FILE", "The file, if the dataset is custom or sharegpt.")] = None
     num_prompts: Annotated[int, _requests("N", "How many requests are measured.", min=1)] = 100
@@ -100,7 +105,8 @@ class DatasetOptions:
         if name not in DATASETS:
             raise ConfigError(f"--dataset-name {name!r} must be one of {', '.join(DATASETS)}")
         if (name == "random") != (path is None):
-            raise ConfigError(f"--dataset-path {'is needed by' if path is None else 'has no use for'} {name}")
+            wrong = "needs --dataset-path FILE" if path is None else "does not use --dataset-path: leave it out"
+            raise ConfigError(f"--dataset-name {name} {wrong}")
         if not 0 <= self.range_ratio < 1:
             raise ConfigError(f"--range-ratio {self.range_ratio} must be at least 0 and less than 1")
         if self.lognormal_sigma < 0:
@@ -113,14 +119,16 @@ class DatasetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions:
-    """When requests are sent. With bursts, the rate counts only the seconds in which requests are sent."""
+    """When requests are sent. If they are sent in bursts, the rate does not count the pauses between the bursts."""
 
     request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
-    burstiness: Annotated[float, _traffic("B", "1 is Poisson; less comes in clumps, more is regular.")] = 1.0
+    burstiness: Annotated[
+        float, _traffic("B", "1 is a Poisson process. With less, requests come in clumps; with more, regularly.")
+    ] = 1.0
     max_concurrency: Annotated[int | None, _traffic("N", "Hold requests back while so many are running.", min=1)] = None
     ramp_up_strategy: Annotated[str | None, _traffic("HOW", "linear or exponential.")] = None
     ramp_up_start_rps: Annotated[float | None, _traffic("R", "The rate at the first request.")] = None
-    ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last.")] = None
+    ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last request.")] = None
     burst_on: Annotated[float | None, _traffic("S", "Send for so many seconds at a time.")] = None
     burst_off: Annotated[float | None, _traffic("S", "Then send none for so many seconds.")] = None
 
@@ -130,7 +138,7 @@ class TrafficOptions:
         if not 0 < self.burstiness < math.inf:
             raise ConfigError(f"--burstiness {self.burstiness} must be positive and finite")
         if (self.burst_on is None) != (self.burst_off is None):
-            raise ConfigError("--burst-on and --burst-off go together")
+            raise ConfigError("--burst-on and --burst-off are needed together: give both or neither")
         if self.burst_on is not None and self.burst_off is not None and not min(self.burst_on, self.burst_off) > 0:
             raise ConfigError("--burst-on and --burst-off must be positive")
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
@@ -138,19 +146,21 @@ class TrafficOptions:
             if (start, end) != (None, None):
                 raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
             if self.burst_on is not None and math.isinf(self.request_rate):
-                raise ConfigError("--burst-on needs a finite --request-rate: at an infinite one all is sent at once")
+                raise ConfigError("--burst-on needs a finite --request-rate: at rate inf all requests are sent at once")
             return
         if self.ramp_up_strategy not in RAMPS:
             raise ConfigError(f"--ramp-up-strategy {self.ramp_up_strategy!r} must be one of {', '.join(RAMPS)}")
         if not math.isinf(self.request_rate):
             raise ConfigError("--ramp-up-strategy sets the rate: leave --request-rate out")
         if start is None or end is None or not 0 < start <= end:
-            raise ConfigError("--ramp-up-strategy needs 0 < --ramp-up-start-rps <= --ramp-up-end-rps")
+            raise ConfigError(
+                f"--ramp-up-strategy needs 0 < --ramp-up-start-rps <= --ramp-up-end-rps, not {start} and {end}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingBodyOptions:
-    """Further fields of every request. The server's own defaults hold for those that are left out."""
+    """Further fields of every request. For a field that is left out, the server uses its own default."""
 
     temperature: Annotated[float | None, _sampling("T", "0 is greedy.")] = None
     top_p: Annotated[float | None, _sampling("P", "Keep the most probable tokens up to this sum.")] = None
@@ -165,7 +175,7 @@ class SamplingBodyOptions:
         bool | None,
         _sampling(
             None,
-            "Go on past end tokens; the default for random prompts.",
+            "Do not stop at end tokens. This is the default for random prompts.",
             "--ignore-eos/--no-ignore-eos",
             show_default=False,
         ),
@@ -187,7 +197,7 @@ class SamplingBodyOptions:
         except ValueError as error:
             raise ConfigError(f"--extra-body is not JSON: {error}") from error
         if not isinstance(extra, dict):
-            raise ConfigError("--extra-body is no JSON object")
+            raise ConfigError('--extra-body must be a JSON object, as in {"stop": "."}')
         return extra
 
 
@@ -201,10 +211,10 @@ class ResultOptions:
     metric_percentiles: Annotated[str, _result("NUMBERS", "Percentiles of these latencies.")] = "50,90,99"
     goodput: Annotated[
         list[str] | None,
-        _result("GOALS", 'Count requests within these milliseconds: "ttft:200 tpot:50"; also e2el.'),
+        _result("GOALS", 'Count requests that meet these goals in milliseconds: "ttft:200 tpot:50"; also e2el.'),
     ] = None
     save_result: Annotated[bool, _result(None, "Write a JSON file.", "--save-result")] = False
-    save_detailed: Annotated[bool, _result(None, "Also with each request's figures.", "--save-detailed")] = False
+    save_detailed: Annotated[bool, _result(None, "Also write the figures of each request.", "--save-detailed")] = False
     result_dir: Annotated[Path, _result("FOLDER", "The folder of the file.")] = Path()
     result_filename: Annotated[str | None, _result("NAME", "The name of the file.")] = None
     label: Annotated[str | None, _result("TEXT", "Kept in the file, and in its name.")] = None
@@ -213,7 +223,7 @@ class ResultOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.latencies if name not in LATENCIES]:
-            raise ConfigError(f"--percentile-metrics: unknown {', '.join(unknown)}; known are {', '.join(LATENCIES)}")
+            raise ConfigError(f"--percentile-metrics: unknown {', '.join(unknown)}; give {', '.join(LATENCIES)}")
         if any(not 0 <= value <= 100 for value in self.percentiles):
             raise ConfigError(f"--metric-percentiles {self.metric_percentiles}: each must be from 0 to 100")
         if unknown := [name for name in self.goals if name not in GOALS]:
@@ -232,13 +242,13 @@ class ResultOptions:
 
     @property
     def goals(self) -> dict[str, float]:
-        """For each latency, the milliseconds that a good request may take at most."""
+        """For each latency, the largest number of milliseconds with which a request still counts as good."""
         goals = (goal.partition(":") for text in self.goodput or () for goal in text.split())
         return {name: _number("--goodput", text) for name, _, text in goals}
 
     @property
     def named(self) -> dict[str, str | None]:
-        """What the user wants to find in the file: the label and the metadata."""
+        """What is copied into the result file: the label and the metadata."""
         return {"label": self.label, **_pairs("--metadata", self.metadata)}
 
 
@@ -247,7 +257,7 @@ def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{option} {text!r} is no NAME=VALUE")
+            raise ConfigError(f"{option} {text!r} does not have the form NAME=VALUE")
         pairs[name.strip()] = value.strip()
     return pairs
 

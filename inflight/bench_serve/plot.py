@@ -1,4 +1,4 @@
-"""Draws the latency distributions of a benchmark into a PNG. Needs the extra "bench"."""
+"""Draws the latency distributions of a benchmark into a PNG. This needs the extra "bench" of the package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _draw(axes: Axes, name: str, milliseconds: np.ndarray[tuple[int], np.dtype[n
         axes.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=axes.transAxes)
         return
     low, high = float(milliseconds.min()), float(milliseconds.max())
-    is_wide = low > 0 and high / low > 50  # a linear axis would show a single bar
+    is_wide = low > 0 and high / low > 50  # on a linear axis nearly all values would fall into one bar
     bins = np.geomspace(low, high, NUM_BINS) if is_wide else np.linspace(low, max(high, low + 1e-3), NUM_BINS)
     axes.hist(milliseconds, bins=bins.tolist(), color="tab:blue", alpha=0.75)
     if is_wide:

@@ -1,4 +1,4 @@
-"""`RequestRecord`: when a request was sent, when its pieces came, and the latencies that follow."""
+"""`RequestRecord`: when one request was sent, when the pieces of its answer came, and the latencies between these times."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """One request as the client saw it. Times are of `time.perf_counter()`. `error` is empty if the request succeeded.
+    """One request as the client saw it. Times are values of `time.perf_counter()`. `error` is "" if the request succeeded.
 
     Attributes:
-        sent: when it was sent.
+        sent: when the request was sent.
         token_times: when each piece of text came. A piece may hold several tokens.
-        ended: when the last byte, or the failure, came.
-        num_prompt_tokens, num_output_tokens: as the server counted them; 0 if a failed request has no count.
-        queue_time: seconds for which `--max-concurrency` held it back.
-        lag: seconds by which the client itself sent it too late.
+        ended: when the last byte came, or when the request failed.
+        num_prompt_tokens: the server's count. Until it comes, the client's own count, or 0 if not known.
+        num_output_tokens: the server's count. It is 0 if the request fails before this count comes.
+        queue_time: seconds for which `--max-concurrency` held the request back.
+        lag: seconds from the planned time until the client was ready to send the request.
     """
 
     sent: float
@@ -34,7 +35,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first piece of text; if no text came, the latency."""
+        """Seconds until the first piece of text. If no text came, the latency."""
         return (self.token_times[0] if self.token_times else self.ended) - self.sent
 
     @property
@@ -47,5 +48,5 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per output token after the first; None if there is only one token."""
+        """Mean seconds per output token after the first token. None if there is at most one token."""
         return (self.latency - self.ttft) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else None

@@ -1,4 +1,4 @@
-"""The figures of a benchmark under the names of vLLM's `bench serve`: as JSON, and as the table that is printed."""
+"""Computes the figures of a benchmark under the names of vLLM's `bench serve`, and writes them as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inflight.bench_serve.load import Load
 from inflight.bench_serve.options import LATENCIES, ResultOptions
 from inflight.bench_serve.record import RequestRecord
 
-# Lists with an entry for each request. They are saved only with --save-detailed.
+# Lists with one entry for each request. They are saved only with --save-detailed.
 DETAILS = (
     *("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times", "lags"),
     *("generated_texts", "errors"),
@@ -23,7 +23,7 @@ DETAILS = (
 
 
 def figures(load: Load, options: ResultOptions, *, max_concurrency: int | None = None) -> dict[str, Any]:  # Any: JSON
-    """Throughputs are per second of the whole load. Latencies are in milliseconds, of the requests that succeeded."""
+    """Throughputs are per second, over the whole load. Latencies are in milliseconds, over the requests that succeeded."""
     good = [record for record in load.records if record.success]
     num_input = sum(record.num_prompt_tokens for record in good)
     num_output = sum(record.num_output_tokens for record in good)
@@ -90,7 +90,7 @@ def table(result: Mapping[str, Any], options: ResultOptions) -> Iterator[str]:  
 
 
 def save(figures: Mapping[str, Any], options: ResultOptions) -> Path:  # Any: JSON
-    """Write the figures as JSON. The figures of each request are written only with `save_detailed`. Returns the file."""
+    """Write the figures as JSON. The figures of each request are written only with `save_detailed`. Returns the path."""
     concurrency = "" if figures["max_concurrency"] is None else f"-concurrency{figures['max_concurrency']}"
     model, label = figures["model_id"].split("/")[-1], options.label or figures["backend"]
     name = f"{label}-{figures['request_rate']}qps{concurrency}-{model}-{figures['date']}.json"
@@ -138,13 +138,13 @@ def _spread_rows(
 
 
 def _is_good(record: RequestRecord, goals: Mapping[str, float]) -> bool:
-    """Whether it met all goals. A request of one token has no TPOT, so it cannot miss a TPOT goal."""
+    """Whether the request met all goals. A request of one token has no TPOT, so it cannot miss a TPOT goal."""
     measured = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
     return all(measured[name] * 1e3 <= goal for name, goal in goals.items())
 
 
 def _peak_tokens(records: Sequence[RequestRecord]) -> float:
-    """Output tokens in the best second. Seconds count from the first request. Tokens count evenly over pieces."""
+    """The most output tokens in one second after the start. The tokens of a request are spread evenly over its pieces."""
     tokens: defaultdict[int, float] = defaultdict(float)
     start = min((record.sent for record in records), default=0.0)
     for record in records:
@@ -154,7 +154,7 @@ def _peak_tokens(records: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(records: Sequence[RequestRecord]) -> int:
-    """The most requests that ran at the same time. A request that ends when another one starts does not overlap it."""
+    """The most requests that ran at the same time. Two requests do not overlap if one ends when the other starts."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 

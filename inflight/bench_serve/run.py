@@ -1,4 +1,4 @@
-"""`run`: one benchmark, from asking the server for its model to the figures."""
+"""`run`: runs one benchmark. It asks the server for its model, sends the requests, and computes the figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from inflight.bench_serve.report import figures
 
 MAX_CALLS = 16  # calls of /detokenize at the same time
 
-# Its tokens are the alphabet of random prompts: ids that are valid and ordinary under any tokenizer.
+# Random prompts are made of the tokens of this text, because their ids are valid and not special under any tokenizer.
 ALPHABET_TEXT = """The quick brown fox jumps over the lazy dog while seven wizards brew green potions; 0 1 2 3 4 5 6 7 8 9 tons.
 It was a bright cold day in April, and people walked along the river to look for work, bread, water, light and music.
 How many apples does a farmer sell if each box holds twelve? Write a function that returns the sum of two numbers: a + b.
@@ -42,11 +42,11 @@ def run(
     sampling: SamplingBodyOptions,
     result: ResultOptions,
 ) -> tuple[Load, dict[str, Any]]:  # Any: JSON
-    """The measured load, and its figures under vLLM's names.
+    """Returns the measured load, and its figures under vLLM's names.
 
     Raises:
         ConfigError: a file of prompts cannot be used.
-        ConnectionError: no server answers, or it refuses a request that comes before the measurement.
+        ConnectionError: no server answers, or a request before the measurement fails.
     """
 
     async def main() -> tuple[Load, dict[str, Any]]:
@@ -92,7 +92,7 @@ def _head(
         "endpoint_type": backend,
         "backend": backend,
         "model_id": model,
-        "tokenizer_id": None,  # the server's own
+        "tokenizer_id": None,  # the server uses its own tokenizer
         "num_prompts": dataset.num_prompts,
         "request_rate": "inf" if math.isinf(traffic.request_rate) else traffic.request_rate,
         "burstiness": traffic.burstiness,
@@ -105,7 +105,7 @@ def _head(
 async def _requests(
     client: BenchClient, model: str, dataset: DatasetOptions, rng: np.random.Generator, *, as_text: bool
 ) -> list[BenchRequest]:
-    """The warm-up requests, then those that are measured. `as_text`: /detokenize turns random token ids into text."""
+    """The warm-up requests, then the measured ones. If `as_text`, /detokenize turns their random token ids into text."""
     count = dataset.num_warmups + dataset.num_prompts
     if dataset.dataset_path is not None:
         read = custom_requests if dataset.dataset_name == "custom" else sharegpt_requests
@@ -126,7 +126,7 @@ async def _requests(
 async def _first_model(client: BenchClient) -> str:
     models = (await client.call("/v1/models")).get("data")
     if not models:
-        raise ConnectionError("/v1/models names no model; give --model")
+        raise ConnectionError("the server's /v1/models lists no model: give --model")
     return str(models[0]["id"])
 
 
@@ -136,5 +136,5 @@ async def _token_ids(client: BenchClient, model: str, max_token_id: int | None) 
     try:
         answer = await client.call("/tokenize", {"model": model, "prompt": ALPHABET_TEXT, "add_special_tokens": False})
     except ConnectionError as error:
-        raise ConnectionError(f"{error}; for a server without /tokenize give --max-token-id") from error
+        raise ConnectionError(f"{error}; if the server has no /tokenize, give --max-token-id") from error
     return sorted(set(answer["tokens"]))

@@ -1,4 +1,4 @@
-"""`LLM`: generates text in this process, for many prompts at once; the class that most Python users start with."""
+"""`LLM`: generates text for many prompts at once, in this process. Most Python users start with this class."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Message = Mapping[str, Any]  # Any: JSON, checked by the chat template
 
 
 class LLM:
-    """A model that is ready to generate. As a context manager it closes itself.
+    """A model that is ready to generate text. At the end of a `with` block it is closed.
 
         with LLM("path/to/model") as llm:
             for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    The arguments are those of `EngineArgs`; None and "auto" leave the choice to the engine. An unknown name is an
-    error. `model` is a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf", or None for the small
-    model that is embedded.
+    The arguments are those of `EngineArgs`. If a value is None or "auto", the engine chooses. An unknown name is an error.
+    `model` is a folder in the Hugging Face layout, a GGUF file, a hub id, "org/name:FILE.gguf", or None for the small model
+    that Inflight contains.
 
     Raises:
         ConfigError: an argument is unknown, or it does not fit the model or the machine.
@@ -51,26 +51,28 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt; the outputs are in the order of the prompts.
+        """Complete every prompt. The outputs are in the order of the prompts.
 
         Args:
-            prompts: one or several, each a string, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`,
-                the last two with an optional "cache_salt".
-            sampling_params: one for all prompts, or one for each; None takes the model's defaults.
+            prompts: one prompt or several. A prompt is a string, a list of token ids, `{"prompt": text}` or
+                `{"prompt_token_ids": ids}`. The two dictionaries may also have a "cache_salt".
+            sampling_params: one for all prompts, or one for each prompt. None means the model's defaults.
             use_tqdm: show a progress bar.
-            priority: a number for each prompt, with scheduling_policy="priority"; lower numbers are served first.
+            priority: one number for each prompt, for scheduling_policy="priority". Lower numbers are served first.
 
         Raises:
-            InvalidRequestError: one of the prompts or parameters is wrong; nothing of this call was computed.
-            EngineError: a step failed; all requests of this call are aborted. The engine can be used again only if it has one
-                rank, and this rank can still compute.
-            EngineDeadError: the engine failed for good in an earlier call; the message names the cause.
+            InvalidRequestError: a prompt or a parameter is wrong. Nothing of this call was computed.
+            EngineError: a step failed, and all requests of this call are aborted. The engine can be used again only if it has
+                one rank and this rank can still compute.
+            EngineDeadError: the engine failed permanently in an earlier call. The message names the cause.
         """
         given = _as_prompts(prompts)
         params = _one_each(sampling_params, len(given))
         priorities = [0] * len(given) if priority is None else priority
         if len(priorities) != len(given):
-            raise InvalidRequestError(f"{len(priorities)} priorities for {len(given)} prompts; give one each")
+            raise InvalidRequestError(
+                f"priority has {len(priorities)} numbers for {len(given)} prompts; give one number for each prompt"
+            )
         options = [RequestOptions(priority=each) for each in priorities]
         return self._run(given, params, options, use_tqdm)
 
@@ -82,20 +84,20 @@ class LLM:
         use_tqdm: bool = True,
         **chat_options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several, through the model's chat template.
+        """Answer one conversation or several. The model's chat template makes the prompts.
 
         Args:
             messages: a conversation `[{"role": "user", "content": "..."}, ...]`, or a list of them.
             tools: functions that the model may call, as JSON schemas. If one of them has `"strict": True`, the model calls only
                 these tools, and the arguments of a strict tool satisfy its `parameters`.
-            add_generation_prompt: open the assistant's turn; True by default.
-            continue_final_message: continue the last message instead; False by default.
+            add_generation_prompt: begin a message of the assistant; True by default.
+            continue_final_message: continue the last message, and begin no new one; False by default.
             chat_template_kwargs: further variables for the template.
 
         Raises: as `generate`, and TokenizerError if the model has no chat template.
         """
         if not messages:
-            raise InvalidRequestError("there are no messages")
+            raise InvalidRequestError("messages is empty; give at least one message")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = [
             self.llm_engine.render_chat(cast("Sequence[Message]", conversation), **chat_options)
@@ -108,15 +110,15 @@ class LLM:
         return self._run(prompts, params, [options] * len(prompts), use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None with skip_tokenizer_init."""
+        """The tokenizer. It is None if skip_tokenizer_init is set."""
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters gets: the model's generation_config.json, then `SamplingParams()`."""
+        """The parameters of a request that gives none: those of generation_config.json, else those of `SamplingParams()`."""
         return self.llm_engine.default_params
 
     def reset_prefix_cache(self) -> None:
-        """Forget the KV blocks of earlier prompts."""
+        """Forget the KV blocks of earlier prompts, so that no later prompt uses them."""
         self.llm_engine.core.reset_prefix_cache()
 
     def collective_rpc(
@@ -131,7 +133,7 @@ class LLM:
         return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
 
     def timeline_events(self) -> dict[str, list[Event]]:
-        """The phases of the last steps, with their times, of the engine ("engine") and of the local ranks ("rank 0", ...)."""
+        """The phases of the last steps, with their times. The keys are "engine" and the local ranks ("rank 0", ...)."""
         return self.llm_engine.timeline_events()
 
     def write_trace(self, path: str | Path) -> None:
@@ -169,18 +171,18 @@ class LLM:
                     done = {output.request_id: output for output in engine.step() if output.finished}
                     finished |= done
                     bar.update(len(done))
-        except BaseException:  # a wrong request, a failed step, an interrupt: no request of this call goes on
+        except BaseException:  # after a wrong request, a failed step or an interrupt, no request of this call may go on
             engine.abort_requests(request_ids)
             raise
         return [finished[request_id] for request_id in request_ids]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several: a list of integers is one prompt, and so is a string or a dict."""
+    """Make a list of prompts. A string, a dict or a list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [cast("Prompt", prompts)]
     if not isinstance(prompts, Sequence):
-        raise InvalidRequestError(f"prompts must be a prompt or a list of prompts; this is a {type(prompts).__name__}")
+        raise InvalidRequestError(f"prompts must be a prompt or a list of prompts, not a {type(prompts).__name__}")
     if len(prompts) and isinstance(prompts[0], int):
         return [cast("Prompt", prompts)]
     return [cast("Prompt", prompt) for prompt in prompts]
@@ -190,5 +192,7 @@ def _one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: in
     if given is None or isinstance(given, SamplingParams):
         return [given] * count
     if len(given) != count:
-        raise InvalidRequestError(f"{len(given)} sampling_params for {count} prompts; give one for all, or one each")
+        raise InvalidRequestError(
+            f"there are {len(given)} sampling_params for {count} prompts; give one for all, or one for each prompt"
+        )
     return given

@@ -1,10 +1,12 @@
 """`EventWriter`: turns the text that a tool or reasoning parser has read into events.
 
-1. White space next to markup belongs to the markup: before the first call, between calls, after the last one, and at both ends
-   of the reasoning. White space is held back until it is known whether markup follows. If none follows, it is content.
-2. Text that may become a call is held (`hold`) until that is certain. Then `accept` drops it, because it was markup, or
-   `reject` makes it content. So no text is lost. At most `MAX_HELD` characters and one literal are held.
-3. Calls after the first `max_tool_calls` are left out.
+Markup is the text around a call or around the reasoning, such as `<tool_call>`. It is not a part of any event.
+
+1. White space next to markup is left out too: before the first call, between calls, after the last call, and at both ends of
+   the reasoning. White space is held back until it is known whether markup follows. If none follows, it becomes content.
+2. Text that may be markup of a call is held (`hold`) until this is certain. If it was markup, `accept` drops it. If not,
+   `reject` makes it content, so no text is lost. At most `MAX_HELD` characters and one tag are held.
+3. Calls after the first `max_tool_calls` calls are left out.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ _BLANKS = " \t\r\n"
 
 
 class MalformedCallError(Exception):
-    """A text that looked like a call is not a call. It is caught inside this package: the held text becomes content."""
+    """A text that looked like a call is not a call. Only this package catches the error. The held text becomes content."""
 
 
 class _Trimmed:
-    """Removes the white space at the ends of a text. If more than `MAX_HELD` blanks are at the end, they are kept."""
+    """Removes the white space at both ends of a text, or only at its end (`keeps_start`).
+
+    If more than `MAX_HELD` characters of white space are at the end, they are kept.
+    """
 
     def __init__(self, *, keeps_start: bool) -> None:
         self._is_started = keeps_start
@@ -30,7 +35,7 @@ class _Trimmed:
         self._num_held = 0
 
     def write(self, text: str) -> str:
-        """Returns the text that can be shown now."""
+        """Add text. Returns the text that can be shown now."""
         if not self._is_started:
             text = text.lstrip(_BLANKS)
             self._is_started = bool(text)
@@ -40,18 +45,18 @@ class _Trimmed:
         if blanks:
             self._num_held += len(blanks)
             self._held.append(blanks)
-        if self._num_held > MAX_HELD:  # from now on the run is shown as it comes
+        if self._num_held > MAX_HELD:  # too much to hold: from now on this white space is shown at once
             body, self._held = body + "".join(self._held), []
         return before + body
 
     def release(self) -> str:
-        """Returns the white space that is held. Call it when text follows: the white space is a part of this text."""
+        """Returns the held white space. Call it when text follows, because then the white space is a part of the text."""
         held = "".join(self._held)
         self.drop()
         return held
 
     def drop(self) -> None:
-        """Leave out the white space that is held."""
+        """Leave out the held white space."""
         self._held.clear()
         self._num_held = 0
 
@@ -84,14 +89,14 @@ class EventWriter:
         return events
 
     def begin_reasoning(self) -> None:
-        """Reasoning begins. The content so far was only white space before it."""
+        """Reasoning begins. The content before it was only white space, and is dropped."""
         self._content.drop()
 
     def reasoning(self, text: str) -> None:
         self._emit(ReasoningDelta, self._reasoning.write(text))
 
     def end_reasoning(self) -> None:
-        """The closing tag has been read: content begins."""
+        """The closing tag of the reasoning has been read. Content begins."""
         self._reasoning.drop()
         self._content = _Trimmed(keeps_start=False)
 
@@ -101,15 +106,15 @@ class EventWriter:
         self._emit(ContentDelta, shown)
 
     def plain_content(self, text: str) -> None:
-        """Write content of a text without calls: no white space is held back."""
+        """Write content of a text in which no calls are looked for. No white space is held back."""
         self._emit(ContentDelta, self._content.write(text) + self._content.release())
 
     @property
     def room(self) -> int:
-        """Returns how many more characters may be held; at least one.
+        """How many more characters may be held. It is at least one.
 
         Raises:
-            MalformedCallError: no more may be held.
+            MalformedCallError: no more characters may be held.
         """
         if self._num_held >= MAX_HELD:
             raise MalformedCallError
@@ -127,13 +132,13 @@ class EventWriter:
         self._num_held = 0
 
     def end_call(self) -> None:
-        """The held text was the closing markup of the current call: it is dropped."""
+        """Drop the held text, because it was the closing markup of the current call."""
         self.accept()
         self._is_call_open = False
 
     def cut(self) -> None:
-        """The text has ended within markup. The closing markup of an open call is dropped. Other text stays held: it is not
-        markup."""
+        """The text has ended within markup. If a call is open, the held part of its closing markup is dropped. If none is
+        open, the held text is not markup and stays held."""
         if self._is_call_open:
             self.accept()
 
@@ -144,7 +149,7 @@ class EventWriter:
         self.content(held)
 
     def start_call(self, name: str) -> None:
-        """The held text was the markup of this call: it is dropped."""
+        """Start a call. The held text was its opening markup and is dropped."""
         self.accept()
         self._content.drop()
         self._content = _Trimmed(keeps_start=True)
@@ -155,12 +160,12 @@ class EventWriter:
             self.num_tool_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Write more of the arguments of the call that began last."""
+        """Write more of the arguments of the current call."""
         if text and not self._is_left_out:
             self._events.append(ToolArgumentsDelta(self.num_tool_calls - 1, text))
 
     def finish(self) -> None:
-        """The text has ended: held text becomes content."""
+        """The text has ended. Text that is still held becomes content."""
         self.reject()
         if not self._is_behind_call:
             self._emit(ContentDelta, self._content.release())

@@ -16,7 +16,7 @@ _CALL_ID = re.compile(r"[A-Za-z0-9]+")
 
 
 class HermesToolParser(ToolParser):
-    """Hermes, Qwen 2.5 and 3, and the embedded model: each call is a JSON object between tags.
+    """For Hermes, Qwen 2.5, Qwen 3 and the model that Inflight contains. Each call is a JSON object between tags.
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -33,11 +33,11 @@ class HermesToolParser(ToolParser):
 
 
 class Llama3JsonToolParser(ToolParser):
-    """Llama 3.1 and later: a message of JSON objects with `;` between them, sometimes after a token.
+    """For Llama 3.1 and later. Calls are JSON objects with `;` between them. The token `<|python_tag|>` may come first.
 
         <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": "get_time", "parameters": {}}
 
-    If a message begins in another way, it has no calls. Text after the calls is content.
+    If a message begins with anything else, it has no calls. Text after the calls is content.
     """
 
     def run(self) -> Steps[None]:
@@ -56,13 +56,14 @@ class Llama3JsonToolParser(ToolParser):
 
 
 class MistralToolParser(ToolParser):
-    """Mistral: a token, then a list of JSON objects. Since tokenizer v11 each call is a token, a name and arguments.
+    """For Mistral. After the token `[TOOL_CALLS]` comes a list of JSON objects. Since tokenizer v11 each such token begins
+    a single call, with the name and the arguments.
 
         [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]
         [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]get_time{}
         [TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}
 
-    In later turns its chat templates accept only ids of 9 letters and digits.
+    In the later messages of a chat, Mistral's chat templates accept only call ids of 9 letters and digits.
     """
 
     marker = "[TOOL_CALLS]"

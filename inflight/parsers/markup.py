@@ -1,7 +1,7 @@
 """`ToolMarkup`: the exact characters with which a family of models writes a tool call.
 
-A grammar that makes a model write a call is built from the markup. To find the family of a model, its chat template
-renders a call, and the rendered text is searched for each known markup.
+A grammar that forces a model to write a call is built from its markup. To find the markup of a model, a call is rendered
+with the model's chat template, and the rendered text is searched for each known markup.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkup:
-    """A call is `before_name`, the name, `before_arguments`, the arguments as JSON, `end`.
+    """A call is this text: `before_name`, the name, `before_arguments`, the arguments as JSON, `end`.
 
     Attributes:
         parser: the name of the tool parser that reads such calls.
-        trigger: the beginning of every call. Text outside calls may not contain it. If `whole_message` is set, it is
-            enough that a text without calls does not begin with it.
+        trigger: the beginning of every call. Other text must not contain the trigger. If `whole_message` is set, a text
+            without calls may contain it, but must not begin with it.
         separator: the text between two calls.
-        is_list: calls are the items of one JSON list. The part of `before_name` before the bracket is written once.
-        whole_message: if there are calls, they are the whole text.
+        is_list: the calls are the items of one JSON list. The part of `before_name` before "[" is then written only once.
+        whole_message: a text that contains calls contains nothing else.
     """
 
     parser: str
@@ -47,7 +47,7 @@ class ToolMarkup:
 
     @property
     def list_begin(self) -> str:
-        """The text before the bracket of a list of calls."""
+        """The text before the "[" of a list of calls."""
         return self.before_name.partition("[{")[0]
 
 
@@ -61,7 +61,7 @@ MARKUPS = (
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", ""),
 )
-# If a template contains one of these, the parser can read its calls, even if no markup above fits exactly.
+# If a rendered call matches one of these patterns, this parser can read the model's calls, even if no markup above fits.
 _SIGNS = {
     "qwen3_coder": re.compile(f"<function={_NAME}>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
@@ -70,14 +70,14 @@ _SIGNS = {
 
 
 def default_markup(parser: str) -> ToolMarkup | None:
-    """The first markup of the parser's family; None if the family does not write arguments as JSON."""
+    """The first markup of the parser's family. None if the family does not write arguments as JSON."""
     return next((markup for markup in MARKUPS if markup.parser == parser), None)
 
 
 def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
-    """The parser and the markup that fit the calls which `template` writes: the model has learned to write calls like these.
+    """Find the parser and the markup for calls in the form in which `template` writes them. Each may be None.
 
-    The template renders a call with its arguments as an object. If nothing fits, it renders the call again with them as
+    First the arguments of the rendered call are an object. If nothing fits, the call is rendered again, with its arguments as
     text, because some templates accept only one of the two forms.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
@@ -92,8 +92,8 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
 
 
 def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
-    """Render a conversation with a call. The call's result follows, because some templates refuse a call without
-    one."""
+    """Render a conversation with a call. If the template refuses it, the result of the call is added, because some templates
+    refuse a call without a result."""
     function = {"name": _NAME, "arguments": arguments}
     turn = {
         "role": "assistant",
@@ -115,7 +115,7 @@ def render_or_nothing(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = False,
 ) -> str:
-    """The rendered messages; "" if the template refuses them."""
+    """The rendered messages. They are "" if the template refuses them."""
     try:
         return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequestError:

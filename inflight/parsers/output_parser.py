@@ -14,11 +14,11 @@ from inflight.parsers.tool_parser import BLANKS, ToolParser
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkup:
-    """The two tags around what a model thinks before it answers.
+    """The two tags around the reasoning of a model, which is the text that it writes before its answer.
 
     Attributes:
         needs_special_tokens: the tags are special tokens.
-        starts_inside: a text begins with reasoning even if it has no opening tag.
+        starts_inside: the text of the model begins with reasoning, even if it has no opening tag.
     """
 
     begin: str
@@ -28,15 +28,14 @@ class ReasoningMarkup:
 
 
 class OutputParser:
-    """Parses one completion; not thread-safe. The time grows linearly with the length of the text, and memory is
-    bounded.
+    """Parses one completion. Not thread-safe. The time grows linearly with the length of the text, and memory is bounded.
 
-    Nothing that a model writes is an error: malformed markup becomes content. Only markup and the white space next to it are
-    left out.
+    No text of a model raises an error, because malformed markup becomes content. Only markup and the white space next to it
+    are left out.
 
     Attributes:
-        needs_special_tokens: whether the text must be decoded with skip_special_tokens=False. Otherwise markup may be
-            missing.
+        needs_special_tokens: whether the text must be decoded with skip_special_tokens=False. If it is decoded without
+            them, markup may be missing.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class OutputParser:
         max_tool_calls: int | None = None,
         make_call_id: Callable[[], str] | None = None,
     ) -> None:
-        """`make_call_id` is for tests. By default the tool parser makes ids."""
+        """`make_call_id` is given by tests. By default the tool parser makes the ids of calls."""
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
         self._reader = TextReader()
         self._writer = EventWriter(make_id, max_tool_calls)
@@ -76,11 +75,11 @@ class OutputParser:
         return self._writer.take_events()
 
     def finish(self) -> list[Event]:
-        """End the text, maybe in the middle of markup. Call it once, as the last method. Returns the remaining
-        events."""
+        """End the text, which may be in the middle of markup. Call this once, after all other methods. Returns the
+        remaining events."""
         self._reader.finish()
         for _ in self._steps:
-            raise AssertionError("it waits for text after the end")
+            raise AssertionError("the parser waits for text after the end")
         self._writer.finish()
         return self._writer.take_events()
 
@@ -95,12 +94,12 @@ class OutputParser:
         """Read the reasoning at the beginning of the text, if there is any, and its closing tag.
 
         The opening tag may be missing, because the chat template has written it into the prompt, or because the family always
-        begins by thinking. Otherwise a closing tag without an opening tag is content, because the text before it may
-        have been shown already. All text between the tags is reasoning, even a tool call. Without a closing tag all
-        text after the opening tag is reasoning.
+        begins by thinking. In all other cases a closing tag without an opening tag is content, because the text before it
+        may have been shown already. All text between the tags is reasoning, even a tool call. If there is no closing tag,
+        all text after the opening tag is reasoning.
         """
         while piece := (yield from self._reader.piece(BLANKS)):
-            self._writer.content(piece)  # the writer holds it back
+            self._writer.content(piece)  # the writer holds white space back
         if not (yield from self._reader.literal(markup.begin)) and not self._starts_in_reasoning:
             return
         self._writer.begin_reasoning()

@@ -1,4 +1,4 @@
-"""The tool parser of Qwen3-Coder: each argument of a call is between tags of its own; the parser turns them into JSON.
+"""The tool parser of Qwen3-Coder. It reads calls whose arguments are between tags, and turns the arguments into JSON.
 
     <tool_call>
     <function=get_weather>
@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-An argument is a string if its schema says so, or if it has no schema: it is passed on as it arrives. Any other argument is held
-until it ends. If it is valid JSON, it is passed on unchanged, otherwise as a string.
+If the schema of an argument has the type string, or there is no schema, the argument is a string and is passed on as it
+arrives. Any other argument is held until it ends. Valid JSON is then passed on unchanged, and other text as a string.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Qwen3CoderToolParser(ToolParser):
         yield from self._expect("</tool_call>")
 
     def _tag_name(self) -> Steps[str]:
-        """Read the rest of a tag after its =."""
+        """Read the rest of a tag, after its "=". Returns the name in it."""
         name = yield from self._hold_run(_NAME)
         yield from self._expect(">")
         return name
@@ -98,7 +98,7 @@ def _is_string(schema: object) -> bool:
 
 
 def _escaped(text: str) -> str:
-    """The text as the inside of a JSON string."""
+    """The text as it is written between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

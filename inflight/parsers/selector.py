@@ -38,7 +38,7 @@ class DetectedParsers:
     """
     Attributes:
         tool, reasoning: names for `create_output_parser`; None for no parser.
-        markup: how the model writes calls, for `constrain_tools`; None if no grammar can make it write a call.
+        markup: how the model writes calls, for `constrain_tools`. None if no grammar can force the model to write a call.
     """
 
     tool: str | None
@@ -47,12 +47,12 @@ class DetectedParsers:
 
 
 def reasoning_end(reasoning_parser: str | None) -> str:
-    """The tag after which a message's content begins, for `EngineArgs.reasoning_end`; "" if there is none."""
+    """The tag that ends the reasoning of a message, for `EngineArgs.reasoning_end`; "" if there is no parser."""
     return "" if reasoning_parser is None else _REASONING[reasoning_parser].end
 
 
 def prompt_ends_in_reasoning(prompt: str, reasoning_parser: str | None) -> bool:
-    """Whether the chat template has begun the reasoning, so that the prompt ends with the opening tag."""
+    """Whether the prompt ends with the opening tag of the reasoning, because the chat template has written the tag there."""
     return reasoning_parser is not None and prompt.rstrip().endswith(_REASONING[reasoning_parser].begin)
 
 
@@ -65,17 +65,17 @@ def create_output_parser(
     max_tool_calls: int | None = None,
     make_call_id: Callable[[], str] | None = None,
 ) -> OutputParser:
-    """A parser for one completion.
+    """Make a parser for one completion.
 
     Args:
-        tool_parser, reasoning_parser: names as `resolve_parsers` returns them; None for no parser.
-        tools: the request's tools. Without tools no text is read as a call.
-        prompt_ends_in_reasoning: what the function of this name returned.
-        max_tool_calls: calls after this number are left out. It is 1 for parallel_tool_calls=False.
-        make_call_id: makes the id of a call. By default it is random, in the form that the family's templates accept.
+        tool_parser, reasoning_parser: names from the result of `resolve_parsers`; None for no parser.
+        tools: the request's tools. If there are none, no text is read as a call.
+        prompt_ends_in_reasoning: the result of the function `prompt_ends_in_reasoning` for the prompt.
+        max_tool_calls: the largest number of calls; later calls are left out. It is 1 for parallel_tool_calls=False.
+        make_call_id: makes the id of a call. By default ids are random, in the form that the family's templates accept.
 
     Raises:
-        ConfigError: no such parser.
+        ConfigError: there is no parser of this name.
     """
     tool_class = _look_up("tool_call_parser", tool_parser, _TOOL_PARSERS)
     reasoning = _look_up("reasoning_parser", reasoning_parser, _REASONING)
@@ -90,7 +90,7 @@ def create_output_parser(
 
 
 def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
-    """The parsers that fit the markup which the template writes around calls and reasoning in some short conversations."""
+    """Find the parsers of a model from the markup that its template writes in some short conversations."""
     if template is None:
         return DetectedParsers(None, None, None)
     try:
@@ -101,13 +101,13 @@ def detect_parsers(template: ChatTemplate | None) -> DetectedParsers:
 
 
 def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> DetectedParsers:
-    """The parsers that the server's settings name: each is "auto", "none", or the name of a parser.
+    """Find the parsers that the server's settings name. Each setting is "auto", "none", or the name of a parser.
 
     If a tool parser is named and can read the template's calls, the markup is taken from the template. If it cannot
     read them, the markup is the usual one of its family.
 
     Raises:
-        ConfigError: no such parser.
+        ConfigError: there is no parser of this name.
     """
     detected = detect_parsers(template)
     tool = detected.tool if tool_parser == AUTO else None if tool_parser == NONE else tool_parser
@@ -130,7 +130,8 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
 
 
 def _find_reasoning(template: ChatTemplate) -> str | None:
-    """A family whose tags the template writes around a thought, or at the start of a turn, or removes from an earlier turn."""
+    """Find the parser whose tags the template writes around reasoning, or at the start of an answer, or removes from an
+    earlier answer. None if the template does nothing of this."""
     question = {"role": "user", "content": "?"}
     opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}

@@ -1,9 +1,9 @@
-"""`TextReader`: lets generators read a text that arrives in pieces. They pause when a piece ends.
+"""`TextReader`: lets a generator read a text that arrives in pieces. The generator pauses until the next piece comes.
 
-A parser is written as if the whole text were there. If more text is needed, its generator yields, and goes on after the next
-push. If a parser reads only through these methods, its result does not depend on how the text was split. Each character
-is looked at a bounded number of times, because the text that is kept from one push to the next is at most a part of a
-literal.
+A parser is written as if the whole text were there. If it needs more text, its generator yields, and continues after the next
+push. If a parser reads only through the methods of `TextReader`, its result does not depend on how the text was split. Each
+character is looked at a bounded number of times, because the text that is kept from one push to the next is at most a part
+of a literal (a fixed text, such as `<tool_call>`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class TextReader:
         return self._text[self._position]
 
     def take(self, num_chars: int) -> str:
-        """Consume characters that have been looked at."""
+        """Consume and return the next characters. They must have arrived."""
         start = self._position
         self._position += num_chars
         assert self._position <= len(self._text)
         return self._text[start : self._position]
 
     def piece(self, run: re.Pattern[str], limit: int | None = None) -> Steps[str]:
-        """Consume the part of a run that has arrived, at most `limit` characters; "" if no run comes next.
+        """Consume and return the part of a run that has arrived, at most `limit` characters; "" if no run comes next.
 
-        `run` is one class of characters, repeated: "[^<]+". A run that goes on in the next push is returned in several pieces.
+        `run` matches one class of characters, repeated: "[^<]+". If a run continues in the next push, it is returned in pieces.
         """
         if not (yield from self.peek()):
             return ""
@@ -59,7 +59,7 @@ class TextReader:
         return self.take(found.end() - self._position) if found else ""
 
     def until(self, marker: str, write: Callable[[str], None]) -> Steps[bool]:
-        """Consume `marker` and the text before it. Write this text piece by piece. False if there is no marker."""
+        """Consume `marker` and the text before it, and write this text piece by piece. False if the text has no marker."""
         plain = re.compile(f"[^{re.escape(marker[0])}]+")
         while (yield from self.peek()):
             if piece := (yield from self.piece(plain)):
@@ -76,14 +76,17 @@ class TextReader:
             write(piece)
 
     def take_cut(self, *literals: str) -> str | None:
-        """If the text has ended within one of `literals`, or before it, consume the rest and return it; otherwise None."""
+        """If the text has ended and its rest is the beginning of a literal, consume and return the rest; otherwise None.
+
+        The rest may be empty.
+        """
         rest = self._text[self._position :]
         is_cut = self._is_finished and any(literal.startswith(rest) for literal in literals)
         return self.take(len(rest)) if is_cut else None
 
     def literal(self, *literals: str) -> Steps[str]:
-        """Consume and return the first of `literals` that comes next in the text; "" as soon as it is certain that none
-        does."""
+        """If one of `literals` comes next in the text, consume and return it. Return "" as soon as it is certain that none
+        of them comes next."""
         while True:
             num_left = len(self._text) - self._position
             is_open = False

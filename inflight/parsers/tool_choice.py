@@ -1,17 +1,17 @@
-"""Turns `tool_choice` and `strict` of a chat into a grammar: which tool calls a text may, or must, contain.
+"""Turns `tool_choice` and `strict` of a chat request into a grammar, which decides what calls a text may or must contain.
 
-| tool_choice | the text |
+| tool_choice | the text of the model |
 |---|---|
-| "none" | not constrained; the caller puts no tools into the prompt and parses no calls |
-| "auto" | not constrained, unless a tool is strict: then each call must name a tool, and satisfy the schema of a strict one |
-| "required" | calls and nothing else: one, or several with `parallel_tool_calls` |
+| "none" | not constrained; the caller puts no tools into the prompt and looks for no calls in the text |
+| "auto" | not constrained. But if a tool is strict, calls must name known tools and satisfy the schemas of strict tools |
+| "required" | only calls: one call, or also several if `parallel_tool_calls` is true |
 | {"name": f} | one call of f |
 
-If the text must be a call, the arguments of every tool satisfy its schema, strict or not. If the tool is not strict, parts of
-the schema that cannot be enforced are left out. Without `parallel_tool_calls` the text ends after the first call. If there is
-no grammar, `create_output_parser(max_tool_calls=1)` leaves out later calls.
+If the text must be a call, the arguments of every tool must satisfy its schema, even if the tool is not strict. For a tool
+that is not strict, parts of the schema that cannot be enforced are left out. If `parallel_tool_calls` is false, the grammar
+ends the text after the first call. If there is no grammar, `create_output_parser(max_tool_calls=1)` leaves out later calls.
 
-If the request also has the constraint `json` or `json_object`, then with "auto" the text is a call or the JSON.
+If the request also has the constraint `json` or `json_object`, "auto" allows either calls or this JSON.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from inflight.tokenizer.messages import TOOL, check_objects
 ToolChoice = Literal["none", "auto", "required"] | Mapping[str, str]
 Schema = Mapping[str, Any]  # Any: JSON
 
-_NAME = re.compile(r'[^\s"\\\[\]{}<>\x00-\x1f\x7f]+')  # written into the markup without escapes
+_NAME = re.compile(r'[^\s"\\\[\]{}<>\x00-\x1f\x7f]+')  # names are written into the markup without escapes
 _ANY_ARGUMENTS: Schema = {"type": "object"}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    where: str  # the place in the request, for errors
+    where: str  # the place in the request, for error messages
     function: Schema
     is_strict: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The schema of a call's arguments. `name` and `is_strict` have the same meaning as in `SchemaPart`."""
+    """The schema of a call's arguments. `name` is for error messages. If `is_strict`, what cannot be enforced is refused."""
 
     schema: Schema
     name: str
@@ -63,20 +63,22 @@ def constrain_tools(
     parallel_tool_calls: bool = True,
     markup: ToolMarkup | None,
 ) -> SamplingParams:
-    """The sampling parameters of a chat with `tools`; `params` itself if nothing is constrained.
+    """The sampling parameters of a chat with `tools`. If no grammar is needed, `params` itself is returned.
 
     Args:
-        tools: `{"type": "function", "function": {"name", "parameters", "strict"}}`. `strict` may also be next to "function",
-            and the function's fields may be in the tool itself. A function without parameters takes no arguments.
+        tools: `{"type": "function", "function": {"name", "parameters", "strict"}}`. `strict` may also be next to "function".
+            "function" may be missing, if its fields are in the tool itself. A function without parameters has no arguments.
         markup: how the model writes calls, as `detect_parsers` found it.
 
     Raises:
-        InvalidRequestError: a tool or the choice is malformed, no call can be enforced, or `params` has a constraint that
-            cannot be combined with calls.
+        InvalidRequestError: a tool or `tool_choice` is malformed, or calls of this model cannot be enforced, or `params` has
+            a constraint that cannot be combined with calls.
     """
     name = tool_choice.get("name") if isinstance(tool_choice, Mapping) else None
     if name is None and tool_choice not in ("none", "auto", "required"):
-        raise InvalidRequestError(f"tool_choice={tool_choice!r} is neither none, auto or required nor names a function")
+        raise InvalidRequestError(
+            f'tool_choice={tool_choice!r} is not allowed: give "none", "auto", "required", or an object that names a function'
+        )
     checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_objects(tools, "tools", TOOL) or ())]
     is_forced = tool_choice not in ("none", "auto")
     has_strict = any(tool.is_strict for tool in checked)
@@ -90,14 +92,14 @@ def constrain_tools(
         raise InvalidRequestError(f"{reason} needs tools, and the request has none")
     if own is not None and not is_json:
         raise InvalidRequestError(
-            f"{own.constraint} and {reason} both constrain the text, and only json and json_object can be combined with "
+            f"{own.constraint} and {reason} both constrain the text, but only json and json_object can be combined with "
             "calls: leave out one of the two, or set strict of the tools to false"
         )
     if markup is None:
         raise InvalidRequestError(
             f"{reason} needs a model whose chat template writes calls in a known way, with arguments as JSON "
-            '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md); this one does not: '
-            "set strict to false, and tool_choice to auto"
+            '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md). The template of this '
+            "model does not: set strict to false, and tool_choice to auto"
         )
     arguments = _arguments(checked, is_forced=is_forced)
     if name is not None:
@@ -108,7 +110,7 @@ def constrain_tools(
     otherwise = own if wants_json and not is_forced else None
     tag = _structural_tag(markup, arguments, otherwise, is_forced=is_forced, is_single=is_single)
     constraint = StructuredOutputsParams(structural_tag=_text(tag))
-    if otherwise is not None:  # keep the white space that the request wants in its JSON
+    if otherwise is not None:  # keep the settings for white space of the request's own constraint
         constraint = replace(
             otherwise, json=None, json_object=None, structural_tag=constraint.structural_tag, lenient=False
         )
@@ -121,7 +123,7 @@ def _read_tool(where: str, tool: Schema) -> _Tool:
         raise InvalidRequestError(f"{where}: function is a {type(function).__name__}, not an object")
     flags = [function.get("strict"), tool.get("strict")]
     if not all(isinstance(flag, bool | None) for flag in flags):
-        raise InvalidRequestError(f"{where}: strict is neither true nor false")
+        raise InvalidRequestError(f"{where}: strict must be true or false")
     return _Tool(where, function, True in flags)
 
 
@@ -136,7 +138,7 @@ def _arguments(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, _Argumen
             )
         if name in found:
             raise InvalidRequestError(
-                f"{tool.where} has the name {name!r} of an earlier tool: a call could mean either"
+                f"{tool.where} has the name {name!r} of an earlier tool: give each tool a name of its own"
             )
         schema = _parameters(tool, name) if tool.is_strict or is_forced else _ANY_ARGUMENTS
         found[name] = _Arguments(schema, f"{tool.where} ({name!r})", tool.is_strict)
@@ -150,7 +152,7 @@ def _parameters(tool: _Tool, name: str) -> Schema:
     if isinstance(parameters, Mapping) and not tool.is_strict:
         parameters = {**_ANY_ARGUMENTS, **parameters}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-        kind = "strict" if tool.is_strict else "one that must be called"
+        kind = "strict" if tool.is_strict else "a tool that must be called"
         raise InvalidRequestError(
             f'{tool.where} ({name!r}) is {kind}: its parameters must be a JSON schema with "type": "object", or be left out'
         )
@@ -174,7 +176,8 @@ def _structural_tag(
         }
         calls |= {"maxItems": 1} if is_single else {}
         structures = [{"begin": markup.list_begin, "schema": calls, "end": "", "parts": parts}]
-    elif markup.whole_message and otherwise is not None:  # both begin with a brace: one schema for both
+    elif markup.whole_message and otherwise is not None:
+        # Calls and the JSON both begin with a brace, so no trigger can announce a call.
         parts = [each.part(f"#/anyOf/{i}/properties/parameters") for i, each in enumerate(arguments.values())]
         calls = {"anyOf": _call_schemas(arguments, "parameters", "#/anyOf")}
         structures = [{"begin": "", "schema": calls, "end": "", "parts": parts}]
@@ -191,13 +194,13 @@ def _structural_tag(
         schema = json.loads(str(otherwise.json)) if otherwise.json is not None else _ANY_ARGUMENTS
         part = SchemaPart("#", RESPONSE_FORMAT, is_strict=not otherwise.lenient)
         tag["otherwise"] = {"begin": "", "schema": schema, "end": "", "parts": [part]}
-    if is_single or markup.is_list:  # a list holds all calls
+    if is_single or markup.is_list:  # all calls are in one list, after which the text ends
         tag["stop_after_first"] = True
     return tag
 
 
 def _call_schemas(arguments: Mapping[str, _Arguments], key: str, root: str) -> list[Schema]:
-    """The schemas of calls as JSON objects. In each, the arguments' schema moves below `root`, and so do its references."""
+    """For each tool, the schema of a call as a JSON object. The schema of the arguments is moved to a place below `root`."""
     return [
         {
             "type": "object",
@@ -213,14 +216,15 @@ def _text(tag: Schema) -> str:
     text = json.dumps(tag, ensure_ascii=False)
     if len(text) > MAX_GRAMMAR_LENGTH:
         raise InvalidRequestError(
-            f"the schemas of the tools, and of the response_format, have {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} "
-            "can be enforced: give fewer or smaller ones, or set strict to false, and tool_choice to auto"
+            f"the schemas of the tools and of response_format have {len(text)} characters together, but at most "
+            f"{MAX_GRAMMAR_LENGTH} can be enforced: give fewer or smaller schemas, or set strict to false and tool_choice "
+            "to auto"
         )
     return text
 
 
 def _moved(node: Any, root: str) -> Any:  # Any: JSON
-    """The schema, with references to its own places moved below `root`. Data under const and enum is not changed."""
+    """Put `root` before each "$ref" to a place in the same schema. Data under "const" and "enum" is not changed."""
     if isinstance(node, Mapping):
         return {
             key: root + value[1:]

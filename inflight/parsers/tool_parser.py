@@ -1,13 +1,12 @@
 """`ToolParser`: finds the tool calls in a text. This base class reads calls that are JSON objects, as most families write them.
 
-Such a call is `{"name": "f", "arguments": {...}}` (Llama: `parameters`). It starts when its name is known. Then its arguments
-are passed on as the model writes them, character by character.
+Such a call is `{"name": "f", "arguments": {...}}` (Llama writes `parameters`). The call starts when its name is known. Then
+its arguments are passed on as the model writes them, character by character.
 
-Text that is malformed before a call has started is content, unchanged. A call that has started is never taken back: arguments
-that end before their last brace are passed on as they are, and text after them that is not the closing markup is content. If
-the text ends within the closing markup (max_tokens cut it), this part of the markup is dropped.
-If a name is not the name of a tool of the request, it is passed on. The client answers it, as it answers an unknown
-argument.
+If text is malformed before a call has started, it becomes content, unchanged. A call that has started is never taken back.
+If its arguments end before their last brace, they are passed on as they are. If the closing markup does not follow them, the
+text after them is content. If the text ends within the closing markup (max_tokens cut it), this part of the markup is
+dropped. A call of a tool that the request does not have is passed on too. The client must answer it with an error.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from inflight.parsers.text_reader import Steps, TextReader
 BLANKS = re.compile(r"[ \t\r\n]+")
 _PLAIN_JSON = re.compile(r'[^{}\[\]"]+')
 _IN_STRING = re.compile(r'[^"\\]+')
-_STARTED = "started"  # instead of arguments that have been passed on
-_IGNORED_KEYS = ("id", "type")  # their values are strings that are not needed
+_STARTED = "started"  # what `_arguments` returns if it has passed the arguments on
+_IGNORED_KEYS = ("id", "type")  # their values are strings, which are read and not used
 
 
 class ToolParser:
-    """A parser is made for one text. `run` reads the text up to its end.
+    """Finds the calls in one text. `run` reads the text to its end.
 
     Attributes:
-        marker: the text with which every call begins. Not used if the family has a `run` of its own.
+        marker: the text with which every call begins. It is not used if a subclass overrides `run`.
     """
 
     marker: ClassVar[str]
@@ -60,7 +59,7 @@ class ToolParser:
                 self._writer.reject()
 
     def _marked_call(self) -> Steps[None]:
-        """Read a call, or a list of calls, after its `marker`, with its closing markup."""
+        """Read what comes after `marker`: a call or a list of calls, and its closing markup."""
         raise NotImplementedError
 
     def _hold_literal(self, *literals: str) -> Steps[str]:
@@ -93,7 +92,7 @@ class ToolParser:
         """Read a call that is a JSON object. Text after its arguments is held.
 
         Args:
-            needs_arguments: if True, an object without arguments is not a call. If False, its arguments are {}.
+            needs_arguments: if True, an object without arguments is not a call. If False, {} is written as its arguments.
 
         Raises:
             MalformedCallError: this is not a call, or the call has started and the object does not end after the
@@ -131,8 +130,8 @@ class ToolParser:
         return name
 
     def _arguments(self, name: str) -> Steps[str]:
-        """Read arguments. If the name is known, the call starts and they are passed on; otherwise they are held and
-        returned."""
+        """Read the arguments of a call. If the name is known, start the call and pass the arguments on. If it is not, hold
+        the arguments and return them."""
         if (yield from self._reader.peek()) != "{":
             raise MalformedCallError
         if name:
@@ -144,7 +143,7 @@ class ToolParser:
         return "".join(pieces)
 
     def _object(self, write: Callable[[str], None], *, is_held: bool = False) -> Steps[None]:
-        """Read a JSON object, and write it unchanged. Only brackets and strings are recognised."""
+        """Read a JSON object, and write it unchanged. Only its brackets and strings are recognised."""
         depth = 0
         in_string = False
         while char := (yield from self._reader.peek()):

@@ -179,7 +179,7 @@ def test_a_request_ends_with_the_context(llm: LLM) -> None:
 def test_bad_parameters(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="max_tokens=0"):
         SamplingParams(max_tokens=0)
-    with pytest.raises(InvalidRequestError, match="one for all, or one each"):
+    with pytest.raises(InvalidRequestError, match="one for all, or one for each prompt"):
         llm.generate([PROMPT] * 3, [SamplingParams()] * 2, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="logit_bias"):
         tokens(llm, logit_bias={VOCAB_SIZE: 1.0})

@@ -1,7 +1,7 @@
-"""Runs any number of rows through one engine. A row is read when there is room for it. Results are written as rows end.
+"""Runs the requests of any number of rows through one engine. A row is read only when the engine has room for it.
 
 rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD waiting ──▶ on_output
-               ╰─ a bad row ─────────────────────────────────────────────▶ on_error, and the rest goes on
+               ╰─ a wrong row ───────────────────────────────────────────▶ on_error, and the next row is read
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Makes requests from rows. A parameter comes from the row, from the command's options or from the model's
-    defaults."""
+    """Makes requests from rows. A sampling parameter has the value that the row gives. If the row gives none, it has the
+    value of the command's option, or else the model's default."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether a "prompt" is sent as a user's message; if None, only if the model has a chat template."""
+        """`as_chat`: whether to send a "prompt" as a user's message. None: only if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
     def submit(self, row: Row) -> None:
-        """Add the row to the engine; its number is the request's id.
+        """Add the row to the engine as a request. The id of the request is the row's number.
 
         Raises:
             InvalidRequestError, ConfigError: the row is wrong. The engine has not changed.
@@ -54,9 +54,8 @@ class RequestMaker:
             raise InvalidRequestError(f"unknown key {unknown[0]!r}; known are 'id', {', '.join(map(repr, _KEYS))}")
         own = {} if row.fields.get("params") is None else row.fields["params"]
         params = params_from_json(self._params, own)
-        if (
-            params.seed is None and not params.greedy
-        ):  # the seed follows from the row's number, so that a resumed run draws the same tokens
+        if params.seed is None and not params.greedy:
+            # The seed depends only on the row's number, so that a resumed run draws the same tokens.
             params = dataclasses.replace(params, seed=_row_seed(row.number))
         request_id, prompt = str(row.number), self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
@@ -67,18 +66,20 @@ class RequestMaker:
     def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
         given = [key for key in _PROMPT_KEYS if key in fields]
         if len(given) != 1:
-            raise InvalidRequestError(f"a row has one of {', '.join(map(repr, _PROMPT_KEYS))}; this one has {given}")
+            raise InvalidRequestError(
+                f"a row must have exactly one of {', '.join(map(repr, _PROMPT_KEYS))}, but this one has {given or 'none'}"
+            )
         key = given[0]
         prompt, tools = fields[key], fields.get("tools")
         if key == "prompt":
             if not isinstance(prompt, str):
-                raise InvalidRequestError(f"prompt is a {type(prompt).__name__}; it must be text")
+                raise InvalidRequestError(f"prompt is a {type(prompt).__name__}; it must be a string")
             if self._as_chat:
                 key, prompt = "messages", [{"role": "user", "content": prompt}]
         if key == "messages":
             return {"prompt_token_ids": self._engine.render_chat(prompt, tools=tools)}
         if tools is not None:
-            raise InvalidRequestError("tools are for chats: give the row 'messages'")
+            raise InvalidRequestError("tools are for chats: a row with 'tools' must have 'messages'")
         return {"prompt": prompt} if key == "prompt" else {"prompt_token_ids": prompt}
 
 
@@ -91,7 +92,7 @@ def run_batch(
     on_output: Callable[[Row, RequestOutput], None],
     on_error: Callable[[Row, str], None],
 ) -> None:
-    """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that are still running are aborted.
+    """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that still run then are aborted.
 
     `on_output` is called after every change of a request. In the last call the output is `finished`.
 
@@ -131,7 +132,7 @@ def has_chat_template(engine: LLMEngine) -> bool:
 
 
 def unbounded(params: SamplingParams) -> SamplingParams:
-    """The model's sampling defaults. If it sets no `max_tokens`, the 16 of `SamplingParams` become no limit."""
+    """The model's sampling defaults. If the model sets no `max_tokens`, it is None (no limit), and not the usual 16."""
     if params.max_tokens != SamplingParams().max_tokens:
         return params
     return dataclasses.replace(params, max_tokens=None)
@@ -144,7 +145,7 @@ def _row_seed(number: int) -> int:
 
 
 def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
-    """The result row."""
+    """The result row of a request that has finished."""
     completions = []
     for completion in output.outputs:
         entry: dict[str, Any] = {
@@ -175,7 +176,7 @@ def error_to_json(row: Row, message: str) -> dict[str, Any]:
 
 
 def row_key(row: Row) -> dict[str, Any]:
-    """The fields by which a result is found: the line number of the input, and the id if the row has one."""
+    """The fields that identify the input row of a result: its line number, and its id if it has one."""
     return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
 
 
@@ -190,16 +191,16 @@ def check_sampling(given: GivenSampling) -> None:
     """Check what can be checked before the model is loaded.
 
     Raises:
-        InvalidRequestError: an option is out of bounds, or contradicts another.
+        InvalidRequestError: an option is out of bounds, or contradicts another one.
     """
     SamplingParams(**{"max_tokens": None, **given})
 
 
 def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
-    """`base` with the fields that a row's "params" names.
+    """`base`, changed in the fields that a row's "params" gives.
 
     Raises:
-        InvalidRequestError: `values` is no JSON object, or one of its fields is unknown or wrong.
+        InvalidRequestError: `values` is not a JSON object, or one of its fields is unknown or wrong.
     """
     if not isinstance(values, Mapping):
         raise InvalidRequestError(f"params is a {type(values).__name__}; give an object of sampling parameters")
@@ -214,5 +215,5 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
         return dataclasses.replace(base, **changes)
     except InvalidRequestError:
         raise
-    except (TypeError, ValueError, AttributeError) as error:  # a number where a list belongs, and the like
+    except (TypeError, ValueError, AttributeError) as error:  # a value has a wrong type, such as a number for a list
         raise InvalidRequestError(f"params cannot be read: {error}") from error

@@ -53,7 +53,7 @@ class WorkloadOptions:
     output_len: Annotated[int | None, _size("Output tokens of each.")] = None
 
     def chosen(self, default: str) -> list[Workload]:
-        """The workloads that the options choose; if no option is given, the workloads that `default` names.
+        """The workloads that the options choose. If no option is given, these are the workloads that `default` names.
 
         Raises:
             typer.BadParameter: there is no such workload, or both names and sizes are given.
@@ -64,14 +64,14 @@ class WorkloadOptions:
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         if self.workload is not None:
-            raise typer.BadParameter("give --workload, or sizes of your own, not both")
+            raise typer.BadParameter("give --workload, or --batch-size, --input-len and --output-len, but not both")
         return [Workload("custom", self.batch_size or 1, self.input_len or 128, self.output_len or 128)]
 
 
 def start_for(
     context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
 ) -> tuple[LLMEngine, int]:
-    """An engine that can run these workloads and the warm-up, and the `max_token_id` for `workloads.run`."""
+    """Returns an engine that can run these workloads and the warm-up, and the `max_token_id` for `workloads.run`."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
     args = replace(
         engine,
@@ -86,7 +86,7 @@ def start_for(
 
 def _max_token_id(engine: EngineArgs) -> int:
     """`MAX_TOKEN_ID`, or the size of the vocabulary if that is smaller."""
-    from inflight.config.gguf_config import read_model_config  # not for `--help`
+    from inflight.config.gguf_config import read_model_config  # `--help` does not need it
     from inflight.hub import resolve_model_folder
 
     vocab_size = read_model_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")
@@ -109,10 +109,10 @@ def offline(
     workloads: WorkloadOptions,
     engine: EngineArgs,
 ) -> None:
-    """Time batches of random token ids: greedy, without prefix caching. End tokens are ignored.
+    """Time batches of random token ids. Sampling is greedy. There is no prefix caching, and end tokens are ignored.
 
-    Reports output tokens per second; for prefill*, prompt tokens per second. The first run is a warm-up and is not timed. By
-    default a step takes at most 64 sequences, and a sequence is as long as the longest workload needs.
+    Reports output tokens per second, but prompt tokens per second for the workloads prefill*. The first run is a warm-up and
+    is not timed. By default a step has at most 64 sequences, and the maximum length is that of the longest workload.
     """
     chosen = workloads.chosen(default="all")
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`inflight bench serve`: how fast a server answers under load, with the options and result names of vLLM's `bench serve`."""
+"""`inflight bench serve`: measures a server under load, with the options and result names of vLLM's `bench serve`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def serve(
     sampling: SamplingBodyOptions,
     result: ResultOptions,
 ) -> None:
-    """Send requests to an OpenAI-compatible server at times that do not depend on its answers, and time the answers."""
-    from inflight.bench_serve.report import save, table  # the extra "bench": not for `--help`
+    """Send requests to an OpenAI-compatible server, each at its planned time, and time the answers."""
+    from inflight.bench_serve.report import save, table  # needs the extra "bench", which `--help` does not
     from inflight.bench_serve.run import run
 
     if result.plot is not None:
-        from inflight.bench_serve.plot import plot_latencies  # before the load, which would be lost without matplotlib
+        from inflight.bench_serve.plot import plot_latencies  # fails before the measurement if matplotlib is missing
     load, figures = run(server, dataset, traffic, sampling, result)
     for line in table(figures, result):
         typer.echo(line)

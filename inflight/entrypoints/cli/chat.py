@@ -1,4 +1,4 @@
-"""`inflight chat`: a conversation in the terminal. Answers are streamed, and earlier turns come from the prefix cache."""
+"""`inflight chat`: a conversation in the terminal. Answers are streamed. The prefix cache keeps earlier turns."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def chat(
 ) -> None:
     """Talk to a model that has a chat template.
 
-    In the conversation: /reset forgets it, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. Without
+    In the conversation: /reset forgets all messages, /exit (or Ctrl-D) leaves, Ctrl-C stops the current answer only. Without
     --max-tokens an answer may fill the rest of the context.
     """
     if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & sampling.keys()):
-        raise typer.BadParameter(f"{unusable[0]} is for `inflight generate`; a chat shows one answer's text")
+        raise typer.BadParameter(f"{unusable[0]} is only for `inflight generate`: a chat shows the text of one answer")
     check_sampling(sampling)
     running = start_engine(context, dataclasses.replace(engine, skip_tokenizer_init=False), verbose)
     try:
@@ -74,16 +74,15 @@ class Conversation:
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._opening)
         self._request_ids = (f"turn-{turn}" for turn in itertools.count())
-        engine.render_chat(
-            [*self._opening, {"role": "user", "content": "Hello"}]
-        )  # raises at once if the model cannot chat
+        # Raise at once if the model has no chat template.
+        engine.render_chat([*self._opening, {"role": "user", "content": "Hello"}])
 
     def reset(self) -> None:
         self._messages = list(self._opening)
 
     def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to a user's message. Returns False if it was interrupted: its first part stays in the
-        conversation.
+        """Stream the answer to a user's message. Returns False if Ctrl-C has stopped the answer. Its first part then stays
+        in the conversation.
 
         Raises:
             InvalidRequestError: the message cannot be answered. The conversation forgets it.

@@ -1,11 +1,11 @@
-"""`command` and `GroupedHelp`, for all commands: options made from classes of settings, help, and errors of one line.
+"""`command` and `GroupedHelp`: make the options, the help and the one-line errors of all commands.
 
 A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
     @command
     def generate(prompt: list[str], engine: EngineArgs) -> None: ...     # --prompt, --model, --dtype, ...
 
-If two parameters have an option of the same name, it belongs to the first.
+If two parameters would make options of the same name, only the first of them makes this option.
 
 Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 130 interrupted.
 """
@@ -46,7 +46,7 @@ Verbose = Annotated[
 
 
 def command(function: Command) -> Command:
-    """Make options of the parameters for typer. An error of the function becomes a line on stderr and an exit code."""
+    """Turn the function's parameters into options for typer. Its errors become one line on stderr and an exit code."""
     hints = get_type_hints(function, include_extras=True)
     parameters: dict[str, inspect.Parameter] = {}
     groups: dict[str, Options] = {}
@@ -84,18 +84,18 @@ def _group(hint: Any) -> Options | None:  # Any: a type
 
 
 class GroupedHelp(TyperCommand):
-    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help is slower than
-    the rest of the command. Errors say what was given, and what to do.
+    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help is not used,
+    because it is slower than the rest of the command. Errors say what was given, and what to do.
 
     Attributes:
-        argument_hint: what an error proposes instead of an argument, if the command takes options only.
+        argument_hint: the end of the error about an argument that is not allowed. It tells the user what to give instead.
         ends_at_problems: whether a wrong value ends the command before its body runs.
     """
 
     argument_hint = "this command takes options only"
     ends_at_problems = True
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: this type is private to typer
         given, rest = self.read_line(ctx, self.own_arguments(ctx, args))
         for parameter in sorted(self.get_params(ctx), key=lambda parameter: not parameter.is_eager):
             self.read_value(ctx, parameter, given, rest)
@@ -108,7 +108,7 @@ class GroupedHelp(TyperCommand):
         return rest
 
     def read_value(self, ctx: Any, parameter: Any, given: dict[str, Any], rest: list[str]) -> None:  # Any: as above
-        """Put the parameter's value into the context. A wrong value becomes a problem, and the default takes its place."""
+        """Put the parameter's value into the context. If it is wrong, add a problem and use the default instead."""
         try:
             parameter.handle_parse_result(ctx, given, rest)
         except typer.BadParameter as error:
@@ -119,11 +119,11 @@ class GroupedHelp(TyperCommand):
             ctx.params[parameter.name] = parameter.process_value(ctx, parameter.default)
 
     def where(self, ctx: Any, parameter: Any) -> str:  # Any: as above
-        """Where the value was given."""
+        """The name of the place where the value was given, for error messages."""
         return str(max(parameter.opts, key=len))
 
     def own_arguments(self, ctx: Any, args: list[str]) -> list[str]:  # Any: as above
-        """`args` with our flags only. Prints a note for each flag that is left out."""
+        """Returns `args` without flags of other engines. Prints a note for each flag that is left out."""
         own = {
             name: "" if getattr(option, "is_flag", True) else "+" if getattr(option, "multiple", False) else "="
             for option in self.params
@@ -138,14 +138,13 @@ class GroupedHelp(TyperCommand):
         return arguments
 
     def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
-        """The options' values as text, by name, and the arguments that are no options."""
+        """The values of the options as text, by name, and the arguments that are not options."""
         try:
             given, rest, _ = self.make_parser(ctx).parse_args(args=list(arguments))
         except Exception as error:
             name = getattr(error, "option_name", None)
-            if name is None or not hasattr(
-                error, "possibilities"
-            ):  # an unknown option: typer's versions name this class differently
+            # The error for an unknown option has both attributes. Its class has other names in other versions of typer.
+            if name is None or not hasattr(error, "possibilities"):
                 raise
             known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
@@ -154,7 +153,7 @@ class GroupedHelp(TyperCommand):
             )
         return given, rest
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # Any: typer keeps these two types to itself
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # Any: these two types are private to typer
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -175,7 +174,7 @@ class ModelCommand(GroupedHelp):
 
 
 def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
-    """The list of the problems with options. Callers append to it."""
+    """The problems with options that were found so far. Callers add to this list."""
     found: list[str] = context.meta.setdefault("inflight.problems", [])
     return found
 
@@ -206,14 +205,14 @@ def set_log_level(level: str) -> None:
 
 
 def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
-    """Start an engine, which the caller closes. If `context.obj` is set, it is called instead of `LLMEngine.from_args`."""
+    """Start an engine, which the caller must close. If `context.obj` is set (by a test), it is called to make the engine."""
     if verbose:
         set_log_level("DEBUG")
     if context.obj is not None:
         return cast("Callable[[EngineArgs], LLMEngine]", context.obj)(args)
-    from inflight.engine.llm_engine import LLMEngine  # loads torch: not for `--help`, not for a mistyped option
+    from inflight.engine.llm_engine import LLMEngine  # loads torch, which `--help` and a mistyped option do not need
 
     engine = LLMEngine.from_args(args)
     gc.collect()
-    gc.freeze()  # otherwise each garbage collection visits all that was loaded: 100 ms, every 200 steps
+    gc.freeze()  # otherwise every garbage collection scans all loaded objects: 100 ms, every 200 steps
     return engine

@@ -1,6 +1,6 @@
-"""`inflight env`: versions, processor, memory, GPUs, the torch build and the models that can be served, for bug reports.
+"""`inflight env`: shows versions, processor, memory, GPUs, the torch build and the supported models, for bug reports.
 
-Facts are read from /proc and /sys. If the machine does not report a fact, it is None; no fact is guessed.
+Facts are read from /proc and /sys. If the machine does not report a fact, the fact is None. No fact is guessed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CPU_FLAGS = (
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
 )
 _VARIABLES = ("INFLIGHT_", "VLLM_EXECUTE_MODEL_TIMEOUT", "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")
-_SECRETS = ("TOKEN", "API_KEY")  # in the name of a variable; the value of API_KEY_FILE is not shown either
+_SECRETS = ("TOKEN", "API_KEY")  # the value of a variable with one of these in its name is not shown
 
 Report = dict[str, dict[str, Any]]  # section -> fact -> JSON value
 
@@ -82,7 +82,7 @@ def to_text(report: Report) -> str:
 
 
 def environment(variables: Any) -> dict[str, str]:  # Any: os.environ.items() has no public type
-    """The variables that matter. The value of a secret is not shown."""
+    """The variables that Inflight or its libraries read. The value of a secret is not shown."""
     return {
         name: "(set)" if any(secret in name for secret in _SECRETS) else value
         for name, value in sorted(variables)

@@ -1,7 +1,7 @@
-"""Flags of other engines, mostly vLLM's. Each is another name of one of our options, has no effect here, or is refused.
+"""Accepts flags of other engines, mostly vLLM's: renames them to our options, ignores them with a note, or refuses them.
 
-The tables are the source of docs/from-vllm.md. A flag with `=` takes a value, one with `+` one or more, and `*` stands for any
-text. Each boolean flag --name has a form --no-name, too.
+The tables are the source of docs/from-vllm.md. In them `=` after a flag means that it has a value, `+` that it has one or more
+values, and `*` matches any text. Each boolean flag --name also has the form --no-name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# Flag of another engine -> our flag with the same meaning. A flag with [] takes a JSON list; ours is repeated for each entry.
+# Flag of another engine -> our flag with the same meaning. If [] follows a flag, its value is a JSON list, and our flag is
+# repeated for each entry.
 SAME = {
     "-q": "--quantization",
     "-n": "--nnodes",
@@ -42,14 +43,14 @@ SAME_VALUES = {
 
 # Reason -> the flags that have no effect here for this reason.
 NO_EFFECT = {
-    "tool calls are always read; --tool-call-parser says how": "--enable-auto-tool-choice",
-    "thinking is always read; --reasoning-parser says how": "--enable-reasoning",
+    "tool calls are always parsed; --tool-call-parser chooses the parser": "--enable-auto-tool-choice",
+    "reasoning is always parsed; --reasoning-parser chooses the parser": "--enable-reasoning",
     "no code of a model's folder is ever run; a model that needs such code is refused when it is loaded": """
         --trust-remote-code --code-revision=""",
     "requests are logged only with --log-requests": "--disable-log-requests",
     "--log-requests and --access-log never log texts": "--enable-log-outputs --enable-log-deltas --max-log-len=",
     "--access-log off does this": "--disable-uvicorn-access-log",
-    "answers with 200 of probes and scrapes are not logged": "--disable-access-log-for-endpoints=",
+    "successful health checks and reads of /metrics are not logged": "--disable-access-log-for-endpoints=",
     "statistics are at /metrics": """
         --aggregate-engine-logging --enable-logging-iteration-details --enable-server-load-tracking
         --show-hidden-metrics-for-version= --kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics
@@ -89,7 +90,7 @@ NO_EFFECT = {
     "up to 100 log-probabilities can be asked for": "--max-logprobs=",
     "log-probabilities are always those of the raw logits": "--logprobs-mode=",
     "the fingerprint names version and model": "--fingerprint-mode= --fingerprint-value=",
-    "unknown variables are told in a warning": "--fail-on-environ-validation",
+    "unknown environment variables cause only a warning": "--fail-on-environ-validation",
     "INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS bounds a step": """
         --distributed-timeout-seconds= --cpu-distributed-timeout-seconds= --watchdog-config=""",
     "--cpu-threads-bind binds the threads to cores": "--numa-bind --numa-bind-nodes+ --numa-bind-cpus+",
@@ -99,7 +100,7 @@ NO_EFFECT = {
         --enable-flashinfer-autotune --monokernel --use-fp64-gumbel --disable-custom-all-reduce --disable-cascade-attn
         --enable-cumem-allocator --enable-nccl-comm-suspend --enable-shm-tensor-arena --enable-batch-sharded-sampling
         --enable-hc-sp --dcp-comm-backend= --enable-flash-late-interaction --calculate-kv-scales""",
-    "the scheduler and the KV cache have no such choice": """
+    "the scheduler and the KV cache have no such setting": """
         --long-prefill-token-threshold= --long-prefill-token-threshold-adaptive --max-num-partial-prefills=
         --max-long-partial-prefills= --scheduler-reserve-full-isl --watermark= --prefill-schedule-interval=
         --stream-interval= --num-scheduler-steps= --num-lookahead-slots= --use-v2-block-manager
@@ -146,21 +147,21 @@ REFUSED = {
     "use --hf-overrides": "--hf-config-path --config-format --rope-scaling --rope-theta",
     "use --quantization, or a checkpoint that is quantized": "--quantization-config",
     "the KV cache has one data type in all layers: --kv-cache-dtype": "--kv-cache-dtype-skip-layers",
-    "windows are always computed as the model defines them": "--disable-sliding-window",
+    "sliding windows are always computed as the model defines them": "--disable-sliding-window",
     "--tokenizer takes a folder: download the revision that you want": "--tokenizer-revision",
     "the engine does not sleep, and its weights stay as they are": """
         --enable-sleep-mode --sleep-mode-backend --sleep-mode-offload-cudagraph --sleep-preserve-parameter-names
         --weight-transfer-config""",
     "a failed step or rank ends the engine: let a supervisor start the server again": """
         --enable-fault-tolerance --fault-tolerance-config""",
-    "TLS has Python's own list of ciphers": "--ssl-ciphers",
-    "only HTTP is spoken": "--grpc --grpc-port",
+    "TLS uses Python's default ciphers": "--ssl-ciphers",
+    "the only protocol is HTTP": "--grpc --grpc-port",
     "the server runs no tools": "--tool-server",
-    "a tool says itself with `strict` whether its arguments follow the schema": "--tool-strict-level",
+    "each tool sets with `strict` whether its arguments must follow the schema": "--tool-strict-level",
     "tools are in the prompt for every tool_choice": "--exclude-tools-when-tool-choice-none",
     "a request sets variables of its template with chat_template_kwargs": "--reasoning-effort-map --reasoning-config",
-    "a request asks for it with return_tokens_as_token_ids": "--return-tokens-as-token-ids",
-    "`inflight trace` and /metrics have figures; answers have none": "--enable-per-request-metrics --profiler-config",
+    "a request sets return_tokens_as_token_ids instead": "--return-tokens-as-token-ids",
+    "times are in /metrics and `inflight trace`, not in answers": "--enable-per-request-metrics --profiler-config",
     "prompts are texts or token ids, and only texts and token ids are returned": """
         --enable-prompt-embeds --return-sampling-mask --aux-output-config --tokens-only --enable-scale-out
         --enable-trace-replay --diffusion-config -dc --watermark-config --engram-config""",
@@ -169,7 +170,7 @@ REFUSED = {
 
 class _Flag(NamedTuple):
     reason: str
-    arity: str  # "", "=" or "+"
+    arity: str  # "" for no value, "=" for one value, "+" for one or more values
     is_refused: bool
 
 
@@ -185,7 +186,7 @@ _FOREIGN = _read(NO_EFFECT, False) | _read(REFUSED, True)
 
 
 def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The command line with our flags only, and a sentence for each flag that was left out.
+    """Returns the command line with our flags only, and a note for each flag that was left out.
 
     Args:
         arguments: the arguments of a command line.
@@ -212,7 +213,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
             argument = f"--optimization-level={argument.removeprefix('-O')}".removesuffix("=")
         flag, equals, value = argument.partition("=")
         flag = _translate(flag.replace("_", "-") if flag.startswith("--") else flag, own)
-        if "=" in flag:  # our option with this value is equivalent to a flag without a value
+        if "=" in flag:  # a flag without a value that means the same as our option with this value
             flag, equals, value = flag.partition("=")
         is_list = flag.endswith("[]")
         flag = flag.removesuffix("[]")
@@ -242,7 +243,7 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
 
 
 def _translate(flag: str, own: Collection[str]) -> str:
-    """Our flag with the same meaning, with "[]" if the value is a JSON list; the flag itself if it has no other name here."""
+    """Our flag with the same meaning, with "[]" if the value is a JSON list. Without such a flag, `flag` is returned."""
     if flag in own:
         return flag
     for theirs, ours in SAME.items():
@@ -255,7 +256,7 @@ def _translate(flag: str, own: Collection[str]) -> str:
 
 
 def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
-    """The flag of another engine that has no effect here; None if the flag is not known.
+    """What is known about a flag that has no effect here. None if the flag is not a known flag of another engine.
 
     Raises:
         ConfigError: the flag is refused.
@@ -265,7 +266,7 @@ def _foreign(flag: str, own: Collection[str]) -> _Flag | None:
         raise ConfigError(f"{flag} is not supported: give {name} one JSON object with all fields")
     foreign = _find(name)
     if foreign is None and (switch := _find(name.replace("--no-", "--", 1))) is not None and not switch.arity:
-        return switch  # it switches off a feature that does not exist here
+        return switch  # the flag switches off a feature that does not exist here
     if foreign is not None and foreign.is_refused:
         raise ConfigError(f"{flag} is not supported: {foreign.reason}")
     return foreign
@@ -276,7 +277,7 @@ def _find(name: str) -> _Flag | None:
 
 
 def _json_list(text: str) -> list[str]:
-    """The entries of a JSON list of texts. A text that is no such list becomes the only entry."""
+    """The entries of a JSON list of strings. If the text is not such a list, the text is the only entry."""
     try:
         found = json.loads(text)
     except ValueError:

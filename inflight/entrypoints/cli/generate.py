@@ -1,4 +1,4 @@
-"""`inflight generate`: runs prompts of the command line, or of a JSON-lines file of any length; such a run can be resumed."""
+"""`inflight generate`: runs the prompts of the command line, or of a JSON-lines file in a run that can be resumed."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def generate(
     A row of --input is a JSON object with one of "prompt" (text), "prompt_token_ids" or "messages" (a chat), and
     optionally "id", "tools" and "params" (sampling parameters that replace those of the command line).
 
-    A row of --output has the line number and the id of its input row, and "outputs", or "error" if the row could not be run.
-    Results are written when they are ready, not in order. If the command is started again, it skips the rows that have a
-    result (found by id, or without an id by line number), so an interrupted run goes on where it stopped. The exit code is 2
-    if no row could be run.
+    A row of --output has the line number and the id of its input row. It also has "outputs", or "error" if the row could not
+    be run. Results are written when they are ready, not in order. If the command is started again, it skips the rows that have
+    a result (a row without an id is found by its line number), so an interrupted run can be continued. The exit code is 2 if
+    no row could be run.
     """
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
     check_sampling(sampling)
@@ -108,11 +108,13 @@ def _check_usage(
     as_json: bool,
     sampling: GivenSampling,
 ) -> None:
-    """Raise for options that do not fit each other, before the model is loaded."""
+    """Refuse options that contradict each other, before the model is loaded."""
     if bool(prompt) == (input is not None):
-        raise typer.BadParameter("give either --prompt, once or more, or --input")
+        raise typer.BadParameter("give either --prompt, which may be repeated, or --input")
     if input is None and (output is not None or overwrite):
-        raise typer.BadParameter("--output and --overwrite go with --input; --json prints results of --prompt as JSON")
+        raise typer.BadParameter(
+            "--output and --overwrite need --input; to get results of --prompt as JSON, give --json"
+        )
     if input is None and not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
         raise typer.BadParameter("log-probabilities are in JSON results only: add --json, or use --input")
     if input is None or input == STANDARD_STREAM:
@@ -147,7 +149,7 @@ def _run_prompts(
 def _run_file(
     engine: LLMEngine, maker: RequestMaker, source: Path, target: Path, overwrite: bool, with_token_ids: bool
 ) -> None:
-    from tqdm import tqdm  # not for `--help`
+    from tqdm import tqdm  # `--help` does not need it
 
     num_errors, num_results = 0, 0
     with (
@@ -181,7 +183,7 @@ def _run_file(
     if num_errors:
         typer.echo(f"{num_errors} rows could not be run; their results have an 'error'", err=True)
     if interrupt.is_set:
-        typer.echo("interrupted; the same command goes on from here", err=True)
+        typer.echo("interrupted; to continue, start the same command again", err=True)
         raise typer.Exit(INTERRUPTED)
     if num_errors and not num_results:
         raise typer.Exit(NOTHING_RUN)

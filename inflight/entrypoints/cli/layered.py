@@ -23,14 +23,15 @@ from inflight.setting import check_values
 
 _T = TypeVar("_T")
 
-_ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")  # how a ConfigError begins: port=70000 is not ...
+# The start of a problem in a ConfigError, such as "port=70000" in "port=70000 is not ...".
+_ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")
 NOT_IN_ENVIRONMENT = frozenset({"check"})  # this option says what the command does, not how the server runs
 NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 
 class LayeredCommand(GroupedHelp):
-    """The command must have an option `config`. If a value is wrong, the option has its default. So the command's body
-    must look at `problems_of`."""
+    """The command must have an option `config`. A wrong value is added to `problems_of`, and the option then has its default.
+    So the command's body must check `problems_of`."""
 
     ends_at_problems = False
 
@@ -41,7 +42,7 @@ class LayeredCommand(GroupedHelp):
                 parameter.show_envvar = False  # type: ignore[attr-defined]  # the help states one rule for all variables
                 parameter.allow_from_autoenv = parameter.name not in NOT_IN_ENVIRONMENT  # type: ignore[attr-defined]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer keeps this type to itself
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: this type is private to typer
         self._read_variables(ctx)
         return super().parse_args(ctx, args)
 
@@ -65,7 +66,7 @@ class LayeredCommand(GroupedHelp):
         return _where(ctx, parameter.name)
 
     def _read_variables(self, ctx: Any) -> None:  # Any: as above
-        """Warn about variables that name no option. Remove Kubernetes' variables, such as
+        """Warn about variables that name no option. Remove variables that Kubernetes has set, such as
         INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
         prefix = f"{ctx.auto_envvar_prefix}_"
         for name in envs.kubernetes_variables(os.environ, prefix):
@@ -94,10 +95,10 @@ def source_of(context: typer.Context, name: str) -> str:
 def checked(
     context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]
 ) -> _T | None:  # Any: checked here
-    """Make `kind` of these values. Problems are added to `problems_of`, each with the source of the value.
+    """Make a `kind` from these values. Problems are added to `problems_of`, each with the source of the value.
 
-    If values are wrong, the result has only the right ones, so that later checks can use them. If the right values contradict
-    each other, the result is None.
+    If values are wrong, the result is made of the right ones only, so that later checks can use it. If the right values
+    contradict each other, the result is None.
     """
 
     def add_source(match: re.Match[str]) -> str:

@@ -16,15 +16,15 @@ NO_BOUND = "none"
 
 @dataclass(frozen=True)
 class Options:
-    """Marks a parameter of a command that is replaced by options. Its value is a dictionary: name of a field -> value of the
-    option, not checked.
+    """Marks a parameter of a command that is replaced by options. The parameter's value is a dictionary: name of a field ->
+    value of the option, which is not checked.
 
     Attributes:
         kind: a class of settings. Each setting that has a group is an option. If the class has no settings, each field is an
-            option, annotated as typer reads it.
-        only: the names of the fields to take; if empty, all fields are taken.
+            option, and is annotated for typer.
+        only: the names of the fields to use. If empty, all fields are used.
         required: the names of the fields whose options the user must give.
-        only_given: the dictionary has only the options that were given.
+        only_given: the dictionary contains only the options that the user has given.
     """
 
     kind: type
@@ -106,7 +106,7 @@ def _option_name(setting: Setting) -> str:
 
 
 def _or_none(setting: Setting) -> Callable[[str], object]:
-    """Returns a parser of a number, or of "none" for no bound."""
+    """Returns a parser that accepts a number, or "none", which means that there is no bound."""
 
     def parse(text: str) -> object:
         if text.strip().lower() == NO_BOUND:
@@ -120,10 +120,10 @@ def _or_none(setting: Setting) -> Callable[[str], object]:
 
 
 def _parser(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """Wraps `parse` for typer, which shows the text of this exception only."""
+    """Wraps `parse` for typer, which shows the text of a `typer.BadParameter`, but not of a ValueError."""
 
     def convert(value: object) -> object:
-        if not isinstance(value, str):  # a default
+        if not isinstance(value, str):  # a default, which needs no parsing
             return value
         try:
             return parse(value)

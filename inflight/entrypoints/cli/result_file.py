@@ -1,7 +1,8 @@
 """`ResultFile`: the JSON-lines output of a run, from which the run can be resumed.
 
-Owns the file, under an advisory lock. A row is one write and one flush. So if the process is killed, the file has whole lines
-and at most one half line at its end. Opening the file again removes the half line and reads which rows are done.
+Owns the file, and holds an advisory lock on it. Each row is one write and one flush. So if the process is killed, the file has
+whole rows and at most one half row at its end. When the file is opened again, the half row is removed, and the whole rows tell
+which input rows are done.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from inflight.errors import ConfigError
 
 
 class ResultFile:
-    """A context manager. The path "-" is standard output, from which no run can be resumed.
+    """A context manager. If the path is "-", results go to standard output, and the run cannot be resumed.
 
     Attributes:
         num_done: how many rows the file held when it was opened.
@@ -62,13 +63,13 @@ class ResultFile:
             self._file.close()
 
     def _read_done(self, path: Path) -> None:
-        """Read the rows that are there, and truncate the file after the last whole row."""
+        """Read the results that the file already has, and truncate the file after the last whole row."""
         self._file.seek(0)
         end = 0
         for number, line in enumerate(self._file, 1):
             result = _parse_result(line)
             if result is None and not line.endswith(b"\n"):
-                break  # a killed run has left this half line: its row is run again
+                break  # a killed run has left this half row, so its input row is run again
             if result is None:
                 raise ConfigError(
                     f"--output {path}, line {number}, is not a result of inflight generate; choose another file, "
@@ -111,6 +112,6 @@ def _open_locked(path: Path) -> IO[bytes]:
         raise ConfigError(
             f"--output {path} is being written by another run; wait for it, or choose another file"
         ) from (error)
-    except OSError:  # a file system without locks: here the user must not start two runs at once
+    except OSError:  # the file system has no locks, so the user must not start two runs at once
         pass
     return file

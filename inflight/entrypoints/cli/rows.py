@@ -1,8 +1,8 @@
-"""Rows of a JSON-lines input file, read one at a time: the file may be larger than memory.
+"""Reads the rows of a JSON-lines input file, one at a time, because the file may be larger than memory.
 
     {"id": optional, "prompt": text | "prompt_token_ids": [...] | "messages": [...], "tools": [...], "params": {...}}
 
-A row's number is the number of its line, from 1. Empty lines are counted, but they are no rows.
+A row's number is the number of its line, from 1. Empty lines are counted, but make no rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Row:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[IO[bytes]]:
-    """The file, or standard input for "-".
+    """Open the file, or standard input if the path is "-".
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     if path == STANDARD_STREAM:
         yield sys.stdin.buffer
@@ -51,7 +51,7 @@ def open_input(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
-    """Parse line by line. A wrong line is a row with a problem, and raises nothing."""
+    """Parse line by line. A wrong line raises no error, but becomes a row with a `problem`."""
     rows_by_id: dict[RowId, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -59,7 +59,7 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         row = parse_row(number, line)
         if row.id is not None:
             first = rows_by_id.setdefault(row.id, number)
-            if first != number:  # leave out the id: it belongs to the result of the other row
+            if first != number:  # leave out the id, because it identifies the result of the first row
                 row = Row(number, None, {}, f"row {first} has the id {row.id!r} already; give each row its own id")
         yield row
 

@@ -55,7 +55,9 @@ def serve(
             problems.append(str(error))
     if given_model is not None:
         if engine["model"] != given_model and source_of(context, "model") == "COMMANDLINE":
-            problems.append(f"the model is {given_model!r}, and --model is {engine['model']!r}: give one")
+            problems.append(
+                f"the model is {given_model!r}, but --model is {engine['model']!r}: give only one of the two"
+            )
         engine["model"] = given_model
     settings = checked(context, ServerSettings, server)
     args = checked(context, EngineArgs, engine)
@@ -63,13 +65,13 @@ def serve(
         _report(problems, settings, args)
     if problems or settings is None or args is None:
         raise ConfigError("; ".join(problems))
-    from inflight.entrypoints.serve.command import run_server  # uvicorn: not for `--help`, not for a mistyped option
+    from inflight.entrypoints.serve.command import run_server  # loads uvicorn, which `--help` does not need
 
     run_server(settings, args)
 
 
 def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:
-    from inflight.entrypoints.serve.check import model_problems, server_problems  # reads tokenizers: as above
+    from inflight.entrypoints.serve.check import model_problems, server_problems  # loads tokenizers, only for --check
 
     problems += [] if settings is None else server_problems(settings)
     problems += [] if args is None else model_problems(args)

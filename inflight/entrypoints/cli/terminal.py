@@ -28,9 +28,9 @@ class TextStream:
 
 
 class CompletionPrinter:
-    """Prints the completions of several prompts in the order of the prompts, even if later ones end first.
+    """Prints the completions of several prompts in the order of the prompts, even if completions of later prompts end first.
 
-    The current prompt is streamed if it has one completion. If there are several prompts, each has a header.
+    If a prompt has one completion, it is printed while it grows. If there are several prompts, each is printed as a header.
     """
 
     def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class CompletionPrinter:
         self._stream: TextStream | None = None
 
     def update(self, index: int, output: RequestOutput) -> None:
-        """`index` is the index of the prompt. `output` has all its text so far."""
+        """`index` is the index of the prompt. `output` has the whole text so far."""
         self._outputs[index] = output
         while (current := self._outputs.get(self._turn)) is not None:
             if len(current.outputs) == 1:
@@ -76,9 +76,8 @@ class InterruptFlag:
     def __init__(self) -> None:
         self.is_set = False
         self._previous: signal._HANDLER = None
-        self._can_handle = (
-            threading.current_thread() is threading.main_thread()
-        )  # Python sets handlers in the main thread only
+        # Python allows signal handlers only in the main thread.
+        self._can_handle = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Self:
         self.is_set = False
@@ -101,11 +100,11 @@ class InterruptFlag:
 def open_standard_streams() -> None:
     """Open /dev/null for standard streams that are closed, as in commands that some daemons start.
 
-    Otherwise the next file or socket would get the number of a standard stream, and a child's output would go into it.
+    Otherwise the next file or socket would get the number of a standard stream, and child processes would write into it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  until the process ends
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  stays open until the process ends

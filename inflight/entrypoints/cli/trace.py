@@ -1,4 +1,4 @@
-"""`inflight trace`: shows what engine and ranks did in each step of a workload, as a Chrome trace and as figures."""
+"""`inflight trace`: shows what the engine and its ranks did in each step of a workload, as a Chrome trace and as figures."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def trace(
 ) -> None:
     """Run workloads (default: decode8) and show what the engine and the ranks did in each of the last 1,000 steps or so.
 
-    Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while they
-    were busy. The requests are those of `inflight bench offline`. A warm-up comes first and is not counted.
+    Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while the
+    devices were busy. The requests are those of `inflight bench offline`. A warm-up comes first and is not counted.
     """
-    from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy: not for `--help`
+    from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy, which `--help` does not need
 
     chosen = workloads.chosen(default="decode8")
     running, max_token_id = start_for(context, engine, verbose, chosen)
@@ -86,6 +86,6 @@ def _row(label: str, spread: Spread | None) -> str:
 
 def _summary(rank: RankFigures) -> str:
     if rank.idle_share is None:
-        return "no two steps followed one another: no figures"
+        return "no figures, because no step followed another directly"
     hidden = "no host work" if rank.hidden_share is None else f"{rank.hidden_share:.1%} of the host's work hidden"
     return f"device idle for {rank.idle_share:.1%} of {rank.num_periods} periods, {hidden}"

@@ -1,4 +1,4 @@
-"""`inflight worker`: runs the ranks of one machine, if an engine is split over several. The engine itself runs on node 0."""
+"""`inflight worker`: runs one machine's ranks of an engine that is split over several machines. Node 0 runs the engine."""
 
 from __future__ import annotations
 

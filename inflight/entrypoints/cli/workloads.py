@@ -1,8 +1,8 @@
 """The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
-Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The figure is output tokens per second; for
-`prefill*` it is prompt tokens per second. The figures of `decode*` in `LONG` include the time of the prompts. So compare them
-between engines, not with other workloads.
+Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The result is output tokens per second, but
+prompt tokens per second for the workloads `prefill*`. The results of `decode*` in `LONG` include the time of the prompts, so
+compare them between engines, not with other workloads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inflight.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-MAX_TOKEN_ID = 3900  # ids are below it; a smaller vocabulary lowers it
+MAX_TOKEN_ID = 3900  # token ids are smaller than this, and smaller than the size of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Workload:
 
     @property
     def num_counted_tokens(self) -> int:
-        """The number of tokens that the figure counts."""
+        """The number of tokens that count for tokens per second."""
         return self.batch_size * (self.input_len if self.name.startswith("prefill") else self.output_len)
 
     def prompts(self, seed: int = 0, max_token_id: int = MAX_TOKEN_ID) -> list[list[int]]:
@@ -61,7 +61,7 @@ BY_NAME = {workload.name: workload for workload in (*STANDARD, *LONG)}
 
 
 def select(names: str) -> list[Workload]:
-    """The workloads of "decode1,prefill", "all" (the standard ones) or "long": each one once, in the given order.
+    """The workloads that a text names: "decode1,prefill", "all" (the standard ones) or "long". Each comes once, in this order.
 
     Raises:
         ValueError: there is no such workload.
@@ -73,12 +73,12 @@ def select(names: str) -> list[Workload]:
             raise ValueError(f"unknown workload {name!r}; known are all, long, {', '.join(BY_NAME)}")
         chosen |= {workload.name: workload for workload in group}
     if not chosen:
-        raise ValueError(f"no workload is named; known are all, long, {', '.join(BY_NAME)}")
+        raise ValueError(f"no workload is named; give some of all, long, {', '.join(BY_NAME)}")
     return list(chosen.values())
 
 
 def run(engine: LLMEngine, workload: Workload, max_token_id: int = MAX_TOKEN_ID) -> float:
-    """Run the workload; returns the seconds from the first request to the last token."""
+    """Run the workload. Returns the seconds from the first request to the last token."""
     prompts = workload.prompts(max_token_id=max_token_id)
     params = SamplingParams(temperature=0.0, max_tokens=workload.output_len, ignore_eos=True, detokenize=False)
     num_tokens = 0

@@ -25,11 +25,11 @@ def build_app(
     templates: TemplateProcesses | None = None,
     request_log: RequestLog | None = None,
 ) -> FastAPI:
-    """The caller starts and closes `engine` and `templates`. Without `metrics` there is no /metrics; without `templates` no
-    request may bring a chat template.
+    """The caller starts and closes `engine` and `templates`. If `metrics` is None, there is no /metrics. If `templates` is
+    None, a request must not contain a chat template.
 
     Raises:
-        ConfigError: a parser that the settings name is not known.
+        ConfigError: the settings name a parser that does not exist.
     """
     app = FastAPI(
         title="Inflight",

@@ -19,11 +19,11 @@ from inflight.parsers.selector import create_output_parser, prompt_ends_in_reaso
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 
-_REASONING_TAIL = 8  # a template may open the reasoning in this number of tokens at the end of a prompt
+_REASONING_TAIL = 8  # the last tokens of a prompt; the tag that opens the reasoning is looked for in them
 
 
 async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
-    """Check, render and tokenise. Nothing is started.
+    """Check, render and tokenise a chat request. No generation is started.
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
@@ -36,7 +36,8 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     token_ids = await render_messages(server, body, tools, _template_kwargs(body))
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
-    if params.max_tokens is None and default is not None:  # as in vLLM; otherwise the answer may fill the context
+    if params.max_tokens is None and default is not None:
+        # As in vLLM. Without this default an answer may fill the rest of the context.
         params = replace(params, max_tokens=default)
     make_parser = await _parser_factory(server, body, tools, token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
@@ -54,7 +55,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
 def _constrain(
     server: ApiServer, body: ChatCompletionRequest, tool_choice: ToolChoice
 ) -> tuple[SamplingParams, list[dict[str, Any]] | None]:
-    """The parameters, and the tools as JSON (None: no tools). Runs on a thread, because tools and schemas may be megabytes."""
+    """The parameters, and the tools as JSON (None: no tools). Call it in a thread, because schemas may have megabytes."""
     tools = None if tool_choice == "none" else plain_tools(body.tools)
     params = _sampling_params(server, body)
     if tools:
@@ -97,8 +98,8 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
-    """Returns False if the chat continues an answer, or if its own template does not contain the tag that ends the
-    thinking."""
+    """Whether the model may think before it answers. It does not if the chat continues an answer, or if the request's own
+    template does not contain the tag that ends the thinking."""
     if body.continue_final_message:
         return False
     return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template
@@ -117,7 +118,7 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
 async def _parser_factory(
     server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
 ) -> Callable[[], OutputParser] | None:
-    """Returns a maker of a choice's parser; None if all text is content: there are no tools and no reasoning parser."""
+    """Returns a function that makes the parser of a choice's text. None if there are no tools and no reasoning parser."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:

@@ -33,7 +33,7 @@ class ChatPresenter(Presenter):
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
-        self._parsers: dict[int, OutputParser | None] = {}  # by choice, from its first output on
+        self._parsers: dict[int, OutputParser | None] = {}  # choice index -> parser, after the choice's first output
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
@@ -64,14 +64,15 @@ class ChatPresenter(Presenter):
         return self._chunk(choice)
 
     def _choice_chunks(self, choice: CompletionOutput, parser: OutputParser | None) -> list[bytes]:
-        """One chunk per event of the parser. The first has the log-probabilities and ids, the last how the choice ended."""
+        """One chunk for each event of the parser. The first chunk has the log-probabilities and token ids. The last chunk
+        of a choice has its finish reason."""
         finished = choice.finish_reason is not None
         deltas: list[MessageDelta] = []
         if parser is not None:
             parsed = parser.push(choice.text) if choice.text else []
             parsed += parser.finish() if finished else []
             deltas = [_delta(event) for event in parsed]
-        elif choice.text or (choice.token_ids and not finished):  # a token without text makes a chunk, too
+        elif choice.text or (choice.token_ids and not finished):  # a token without text also makes a chunk
             deltas = [{"content": choice.text}]
         logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
         shows_ids = self._presentation.return_token_ids and bool(choice.token_ids)
@@ -110,7 +111,7 @@ class ChatPresenter(Presenter):
             "index": choice.index,
             "message": _message(events),
             "logprobs": self._logprobs(choice.logprobs or ()),
-            "finish_reason": cast("FinishReason", _finish_reason(choice, parser)),  # a whole answer has ended
+            "finish_reason": cast("FinishReason", _finish_reason(choice, parser)),  # never None for a whole answer
             "stop_reason": choice.stop_reason,
         }
         if self._presentation.return_token_ids:
@@ -127,7 +128,7 @@ def _finish_reason(choice: CompletionOutput, parser: OutputParser | None) -> Fin
 def _delta(event: Event) -> MessageDelta:
     if isinstance(event, ContentDelta):
         return {"content": event.text}
-    if isinstance(event, ReasoningDelta):  # newer clients read the second name
+    if isinstance(event, ReasoningDelta):  # newer clients read "reasoning"
         return {"reasoning_content": event.text, "reasoning": event.text}
     if isinstance(event, ToolCallStart):
         function: FunctionCallDelta = {"name": event.name, "arguments": ""}

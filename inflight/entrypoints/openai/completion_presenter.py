@@ -13,7 +13,7 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionPresenter(Presenter):
-    """Choice `prompt_index * n + index` is the index-th completion of a prompt."""
+    """Choices of all prompts are numbered together: completion `index` of a prompt has number `prompt_index * n + index`."""
 
     id_prefix = "cmpl"
     chunk_object = "text_completion"
@@ -24,8 +24,8 @@ class CompletionPresenter(Presenter):
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
         self._prompts, self._n = request.prompts, request.params.n
-        self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice, from its first output on
-        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt: a stream delivers them only once
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # choice index -> its state, after its first output
+        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt index; a stream has these rows only once
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         choices = self._choices(prompt_index, output)
@@ -38,7 +38,7 @@ class CompletionPresenter(Presenter):
         return self._body(choices, outputs)
 
     def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
-        if self._presentation.prompt_only:  # hide the one token: the engine always draws at least one
+        if self._presentation.prompt_only:  # the engine always draws at least one token, so hide this token
             for choice in output.outputs:
                 choice.text, choice.token_ids, choice.stop_reason = "", [], None
                 choice.logprobs = None if choice.logprobs is None else []
@@ -78,5 +78,5 @@ class CompletionPresenter(Presenter):
 
 
 def _is_new(choice: CompletionOutput, shown: CompletionChoice) -> bool:
-    """A token makes a chunk even if it has no text: clients measure the time between tokens by the chunks."""
+    """Whether to send a chunk. A token without text makes a chunk too, because clients measure token times by chunks."""
     return bool(choice.token_ids or shown["text"] or shown["logprobs"] or choice.finish_reason)

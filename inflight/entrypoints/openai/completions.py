@@ -14,7 +14,7 @@ from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
-# The tokens before the prefix, before the suffix and before the answer, by families of models that fill in the middle.
+# The tokens before the prefix, before the suffix and before the answer, for each family of models that can fill in the middle.
 _FIM_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
@@ -26,7 +26,7 @@ _MARK = "\N{WHITE SMILING FACE}"
 
 
 async def validate_completion(server: ApiServer, body: CompletionRequest) -> ValidatedRequest:
-    """Check and tokenise. Nothing is started.
+    """Check and tokenise a request. No generation is started.
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
@@ -35,7 +35,10 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
     body.check_stream()
     prompt_only = body.max_tokens == 0
     if prompt_only and not body.echo:
-        raise FieldError("max_tokens", "max_tokens=0 needs echo: without it the answer would be empty; give at least 1")
+        raise FieldError(
+            "max_tokens",
+            "max_tokens=0 needs echo, because otherwise the answer is empty: set echo to true, or give at least 1",
+        )
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldError(
             "best_of", f"best_of={body.best_of} differs from n={body.n or 1}, which is not supported: leave out best_of"
@@ -55,10 +58,11 @@ def _check_suffix(body: CompletionRequest) -> None:
     if not body.suffix:
         return
     if not all(isinstance(prompt, str) for prompt in _given_prompts(body)):
-        raise FieldError("suffix", "suffix needs prompts that are text; this request has token ids")
+        raise FieldError("suffix", "suffix needs prompts of text, but this request has token ids: leave suffix out")
     if body.truncate_prompt_tokens is not None:
         raise FieldError(
-            "truncate_prompt_tokens", "truncate_prompt_tokens would cut off the prefix: leave out suffix or it"
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens and suffix cannot be combined: truncation cuts off the prefix; leave out one of the two",
         )
     if body.echo and body.logprobs is not None:
         raise FieldError("logprobs", "logprobs cannot be combined with echo and suffix: leave out one of the three")
@@ -86,17 +90,17 @@ async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[
     tokens = None if engine.tokenizer is None else find_fim_tokens(engine.tokenizer)
     if tokens is None:
         raise FieldError(
-            "suffix", "suffix needs a model with fill-in-the-middle tokens, and this model has none: leave it out"
+            "suffix", "suffix needs a model with fill-in-the-middle tokens, and this model has none: leave suffix out"
         )
     before_prefix, before_suffix, before_answer = tokens
-    special = await engine.encode("", add_special_tokens=adds_special_tokens)  # a BOS, mostly
+    special = await engine.encode("", add_special_tokens=adds_special_tokens)  # usually only the BOS token
     prefix = await engine.encode(text, add_special_tokens=False)
     suffix = await _encode_suffix(engine, body.suffix)
     return [*special, before_prefix, *prefix, before_suffix, *suffix, before_answer]
 
 
 def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
-    """The ids of the three tokens of `_FIM_TOKENS`; None if the tokenizer does not have the tokens of any family."""
+    """The ids of the three tokens of a family in `_FIM_TOKENS`. None if the tokenizer has the tokens of no family."""
     for texts in _FIM_TOKENS:
         found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         if all(len(ids) == 1 and tokenizer.id_to_piece(ids[0]) == text for ids, text in zip(found, texts, strict=True)):
@@ -105,8 +109,8 @@ def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
 
 
 async def _encode_suffix(engine: AsyncLLM, suffix: str) -> list[int]:
-    """Sentencepiece puts a blank before each text. So a mark is put before the suffix, and its tokens are dropped: the
-    suffix gets no blank. Code Llama's own code does the same."""
+    """Tokenise the suffix without a blank before it. Sentencepiece puts a blank before each text. So a mark is put before the
+    suffix, and the tokens of the mark are dropped. Code Llama's own code does the same."""
     mark = await engine.encode(_MARK, add_special_tokens=False)
     if engine.tokenizer is None or not (engine.tokenizer.id_to_piece(mark[0]) or "").startswith("\u2581"):
         return await engine.encode(suffix, add_special_tokens=False)

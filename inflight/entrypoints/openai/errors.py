@@ -1,6 +1,7 @@
-"""Errors as OpenAI writes them, {"error": {"message", "type", "param", "code"}}. Each exception becomes such an answer.
+"""Turns each exception into an answer with OpenAI's form of errors: {"error": {"message", "type", "param", "code"}}.
 
-An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an address.
+An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an
+address in memory.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ from inflight.sampling_params import CONSTRAINTS
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
-_KEPT_END = 200  # characters kept at the end of a message that is cut: the end mostly says what is wrong
+_KEPT_END = 200  # characters kept at the end of a message that is cut, because the end usually says what is wrong
 MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
-_WORDS = {  # replace pydantic's texts that are about Python, or that do not say what to do
+_WORDS = {  # type of pydantic's error -> our message, if pydantic's message is about Python or does not say what to do
     "model_attributes_type": "input should be a JSON object",
     "model_type": "input should be a JSON object",
     "dict_type": "input should be a JSON object",
     "none_required": "this is not served: leave it out, or give null",
     "union_tag_invalid": "the type {tag!r} is none of {expected_tags}",
-    "union_tag_not_found": "it needs a type",
+    "union_tag_not_found": 'the field "type" is required',
 }
 _PATH = re.compile(r"(?:the )?([a-z_]+)((?:\[\d+\]|\['\w+'\]|\.[a-z_]+)*)")
 _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields with which a request constrains the text
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-_MAX_COMPARED = 100  # errors per request, because each error is compared with all others
+_MAX_COMPARED = 100  # only so many errors of a request are looked at, because each is compared with all others
 
 
 class ApiError(HTTPException):
@@ -79,7 +80,7 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> bytes:
-        """ASCII: what the client sent comes back escaped, lone surrogates included."""
+        """The JSON of the answer, in ASCII. Text of the client is escaped, so it may even have lone surrogates."""
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
             message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
@@ -101,16 +102,15 @@ class FieldError(InvalidRequestError):
 
 
 def to_api_error(error: Exception, field: str | None = None) -> ApiError:
-    """The answer for an exception. If the request cannot have caused it, the log has the details, and the answer has none.
+    """The answer for an exception. If the request cannot be the cause, the details are in the log, not in the answer.
 
     Args:
-        field: the `param` of the answer, if the request is wrong and the error itself names no field.
+        field: the `param` of the answer, if the request is wrong and the error itself does not name a field.
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(
-        error, (InvalidRequestError, TokenizerError)
-    ):  # the second: a chat template is missing or no valid Jinja
+    if isinstance(error, (InvalidRequestError, TokenizerError)):
+        # A TokenizerError means here that a chat template is missing or is not valid Jinja.
         code = "context_length_exceeded" if isinstance(error, ContextLengthExceededError) else None
         return ApiError(400, str(error), param=error.param if isinstance(error, FieldError) else field, code=code)
     if isinstance(error, OverloadedError):
@@ -119,7 +119,7 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
     if isinstance(error, RequestTimeoutError):
         return ApiError(504, str(error), type="timeout_error", code="request_timeout")
     if isinstance(error, EngineClosedError):
-        message = "the server is shutting down and takes no new requests"
+        message = "the server is shutting down and accepts no new requests"
         return ApiError(503, message, type="server_error", code="shutting_down", headers={"Retry-After": "1"})
     if isinstance(error, EngineDeadError):
         message = f"the engine has failed: {error.summary}" if error.summary else "the engine is not running"
@@ -130,10 +130,10 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
 
 
 def named_field(error: Exception, body: BaseModel) -> str | None:
-    """The path of the request's field that an error of the engine is about, such as messages[0]. None if there is none.
+    """The field of the request that an error of the engine is about, as a path such as messages[0]. None if there is none.
 
-    The engine knows parameters, not requests. Its messages begin with the name of what is wrong: "min_tokens=10 is more than
-    max_tokens=3". That is the field's name as well, except for constraints of the text, for which a request has several names.
+    The engine does not know the fields of requests. Its messages begin with the name of the wrong parameter, such as
+    "min_tokens=10 is more than max_tokens=3". The field has the same name. A constraint of the text may be in several fields.
     """
     prompt_field = "messages" if _has(body, "messages") else "prompt"
     if isinstance(error, ContextLengthExceededError):
@@ -174,27 +174,27 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
-    """The answer for an error of the router: there is no such path, or it does not have the method."""
+    """The answer for an error of the router: the server has no such path, or the path does not support the method."""
     if error.status_code == 404:
         return ApiError(404, f"there is no {request.url.path} here", code="not_found")
     if error.status_code == 405:
-        message = f"{request.url.path} does not take {request.method}"
+        message = f"{request.url.path} does not support the method {request.method}"
         allowed = (error.headers or {}).get("Allow", "")
-        headers = {"Allow": f"{allowed}, HEAD" if "GET" in allowed else allowed}  # the server answers HEAD as GET
+        headers = {"Allow": f"{allowed}, HEAD" if "GET" in allowed else allowed}  # the server answers HEAD like GET
         return ApiError(405, message, code="method_not_allowed", headers=headers)
     phrase = HTTPStatus(error.status_code).phrase.lower()
     return ApiError(error.status_code, phrase, headers=error.headers)
 
 
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
-    """One answer for all of pydantic's errors; `param` is the first field that is wrong."""
+    """One answer for all of pydantic's errors. `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
     compared = errors[:_MAX_COMPARED]
-    # if a list has too many items, its branch of a union is the one that the client meant
+    # If a list is too long, report only that. Other errors are then about types of the field that the client did not mean.
     too_long = [error for error in compared if error["type"] == "too_long"]
     for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
-    # report the branches of a union that matched furthest; if all fail at the same place, report what each of them wants
+    # If a field may have several types, report the type that fits most of the value. If all fail at one place, report all.
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
     furthest = _without_wrong_type(furthest)
     whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
@@ -212,14 +212,14 @@ def _what(error: Mapping[str, Any]) -> str:
 
 
 def _without_wrong_type(places: Sequence[str]) -> list[str]:
-    """If the type of an object is wrong, drop the object's other errors: they are about the fields of another type."""
+    """If the "type" of an object is wrong, drop the object's other errors, because they are about fields of another type."""
     wrong = [place.removesuffix("type") for place in places if place.endswith(".type")]
     return [place for place in places if place.endswith(".type") or not place.startswith(tuple(wrong))]
 
 
 def _where(error: Mapping[str, Any], body: object) -> str:
-    """("body", "messages", 0, "role") -> "messages[0].role". pydantic puts the names of a union's branches between the fields:
-    a part that is not a key of the object at this place is such a name."""
+    """The path of an error, such as "messages[0].role" for ("body", "messages", 0, "role"). If a field may have several types,
+    pydantic puts the name of a type into the path. A part that is not a key of the object at this place is such a name."""
     loc: Sequence[str | int] = error["loc"]
     path, value = "", body
     for i, part in enumerate(loc[1:] if loc and loc[0] in ("body", "path", "query") else loc, 1):

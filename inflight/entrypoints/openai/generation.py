@@ -28,15 +28,15 @@ MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold at 
 async def submit(
     server: ApiServer, http_request: Request, request: ValidatedRequest, answer_id: str
 ) -> list[OutputStream]:
-    """Start generating. Returns a stream for every prompt, which the caller aborts when it stops reading.
+    """Start generating. Returns a stream for every prompt. The caller must abort a stream when it stops reading.
 
     Raises:
         InflightError: the request is refused, and nothing has been started.
     """
     engine = server.engine
-    engine.check_admission(len(request.prompts) * request.params.n)  # before thousands of sequences are made
+    engine.check_admission(len(request.prompts) * request.params.n)  # refuse before thousands of sequences are made
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
-    # unique in the engine, even if the client gives the same request id twice; the log has this id
+    # The id is unique in the engine, even if a client sends the same request id twice. The log shows this id.
     request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
     processed = [
         await engine.process(
@@ -56,14 +56,14 @@ async def submit(
 
 
 async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) -> bytes:
-    """The body of an answer that is no stream.
+    """The body of an answer that is not a stream.
 
     Raises:
         InflightError: a request has failed.
     """
     outputs = [await _last(stream) for stream in streams]
     if any(_shows_logprobs(stream.request) for stream in streams):
-        return await asyncio.to_thread(presenter.body, outputs)  # it may take long, and other streams must not wait
+        return await asyncio.to_thread(presenter.body, outputs)  # this may take long, and other streams must not wait
     return presenter.body(outputs)
 
 
@@ -71,7 +71,7 @@ async def send_events(streams: Sequence[OutputStream], presenter: Presenter, eve
     """Send an answer as events, in the order in which the outputs of the prompts come.
 
     Raises:
-        InflightError: a request has failed before anything was sent. A later error is an event of the stream.
+        InflightError: a request failed before anything was sent. A later error is sent as an event of the stream.
     """
 
     async def send_outputs(prompt_index: int, stream: OutputStream) -> None:
@@ -99,10 +99,10 @@ def _shows_logprobs(request: ProcessedRequest) -> bool:
 
 
 def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:
-    """Refuse an answer that would hold too many log-probabilities at once: each takes about 200 bytes. A stream holds few.
+    """Refuse an answer that would hold too many log-probabilities at once. Each needs about 200 bytes. A stream holds few.
 
     Raises:
-        InvalidRequestError: the answer may hold too many.
+        InvalidRequestError: the answer may hold too many log-probabilities.
     """
     total = 0
     for request in requests:
@@ -114,12 +114,12 @@ def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> No
     if total > MAX_LOGPROBS_OF_ANSWER:
         raise InvalidRequestError(
             f"the answer might hold {total} log-probabilities; at most {MAX_LOGPROBS_OF_ANSWER} are allowed: lower max_tokens, "
-            "n, logprobs or prompt_logprobs, or stream it"
+            "n, logprobs or prompt_logprobs, or set stream to true"
         )
 
 
 async def _run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """If one of them fails, the others are cancelled, and its error is raised."""
+    """Run the coroutines at the same time. If one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:
@@ -140,16 +140,15 @@ async def _last(stream: OutputStream) -> RequestOutput:
 def _check(output: RequestOutput) -> None:
     """
     Raises:
-        InvalidRequestError: the request is the cause: for instance, its grammar cannot be compiled.
+        InvalidRequestError: the request is the cause, for instance because its grammar cannot be compiled.
         EngineError: a step failed, or its logits are not finite.
         OverloadedError: too many grammars wait to be compiled.
     """
     for choice in output.outputs:
         if choice.finish_reason != "error":
             continue
-        if (
-            output.engine_failed or output.error == NOTHING_TO_DRAW
-        ):  # no field can forbid every token: the logits are the cause
+        # A request cannot forbid every token. So if no token can be drawn, the logits are wrong.
+        if output.engine_failed or output.error == NOTHING_TO_DRAW:
             raise EngineError(output.error)
         if output.error == TOO_MANY_GRAMMARS:
             raise OverloadedError(output.error, retry_after_seconds=RETRY_SECONDS)

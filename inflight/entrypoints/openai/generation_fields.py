@@ -39,8 +39,10 @@ Schema = dict[str, Any]  # Any: a JSON schema, checked where it is compiled
 
 
 class StreamOptions(StrictModel):
-    include_usage: bool | None = Field(None, description="A last chunk without choices carries the usage.")
-    continuous_usage_stats: bool | None = Field(None, description="Every chunk carries the usage so far.")
+    include_usage: bool | None = Field(
+        None, description="The stream ends with a chunk that has the usage and no choices."
+    )
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
     include_obfuscation: Annotated[bool | None, no_effect("The server adds no padding to chunks.")] = None
 
 
@@ -57,7 +59,9 @@ class TextFormat(StrictModel):
 
 class JsonObjectFormat(StrictModel):
     type: Literal["json_object"]
-    schema_: Schema | None = Field(None, alias="schema", description="As json_schema.schema, but not strict.")
+    schema_: Schema | None = Field(
+        None, alias="schema", description="Like json_schema.schema, but parts that cannot be enforced are left out."
+    )
 
 
 class JsonSchemaResponseFormat(StrictModel):
@@ -84,18 +88,18 @@ class FormatTag(StrictModel):
 
 
 class TriggeredTags(StrictModel):
-    """The only format of xgrammar's newer structural tags that is served."""
+    """The only format of xgrammar's newer structural tags that is supported."""
 
     type: Literal["triggered_tags"]
     triggers: list[str]
     tags: Annotated[list[FormatTag], Field(min_length=1, fail_fast=True)]
     at_least_one: Annotated[Literal[False] | None, neutral("Not supported: the text may be without a tag.")] = None
-    stop_after_first: bool | None = Field(None, description="The text ends behind the first tag.")
+    stop_after_first: bool | None = Field(None, description="The text ends after the first tag.")
 
 
 class StructuralTagFormat(StrictModel):
-    """Free text in which a trigger must be continued as one of the tags that begin with it. The request has either `structures`
-    with `triggers`, or `format`."""
+    """Free text with tags: if the text contains a trigger, it must continue as one of the tags that begin with this trigger.
+    The request has either `structures` with `triggers`, or `format`."""
 
     type: Literal["structural_tag"]
     structures: Annotated[list[Structure], Field(min_length=1, fail_fast=True)] | None = None
@@ -103,7 +107,7 @@ class StructuralTagFormat(StrictModel):
     format: TriggeredTags | None = None
 
     def document(self) -> Schema:
-        """As `StructuredOutputsParams.structural_tag` takes it."""
+        """The value of `StructuredOutputsParams.structural_tag`."""
         tags = self.format
         if (tags is None) == (self.structures is None) or (tags is None) == (self.triggers is None):
             raise FieldError("response_format", "response_format needs either structures and triggers, or format")
@@ -134,10 +138,10 @@ class StructuredOutputs(StrictModel):
 
 
 class GenerationFields(StrictModel):
-    """Fields of both endpoints."""
+    """The fields that chats and completions have in common."""
 
-    model: str | None = Field(None, description="One of /v1/models; left out, the first of them.")
-    # what is drawn
+    model: str | None = Field(None, description="One of the names in /v1/models; the first of them if left out.")
+    # how tokens are drawn
     n: int | None = Field(None, ge=1, le=MAX_N, description="The number of answers to each prompt.")
     temperature: float | None = Field(None, ge=0, le=1e4, description="0 is greedy.")
     top_p: float | None = Field(
@@ -171,7 +175,7 @@ class GenerationFields(StrictModel):
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
         None, min_length=1, description="Only these tokens are drawn."
     )
-    # where it ends
+    # where the answer ends
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Strings that end the text."
     )
@@ -184,23 +188,25 @@ class GenerationFields(StrictModel):
     )
     include_stop_str_in_output: bool | None = Field(None, description="The stop string stays in the text.")
     skip_special_tokens: bool | None = Field(None, description="False leaves special tokens in the text.")
-    # what the text must be
+    # what form the text must have
     response_format: ResponseFormat | None = Field(
         None, description="text, json_object, a json_schema or a structural_tag."
     )
-    structured_outputs: StructuredOutputs | None = Field(None, description="A constraint in vLLM's words.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="A constraint in the form that vLLM defines."
+    )
     guided_json: Schema | GrammarText | None = Field(None, description="Older name of structured_outputs.json.")
     guided_regex: GrammarText | None = Field(None, description="Older name of structured_outputs.regex.")
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, min_length=1, max_length=MAX_CHOICES, description="Older name of structured_outputs.choice."
     )
     guided_grammar: GrammarText | None = Field(None, description="Older name of structured_outputs.grammar.")
-    # how it is run
+    # how the request is run
     cache_salt: str | None = Field(None, max_length=1024, description="Separates prefix caches of users.")
     priority: int | None = Field(
         None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Lower runs first; needs scheduling_policy='priority'."
     )
-    # how it is shown
+    # how the answer is shown
     stream: bool | None = Field(None, description="Server-sent events, ended by [DONE].")
     stream_options: StreamOptions | None = Field(None, description="Options of a stream; only with stream.")
     return_token_ids: bool | None = Field(None, description="prompt_token_ids and token_ids in the answer.")
@@ -208,22 +214,22 @@ class GenerationFields(StrictModel):
         None,
         ge=-1,
         le=MAX_INT,
-        description="Keep only this number of tokens, from the end of the prompt; -1: as many as fit.",
+        description="Keep only this number of tokens at the end of the prompt; -1 keeps as many as fit.",
     )
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Log-probabilities of this number of tokens at each place of the prompt; not in a stream.",
+        description="Log-probabilities of this number of tokens at each place of the prompt; not supported in a stream.",
     )
-    # what changes nothing
+    # fields that change nothing
     user: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
     safety_identifier: Annotated[str | None, no_effect("Data of the caller; nothing is stored.")] = None
     metadata: Annotated[dict[str, Any] | None, no_effect("Data of the caller; nothing is stored.")] = None
-    prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without it.")] = None
+    prompt_cache_key: Annotated[str | None, no_effect("Equal prefixes are found without this field.")] = None
     prompt_cache_retention: Annotated[str | None, no_effect("The least recently used blocks are dropped first.")] = None
     service_tier: Annotated[str | None, no_effect("There is only one tier.")] = None
-    # fields that would change the answer, and are not supported
+    # fields that would change the answer, but are not supported
     use_beam_search: Annotated[
         Literal[False] | None, neutral("Not supported: use n, and rank the answers by logprobs.")
     ] = None
@@ -239,7 +245,7 @@ class GenerationFields(StrictModel):
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> SamplingParams:
-        """`defaults`, the model's own, with the values of the fields that are given.
+        """The model's `defaults`, changed by the fields that the request gives.
 
         Raises:
             InvalidRequestError: values are out of bounds, or contradict each other.
@@ -256,7 +262,7 @@ class GenerationFields(StrictModel):
         )
 
     def presentation(self, model: str) -> Presentation:
-        """How the answer is written, as far as these fields say it. `model` is the name that the client used."""
+        """How the answer is written, according to these fields. `model` is the name that the client used."""
         options = self.stream_options
         return Presentation(
             model=model,
@@ -268,7 +274,7 @@ class GenerationFields(StrictModel):
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """The end of the prompt that `truncate_prompt_tokens` keeps."""
+        """The part of the prompt that `truncate_prompt_tokens` keeps, which is its end."""
         wanted = self.truncate_prompt_tokens
         if wanted is None:
             return token_ids
@@ -297,7 +303,7 @@ class GenerationFields(StrictModel):
         return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        """The constraint of the text. Several fields can express it, and a request may use one of them."""
+        """The constraint of the text. Several fields can express it, but a request may use only one of them."""
         found: dict[str, StructuredOutputsParams] = {}
         if isinstance(self.response_format, JsonObjectFormat):
             found["response_format"] = _json_constraint(self.response_format.schema_, is_strict=False)

@@ -61,12 +61,12 @@ def _respond(
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
-    """The response does all the work, with rendering and tokenising, because it can cancel the work if the client
-    leaves."""
+    """All work is done inside the response, also rendering and tokenising, because the response can cancel the work if the
+    client disconnects."""
     ignored = server.ignored_fields.take_out(body)
 
     async def start() -> tuple[list[OutputStream], Presenter, bool]:
-        with server.engine.accepted():  # a full queue refuses at once, before anything is tokenised
+        with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
                 name = answer_id(request, presenter_type.id_prefix)
@@ -105,6 +105,6 @@ def _streamed_or_not(whole: type, chunk: type) -> dict[str, Any]:
     return {
         "model": whole,
         "description": f"A {whole.__name__}; with stream, events of {chunk.__name__}, then [DONE].",
-        # without a schema: OpenAPI 3.1 cannot describe events
+        # there is no schema, because OpenAPI 3.1 cannot describe events
         "content": {"text/event-stream": {}},
     }

@@ -8,10 +8,10 @@ from inflight.entrypoints.openai.responses import LogprobColumns, PromptLogprobs
 from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # JSON has no -infinity
+LOWEST = -9999.0  # written instead of minus infinity, which JSON does not have
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that is part of a character
 
-Row = Mapping[int, Logprob]  # log-probabilities at one position, by token id; the first entry is the token there
+Row = Mapping[int, Logprob]  # token id -> log-probability at one position; the first entry is the position's own token
 
 
 def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
@@ -42,7 +42,7 @@ def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of one choice of a completion. The offsets in the text go on from chunk to chunk."""
+    """`choices[].logprobs` of one choice of a completion. Text offsets are counted over all chunks of the choice."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -61,7 +61,7 @@ class CompletionLogprobs:
         return columns
 
     def _best(self, row: Row) -> dict[str, float]:
-        """The most probable tokens and the drawn one, by text. If two have the same text, the more probable one counts."""
+        """Token text -> log-probability, of the best tokens and the drawn one. For equal texts the higher value counts."""
         best: dict[str, float] = {}
         drawn, *others = row.values()
         for entry in [drawn, *sorted(others, key=lambda entry: entry.rank)]:
@@ -71,7 +71,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
-    """Returns vLLM's form: one dict per prompt token, by token id; None for the first token."""
+    """The log-probabilities of a prompt in vLLM's form: a dict by token id for each position, but None for the first."""
     return [
         None
         if row is None

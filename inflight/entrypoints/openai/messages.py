@@ -29,7 +29,7 @@ def _check_part_type(kind: object) -> object:
 
 
 def _refusal_as_text(part: object) -> object:
-    """A refusal is the text that another model has answered."""
+    """A refusal is the text with which another model has answered. So it becomes a text part."""
     if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "text", "text": part["refusal"]}
     return part
@@ -46,7 +46,7 @@ ContentPart = Annotated[TextPart, BeforeValidator(_refusal_as_text)]
 class CalledFunction(StrictModel):
     name: ToolName
     arguments: Annotated[str, Field(max_length=MAX_ARGUMENTS)] | dict[str, Any] | None = Field(
-        None, description="A JSON object, mostly as text. Text that is cut or malformed is accepted."
+        None, description="A JSON object, usually as text. Text that is cut or malformed is accepted."
     )
 
 
@@ -54,22 +54,24 @@ class ToolCall(StrictModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
-    index: Annotated[int | None, no_effect("In calls that were put together from a stream.")] = None
+    index: Annotated[int | None, no_effect("Clients that join the chunks of a stream may leave it in a call.")] = None
 
 
 class ChatMessage(StrictModel):
-    """One message. A message of this server's answers may be sent back unchanged."""
+    """One message of a chat. A message from this server's answers may be sent back unchanged."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="developer is system.")
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
-        None, description="Text; None with tool_calls only."
+    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(
+        description="developer has the same meaning as system."
     )
-    name: str | None = Field(None, description="For templates that show it.")
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = Field(
+        None, description="The text; None only if the message has tool_calls."
+    )
+    name: str | None = Field(None, description="Used only by templates that show it.")
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(
         None, max_length=MAX_TOOLS, description="Calls that were made."
     )
-    tool_call_id: str | None = Field(None, description="Which call this is the result of.")
-    reasoning_content: str | None = Field(None, description="For templates that show it.")
+    tool_call_id: str | None = Field(None, description="The id of the call whose result this message has.")
+    reasoning_content: str | None = Field(None, description="Used only by templates that show it.")
     reasoning: str | None = Field(None, description="Newer name of reasoning_content.")
     function_call: Annotated[None, neutral("Use tool_calls.")] = None
     refusal: Annotated[str | None, no_effect("From other models; templates do not see it.")] = None
@@ -102,9 +104,9 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as the template sees them: only the fields that are given, and the arguments of calls as objects, because
-    templates write objects as JSON. Arguments that are no JSON object stay text: the model made a mistake, or `max_tokens` cut
-    them."""
+    """The messages for the template, with only the fields that are given. The arguments of calls become objects, because
+    templates write objects as JSON. Arguments that are not a JSON object stay text. Such arguments come from a model's mistake,
+    or `max_tokens` has cut them."""
     return [_template_message(message) for message in messages]
 
 
@@ -115,10 +117,10 @@ def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """What can be read of malformed arguments: {"city": ""} for '{"city": "', {} for text that is no JSON."""
+    """The readable part of malformed arguments: {"city": ""} for '{"city": "', {} for text that is not JSON."""
     try:
         value = from_json(text, allow_partial="trailing-strings")
-        json.dumps(value, allow_nan=False)  # a number may be infinite
+        json.dumps(value, allow_nan=False)  # raises ValueError if a number is infinite
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -139,7 +141,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        if "\\ud" in text.lower():  # half of a surrogate pair is no valid text, and no tokenizer accepts it
+        if "\\ud" in text.lower():  # half of a surrogate pair is not valid text, and no tokenizer accepts it
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text
@@ -147,7 +149,7 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(number: str) -> float:
@@ -157,5 +159,5 @@ def _finite(number: str) -> float:
     """
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number} is no finite number")
+        raise ValueError(f"{number} is not a finite number")
     return value

@@ -1,4 +1,4 @@
-"""`Presenter`: writes the answer to one request from the engine's outputs: as chunks of a stream, or as one body."""
+"""`Presenter`: writes the answer to one request from the engine's outputs, as chunks of a stream or as one body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLOW_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allo
 
 @dataclass(slots=True)
 class UsageCount:
-    """Counts the tokens so far. Each prompt counts once, however many choices it has."""
+    """Counts the tokens so far. Each prompt counts once, even if it has several choices."""
 
     completion_tokens: int = 0
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)  # prompt index -> tokens, cached tokens
@@ -76,7 +76,7 @@ class Presenter(ABC):
         """The whole answer. `outputs` has one finished output per prompt."""
 
     def usage_chunk(self) -> bytes:
-        """The last event before [DONE]; empty if the client did not ask for the usage."""
+        """The last event before [DONE]. It is empty if the client did not ask for the usage."""
         if not self._presentation.include_usage:
             return b""
         return self._head + b'],"usage":' + to_json(self._usage.as_json()) + b"}\n\n"
@@ -100,10 +100,10 @@ class Presenter(ABC):
         }
         if self._top_logprobs is None and not self._presentation.prompt_logprobs:
             return to_json(answer)
-        # a body may be large; this encoder is written in Python and lets other threads run
+        # A body with log-probabilities may be large. This encoder is written in Python, so other threads can run meanwhile.
         return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")
 
 
 def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:
-    """A request that ends with the reason "error" never comes here."""
+    """The choice's finish reason. It is never "error", because such a request gets an error as its answer."""
     return cast("FinishReason | None", choice.finish_reason)

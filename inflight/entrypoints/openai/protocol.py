@@ -30,9 +30,9 @@ class ChatTemplateFields(StrictModel):
         None, max_length=MAX_TOOLS, description="Functions the model may call."
     )
     add_generation_prompt: bool | None = Field(
-        None, description="Open the assistant's turn; true if left out, except with continue_final_message."
+        None, description="Begin a message of the assistant; true if left out, except with continue_final_message."
     )
-    continue_final_message: bool | None = Field(None, description="Go on with the last message; open no new turn.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message, and begin no new one.")
     chat_template: str | None = Field(
         None, max_length=MAX_TEMPLATE_LENGTH, description="Jinja; only with --enable-request-chat-template."
     )
@@ -40,7 +40,7 @@ class ChatTemplateFields(StrictModel):
     documents: list[dict[str, Any]] | None = Field(
         None,
         max_length=MAX_DOCUMENTS,
-        description="Documents for the chat template, mostly objects with title and text.",
+        description="Documents for the chat template, usually objects with title and text.",
     )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens; false if left out, because the template has them."
@@ -97,18 +97,18 @@ class CompletionRequest(GenerationFields):
         le=MAX_LOGPROBS,
         description="Log-probabilities of each token and of this number of the most probable ones.",
     )
-    echo: bool | None = Field(None, description="The prompt stands before the completion, in logprobs too.")
+    echo: bool | None = Field(None, description="The answer has the prompt before the completion, also in logprobs.")
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens to a text prompt; true if left out."
     )
     best_of: Annotated[int | None, neutral("Not supported: give n alone, or the same number.", ge=1, le=MAX_N)] = None
     suffix: str | None = Field(
-        None, description="The text behind the completion; only with a model that has fill-in-the-middle tokens."
+        None, description="The text after the completion; only with a model that has fill-in-the-middle tokens."
     )
 
 
 class TokenizeRequest(ChatTemplateFields):
-    """POST /tokenize: of `prompt`, or of `messages` as a chat."""
+    """POST /tokenize: tokenises `prompt`, or `messages` as a chat."""
 
     model: str | None = None
     prompt: str | None = None

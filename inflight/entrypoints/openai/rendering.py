@@ -20,10 +20,10 @@ async def render_messages(
     tools: list[dict[str, Any]] | None,
     chat_template_kwargs: dict[str, Any] | None,
 ) -> list[int]:
-    """The prompt's token ids. `body` has messages; `tools` is what `plain_tools` returns.
+    """Returns the prompt's token ids. `body` must have messages. `tools` is the result of `plain_tools`.
 
     Raises:
-        InvalidRequestError: the template refuses the messages, or requests may not have a template.
+        InvalidRequestError: the template refuses the messages, or the server does not allow the request's own template.
         TokenizerError: the request's own template is not valid Jinja, or needs too much time or memory.
     """
     engine, chat_template = server.engine, body.chat_template
@@ -45,7 +45,7 @@ async def render_messages(
     async def render(plain: list[dict[str, Any]]) -> str:
         if chat_template is not None:
             if templates is None:
-                raise FieldError("chat_template", "this server takes no chat_template in requests: leave it out")
+                raise FieldError("chat_template", "this server does not allow chat_template in requests: leave it out")
             return await templates.render(chat_template, special_tokens, messages=plain, **arguments)
         if template is None:
             raise FieldError("messages", "chat needs a tokenizer, and the engine has none")
@@ -58,9 +58,9 @@ async def render_messages(
 async def _render_calls(
     render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
 ) -> str:
-    """Render `messages`. If arguments are not a JSON object, the template gets them as text if it writes this text
-    unchanged; otherwise it gets an object. Most templates convert arguments to JSON, so text would become a quoted
-    string."""
+    """Render `messages`. The template gets arguments that are not a JSON object as text. If the result does not contain this
+    text unchanged, the template gets the readable part of the arguments as an object instead. Most templates convert arguments
+    to JSON, so they would write the text as a quoted string."""
 
     def read_malformed() -> None:
         for function in malformed:
@@ -68,7 +68,7 @@ async def _render_calls(
 
     malformed = await asyncio.to_thread(malformed_calls, messages)
     if malformed:
-        # a template that iterates over the members of the arguments fails on text
+        # a template that iterates over the members of the arguments fails if they are text
         with suppress(InvalidRequestError):
             text = await render(messages)
             if all(function["arguments"] in text for function in malformed):
@@ -78,5 +78,5 @@ async def _render_calls(
 
 
 def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    """The tools with the fields that the request gave, because a template writes all fields. None for an empty list."""
+    """The tools as JSON, with only the fields that the request gave, because a template writes all fields. None if empty."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None

@@ -1,6 +1,6 @@
 """The JSON objects of answers, as typed dicts: endpoints make them, and /openapi.json describes them.
 
-A member that may be absent is `NotRequired`; every other member is always there, if only as null.
+A member that may be absent is `NotRequired`. Every other member is always present, but may be null.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ChatLogprobs(Body):
 
 
 class RankedLogprob(Body):
-    """One of `prompt_logprobs`, by token id."""
+    """An entry of `prompt_logprobs`, under its token id."""
 
     logprob: float
     rank: int
@@ -72,7 +72,7 @@ class FunctionCallDelta(Body):
 
 
 class ToolCallDelta(Body):
-    """The first of a call has all members; the later ones have more of the arguments."""
+    """The first delta of a call has all members. Later deltas have further parts of the arguments."""
 
     index: int
     id: NotRequired[str]
@@ -156,7 +156,7 @@ class CompletionChoice(Body):
 
 
 class Completion(Answer):
-    """In a stream, an event has one choice, and the usage only if the client asks for it."""
+    """In a stream an event has one choice, and it has the usage only if the client asks for it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -216,6 +216,6 @@ class ErrorDetail(Body):
 
 
 class ErrorBody(Body):
-    """What every answer other than 200 holds."""
+    """The body of every answer that is an error."""
 
     error: ErrorDetail

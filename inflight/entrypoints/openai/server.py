@@ -31,12 +31,12 @@ class ApiServer:
 
     Attributes:
         metrics: counts requests; None if nothing is counted.
-        model_names: the names of the one model; answers to requests without a name have the first.
+        model_names: all names of the one model. If a request has no model name, its answer has the first one.
         request_log: writes a line when a request begins or ends; None if requests are not logged.
-        templates: renders the chat templates of requests; None if requests may not bring any.
+        templates: renders chat templates that requests contain; None if requests must not contain any.
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         ignored_fields: removes and reports unknown fields.
-        fingerprint: changes when the same request may give another answer.
+        fingerprint: a text that changes if the same request may get another answer.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ApiServer:
         self.parsers = resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, engine.chat_template)
 
     def check_model(self, name: str | None) -> str:
-        """The model's name in the answer to a request that calls it `name`.
+        """Returns the model name for the answer to a request whose model name is `name`.
 
         Raises:
             ApiError: there is no such model. The status is 404, as in OpenAI's API.
@@ -87,8 +87,8 @@ def answer_id(request: Request, prefix: str) -> str:
 
 
 def arrival_time(request: Request) -> float:
-    """`time.monotonic()` when the request's head had arrived, as a middleware noted it. Without this middleware,
-    the current time."""
+    """The `time.monotonic()` at which a middleware received the request's head. If there is no such middleware, the current
+    time."""
     return float(request.scope.get("state", {}).get("arrival_time", time.monotonic()))
 
 

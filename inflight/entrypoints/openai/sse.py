@@ -1,4 +1,4 @@
-"""`WorkResponse`, whose work is cancelled if the client leaves; and `EventStream`, server-sent events with backpressure."""
+"""`WorkResponse`: cancels its work if the client disconnects. `EventStream`: server-sent events with backpressure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+    (b"x-accel-buffering", b"no"),  # without this header nginx would hold events back
 ]
 _COMMENT = b": keep-alive\n\n"
 
 
 class WorkResponse(Response):
-    """Runs `work(send)`. If the client leaves, the work is cancelled, and the response waits for its end.
+    """Runs `work(send)`. If the client disconnects, the work is cancelled, and the response waits until the work has ended.
 
     `work` returns the response, or None if it has sent the response by itself. If it raises before it has sent anything, the
     app's error handlers make the response.
@@ -44,14 +44,14 @@ class WorkResponse(Response):
 
 
 class EventStream:
-    """Sends events. The status line is sent with the first event: until then the answer can still be an error with its
+    """Sends events. The status line is sent with the first event. Before that, the answer can still be an error with its
     own status.
 
     Args:
         headers: further headers of the response.
-        keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes a stream that waits
-            in the queue. Clients ignore comments (HTML, section 9.2.6). The first comment sends the status 200. If
-            None, no comments are sent.
+        keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes the stream of a
+            request that waits in the queue. Clients ignore comments (HTML, section 9.2.6). A comment that comes before all
+            events sends the status 200. If None, no comments are sent.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:
@@ -65,7 +65,7 @@ class EventStream:
     async def send(self, events: bytes) -> None:
         """Returns when the server accepts more data, so a slow client delays its own stream only.
 
-        Several tasks may call it: the server writes each message as a whole.
+        Several tasks may call this method, because the server writes each message as a whole.
         """
         if not self.has_started:
             async with self._start_lock:
@@ -82,7 +82,7 @@ class EventStream:
 
     @asynccontextmanager
     async def kept_alive(self) -> AsyncIterator[None]:
-        """Send comments while the body of the `with` waits for events. `finish` comes after it."""
+        """Send comments while the body of the `with` block waits for events. Call `finish` after the block."""
         if self._keep_alive is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""`JsonRoute`: reads bodies as strict JSON; NaN, repeated keys, too deep nesting and other encodings than UTF-8 are a 400."""
+"""`JsonRoute`: reads bodies as strict JSON. NaN, repeated keys, deep nesting or other encodings than UTF-8 give status 400."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from fastapi.routing import APIRoute
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
 
-_PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed by a thread, so that streams go on beside it
-# Parsing a body and checking it with pydantic hold the GIL. These limits bound the time.
+_PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that streams do not have to wait
+# The GIL is held while a body is parsed and while pydantic checks it. These limits bound the time.
 MAX_VALUES = 2**18  # per body
 MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that are searched in one call
-_STRING = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL
-)  # a string without an end is matched to the end of the body, so that the search takes linear time
+# A JSON string. One without an end is matched to the end of the body, so that the search takes linear time.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 class JsonRoute(APIRoute):
-    """The state of the app must have `request_timeout`: see `within_deadline`."""
+    """The state of the app must have `request_timeout`, which `within_deadline` reads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -36,7 +35,7 @@ class JsonRoute(APIRoute):
             if not has_body:
                 return await handle(request)
             _check_content_type(request)
-            # the deadline while the body arrives, is parsed and checked; later the response itself watches the deadline
+            # This deadline is for receiving, parsing and checking the body. Later the response itself checks the deadline.
             async with within_deadline(request):
                 return await handle(_StrictRequest(request.scope, request.receive))
 
@@ -68,7 +67,7 @@ def parse_json(body: bytes) -> Any:
         value = json.loads(
             body.removeprefix(BOM_UTF8).decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant
         )
-        if b"\\ud" in body or b"\\uD" in body:  # half of a surrogate pair is no text, and cannot be encoded
+        if b"\\ud" in body or b"\\uD" in body:  # half of a surrogate pair is not valid text, and cannot be encoded
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except UnicodeEncodeError as error:
@@ -84,7 +83,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def _check_size(body: bytes) -> None:
-    """Count commas and brackets. If there are too many, subtract the ones in strings."""
+    """Refuse a body with too many values. They are counted by commas and brackets outside strings."""
     num_values = _count_values(body)
     if num_values > MAX_VALUES:
         num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))
@@ -108,7 +107,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(constant: str) -> float:
-    raise _bad_json(f"{constant} is no JSON number")
+    raise _bad_json(f"{constant} is not a JSON number")
 
 
 def _bad_json(why: str) -> ApiError:

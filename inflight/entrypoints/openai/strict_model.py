@@ -1,8 +1,8 @@
-"""`StrictModel`, a JSON object of a request; and `IgnoredFields`, which removes and reports fields that are not declared.
+"""`StrictModel`: a JSON object of a request. `IgnoredFields`: removes and reports fields that are not declared.
 
 An unknown field may belong to another engine, be newer than this server, or be data that a client library adds. So the request
-is answered without it. The log names each such field once, and an answer's header names the unknown fields of its request.
-With `strict_fields` such a request is refused.
+is answered as if the field were not there. The log names each such field once, and a header of the answer names the unknown
+fields of its request. If `strict_fields` is set, such a request is refused.
 
 The description of a field says what the field does. A field that does nothing is made with `no_effect`. If a
 field accepts only the value that changes nothing, it is made with `neutral`. docs/server-api.md and the field test use
@@ -23,7 +23,7 @@ from inflight.entrypoints.openai.errors import FieldError
 
 logger = logging.getLogger(__name__)
 
-EFFECT = "x-effect"  # in the OpenAPI document: "none" or "neutral"; absent: the field changes the outcome
+EFFECT = "x-effect"  # in the OpenAPI document: "none" or "neutral". A field without this key changes the answer.
 HEADER = "X-Ignored-Fields"
 MAX_NAMES = 16  # per header
 MAX_NAME_LENGTH = 100  # characters
@@ -33,14 +33,14 @@ _PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # characters that a header holds uncha
 
 
 class StrictModel(BaseModel):
-    """Each known field must have exactly its declared type: a bool is no integer, "5" is no number, nor are NaN and infinity.
-    None means that the field was left out."""
+    """Each known field must have exactly its declared type. A bool is not accepted as an integer, and "5", NaN and infinity
+    are not accepted as numbers. A field that is None was left out."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
-    """A field that is accepted and changes nothing; `why` says so."""
+    """A field that is accepted and changes nothing. `why` is its description."""
     return Field(description=why, json_schema_extra={EFFECT: "none"}, **bounds)
 
 
@@ -61,8 +61,8 @@ class IgnoredFields:
         self._logged: set[str] = set()
 
     def take_out(self, body: StrictModel) -> list[str]:
-        """Remove unknown fields from `body`, at every level. Returns the names of the fields that are not null:
-        `messages[].parsed`.
+        """Remove unknown fields from `body`, at every level. Returns the names of the removed fields that are not null,
+        such as `messages[].parsed`.
 
         Raises:
             FieldError: there are such fields, and the server is strict.
@@ -74,7 +74,8 @@ class IgnoredFields:
                     where = f"{path}{key}"
                     message = f"{where}: this field is not known here, and --strict-fields is set: leave it out"
                     raise FieldError(where, message)
-                if len(found) > MAX_NAMES:  # one name more than the header shows: then it ends with "and more"
+                if len(found) > MAX_NAMES:
+                    # One name more than the header shows is enough: then the header ends with "and more".
                     break
                 found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
         return list(found)
@@ -93,11 +94,11 @@ class IgnoredFields:
         for name in names:
             if name not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
                 self._logged.add(name)
-                logger.warning("a request has %s, which is unknown here or cannot be enforced; it is ignored", name)
+                logger.warning("a request has %s, which is ignored: this server does not know or enforce it", name)
 
 
 def _plain(name: str) -> str:
-    """The name as a header can hold it; two quotation marks for the empty name."""
+    """The name in a form that a header can contain. The empty name becomes two quotation marks."""
     return '""' if not name else quote(name[:MAX_NAME_LENGTH], safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH]
 
 

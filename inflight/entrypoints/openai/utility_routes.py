@@ -63,7 +63,7 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
         }
 
     app.add_api_route("/v1/models", list_models, methods=["GET"], responses=ERRORS)
-    # a hub id has a slash in it
+    # the parameter is a path, because a hub id contains a slash
     app.add_api_route("/v1/models/{model:path}", retrieve_model, methods=["GET"], responses=ERRORS)
     app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"], responses=ERRORS)
 
@@ -120,7 +120,10 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
             )
         for i, token in enumerate(body.tokens):
             if token >= engine.model.vocab_size:
-                raise FieldError(f"tokens[{i}]", f"tokens[{i}]={token} is outside the vocabulary")
+                raise FieldError(
+                    f"tokens[{i}]",
+                    f"tokens[{i}]={token} is outside the vocabulary of {engine.model.vocab_size} tokens",
+                )
 
         async def make() -> bytes:
             text = await engine.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
@@ -142,12 +145,12 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         return {"version": inflight.__version__}
 
     async def health() -> Status:
-        """Whether the engine's process lives."""
+        """Whether the engine's process is alive."""
         await engine.check_health()
         return {"status": "healthy"}
 
     async def ready() -> Status:
-        """Whether the engine makes steps, and new requests are accepted."""
+        """Whether the engine makes steps and new requests are accepted."""
         if engine.is_draining:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:
@@ -163,7 +166,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
 
     for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
-    # OpenAPI would give both methods the same operation id
+    # not in the OpenAPI document, which would give both methods the same operation id
     app.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
     if metrics is None:

@@ -1,5 +1,4 @@
-"""`ValidatedRequest`: a request of any endpoint, checked before anything is generated, and how its answer is
-written."""
+"""`ValidatedRequest`: a request of any endpoint after it has been checked, and how its answer is written."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from inflight.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as token ids. `text` is None if the prompt was given as token ids and nothing shows its text."""
+    """A prompt as token ids. `text` is None if the prompt was given as token ids and its text is not needed."""
 
     token_ids: list[int]
     text: str | None
@@ -29,7 +28,7 @@ class Presentation:
         prompt_logprobs: whether the answer has the prompt's log-probabilities, in vLLM's form.
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
         echo: whether the prompt's text and log-probabilities come before the completion's text and log-probabilities.
-        prompt_only: whether the answer shows only the prompt: the one token that was drawn is dropped.
+        prompt_only: whether the answer shows only the prompt, without the one token that the engine draws.
         make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None if all text is
             content.
     """

@@ -1,7 +1,8 @@
-"""`AccessLog`: writes a line for each request when it has ended, and counts it in the metrics.
+"""`AccessLog`: when a request has ended, writes a line about it and counts it in the metrics.
 
-A line has the method, the path without its query, status, seconds, bytes, request id and client; never headers, bodies or
-queries, which hold keys and prompts. Probes and scrapes that are answered with 200 have no line: they come every few seconds.
+A line has the method, the path without its query, status, seconds, bytes, request id and client. It never has headers, bodies
+or queries, because they contain keys and prompts. A health check or a read of /metrics that is answered with 200 has no line,
+because such requests come every few seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MAX_PATH = 256
 MAX_LINES = 10_000  # lines that may wait to be written: a few seconds of a busy server
 STDOUT = 1
 _NOT_LOGGED = PROBES | {"/metrics"}
-CLIENT_CLOSED = 499  # nginx's number for a client that left before the response began
+CLIENT_CLOSED = 499  # nginx's status for a client that disconnected before the response began
 
 Observe = Callable[[str, int, float], None]  # (route, status, seconds)
 
@@ -33,9 +34,9 @@ class AccessLog:
     """
     Args:
         kind: "text", "json", or "off".
-        observe: called with route, status and seconds of each request. The route is the template, as /v1/models/{model}, or
-            "unmatched", so that the number of different routes is bounded.
-        lines: writes the lines; None with "off".
+        observe: called with route, status and seconds of each request. The route is the app's pattern, such as
+            /v1/models/{model}, or "unmatched". So the number of different routes is bounded.
+        lines: writes the lines. None if `kind` is "off".
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
-        scope.setdefault("state", {})["arrival_time"] = start  # deadlines and latencies count from here
+        scope.setdefault("state", {})["arrival_time"] = start  # deadlines and latencies are counted from this time
         status, num_bytes = CLIENT_CLOSED, 0
 
         async def count(message: Message) -> None:
@@ -61,7 +62,7 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, count)
-        except Exception:  # uvicorn logs it and answers with a 500
+        except Exception:  # uvicorn logs the error and answers with status 500
             status = 500
             raise
         finally:
@@ -87,29 +88,29 @@ class AccessLog:
 
 
 class LineWriter:
-    """Writes lines on a thread of its own, so that no stream waits while nobody reads them. If MAX_LINES wait already, or if
-    nobody reads any more, a line is dropped and counted. The first drop is logged, and at the end the number of dropped lines.
+    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. If MAX_LINES wait already, or
+    if a line cannot be written, the line is dropped. The first drop is logged, and `close` logs the number of dropped lines.
 
-    It writes to the descriptor, not to sys.stdout: while a pipe is full, the lock of sys.stdout would be held.
+    The thread writes to the file descriptor. With sys.stdout it would hold that file's lock while a pipe is full.
     """
 
     def __init__(self, fd: int = STDOUT) -> None:
         self.num_dropped = 0
         self._fd = fd
-        self._lock = threading.Lock()  # of num_dropped
+        self._lock = threading.Lock()  # protects num_dropped
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="inflight-access-log", daemon=True)
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Never blocks, never fails."""
+        """Add a line. Never blocks and never fails."""
         if self._queue.qsize() < MAX_LINES:
             self._queue.put(line.encode(errors="replace"))
         else:
             self._drop()
 
     def close(self, timeout: float) -> None:
-        """Write the lines that are left, for `timeout` seconds at most. To be called once; blocks."""
+        """Write the lines that are left, for at most `timeout` seconds. Blocks. Call it once."""
         self._queue.put(None)
         self._thread.join(timeout)
         if self.num_dropped:
@@ -120,7 +121,7 @@ class LineWriter:
             try:
                 while line:
                     line = line[os.write(self._fd, line) :]
-            except OSError:  # nobody reads it any more, or the disk is full
+            except OSError:  # nobody reads the output any more, or the disk is full
                 self._drop()
 
     def _drop(self) -> None:
@@ -128,7 +129,9 @@ class LineWriter:
             self.num_dropped += 1
             is_first = self.num_dropped == 1
         if is_first:
-            logger.warning("lines of the access log are dropped: stdout cannot be written, or not fast enough")
+            logger.warning(
+                "lines of the access log are dropped, because stdout cannot be written fast enough or at all"
+            )
 
 
 def _as_text(entry: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""The API keys: how they are read from a file, and how they are compared in constant time."""
+"""Reads API keys from a file, and compares the key of a request with them in constant time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MIN_KEY_LENGTH = 8
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:
-    """One key a line; empty lines and lines that begin with # are left out.
+    """Read a file with one key on each line. Empty lines and lines that begin with # are left out.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no key: without a key the server would let everybody in. No message
-            quotes a key.
+        ConfigError: the file cannot be read, has an unusable key, or has no key. Without a key the server would let everybody
+            in. No message contains a key.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -34,7 +34,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
 
 
 def key_problems(keys: Sequence[str]) -> Iterator[str]:
-    """Why some of the keys cannot be used. No key is quoted."""
+    """Says why keys cannot be used. No message contains a key."""
     if any(len(key) < MIN_KEY_LENGTH for key in keys):
         yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: use a longer one"
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
@@ -42,11 +42,11 @@ def key_problems(keys: Sequence[str]) -> Iterator[str]:
 
 
 class ApiKeys:
-    """Holds digests only. The time that `accepts` takes depends on the number of keys and the length of `shown` alone.
+    """Holds only digests of the keys. The time of `accepts` depends only on the number of keys and the length of `shown`.
 
     Args:
-        keys: they stay until the process ends.
-        file: has further keys; `read_file_again` replaces these.
+        keys: keys that are valid until the process ends.
+        file: a file with further keys. `read_file_again` replaces them.
 
     Raises:
         ConfigError: as `read_key_file`.
@@ -63,12 +63,12 @@ class ApiKeys:
     def accepts(self, shown: bytes) -> bool:
         digest = _digest(shown)
         found = False
-        for known in self._digests:  # all of them, always
+        for known in self._digests:  # compare with all keys, so that the time does not show which key fits
             found |= hmac.compare_digest(known, digest)
         return found
 
     def read_file_again(self) -> int:
-        """Returns how many keys there are now.
+        """Read the file again. Returns how many keys are valid now.
 
         Raises:
             ConfigError: as `read_key_file`. The keys are unchanged.

@@ -1,4 +1,4 @@
-"""What the middlewares share: ASGI's types, JSON answers, errors in OpenAI's shape, and the paths of probes."""
+"""What all middlewares use: ASGI's types, JSON answers, errors in OpenAI's form, and the paths of health checks (probes)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def send_error(
     code: str,
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """`kind` is OpenAI's `error.type`, `code` its `error.code`. A 503 has `Retry-After`."""
+    """Send an error. `kind` is the `type` of OpenAI's error object, `code` its `code`. Status 503 also gets `Retry-After`."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     retry = [(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)] if status == 503 else []
     await send_json(send, status, {"error": error}, [*headers, *retry])

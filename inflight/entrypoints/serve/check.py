@@ -1,4 +1,4 @@
-"""`inflight serve --check`: finds everything that would keep the server from starting, without torch and without weights."""
+"""`inflight serve --check`: finds problems that would prevent the server's start. Loads neither torch nor weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server_problems(settings: ServerSettings) -> list[str]:
     found += _problems_of(lambda: resolve_parsers(settings.tool_call_parser, NONE, None))
     found += _problems_of(lambda: resolve_parsers(NONE, settings.reasoning_parser, None))
     if settings.otlp_traces_endpoint is not None and importlib.util.find_spec("opentelemetry") is None:
-        found.append("otlp_traces_endpoint needs packages of its own: pip install 'inflight-llm[tracing]'")
+        found.append("otlp_traces_endpoint needs further packages: pip install 'inflight-llm[tracing]'")
     return found
 
 
@@ -39,7 +39,7 @@ def model_problems(args: EngineArgs) -> list[str]:
     try:
         source = _find_model(args)
     except ConfigError as error:
-        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # a tokenizer without a model
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # can be checked without a model
         return [str(error), *own]
     found = _tokenizer_problems(args, source)
     found += _problems_of(lambda: _check_generation_config(args, source))
@@ -50,13 +50,13 @@ def model_problems(args: EngineArgs) -> list[str]:
         return [*found, str(error)]
     try:
         machine = detect_machine(args.device)
-    except ConfigError as error:  # a variable of the environment
+    except ConfigError as error:  # an environment variable is wrong
         return [*found, str(error)]
     return found + find_conflicts(args, folder=source, architecture=architecture, machine=machine)
 
 
 def _find_model(args: EngineArgs) -> Path:
-    """The folder or GGUF file. From the hub, only the small files of a model are fetched, but a GGUF file is fetched whole."""
+    """The model's folder or GGUF file. Of a model on the hub, only the small files or the one GGUF file are downloaded."""
     if args.model is None or Path(args.model).expanduser().exists() or ":" in args.model:
         return resolve_model_folder(args.model, args.revision)
     folder = resolve_tokenizer_folder(args.model, args.revision)
@@ -72,7 +72,7 @@ def _check_generation_config(args: EngineArgs, source: Path) -> None:
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:
-    """Raise if a file is missing. Whether the files are whole is seen when they are read."""
+    """Raise an error if a file is missing. Damaged files are noticed only when the weights are loaded."""
     if args.load_format == "dummy" or source.is_file() or (args.model is not None and not Path(args.model).exists()):
         return
     files = {path.name for path in source.glob("*.safetensors")}
@@ -82,7 +82,9 @@ def _check_weight_files(args: EngineArgs, source: Path) -> None:
         weight_map = read_json(index).get("weight_map")
         wanted = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
         if missing := sorted(wanted - files):
-            raise ConfigError(f"{source} lacks {len(missing)} of the files that {_INDEX} names, {missing[0]!r} first")
+            raise ConfigError(
+                f"{source}: {len(missing)} of the files that {_INDEX} names are missing; the first is {missing[0]!r}"
+            )
 
 
 def _tokenizer_problems(args: EngineArgs, source: Path) -> list[str]:

@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
-    """Serve until a signal, and end the process. Main thread only.
+    """Serve until a signal comes, and then end the process. Call it in the main thread.
 
     Raises:
-        ConfigError: the address, a file, the model or the machine does not fit.
+        ConfigError: the address, a file or the model cannot be used, or does not fit the machine.
         EngineError: the engine or a front end could not start, or has died.
     """
     if reads_files_again(settings):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler; front ends inherit this
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until a handler is set; front ends inherit this
     clock = StartUpClock()
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
@@ -47,11 +47,10 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
             if settings.api_server_count == 1:
                 code = runner.run(_serve(settings, args, listener, ssl_context, clock))
             else:
-                supervisor = importlib.import_module(
-                    "inflight.entrypoints.serve.supervisor"
-                )  # imported only for several front ends
+                # imported only if there are several front ends
+                supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
-            # Exit without waiting for threads that still run. No process that this one started outlives it.
+            # Exit without waiting for threads that still run. All processes that this process started have ended.
             listener.close()
             logging.shutdown()
             sys.stdout.flush()
@@ -76,7 +75,7 @@ async def _serve(
     clock: StartUpClock,
 ) -> int:
     async def start() -> ServedModel:
-        # imported on a thread, so that /live is answered meanwhile
+        # imported in a thread, so that /live is answered during the import
         engine_start = await asyncio.to_thread(importlib.import_module, "inflight.entrypoints.serve.engine_start")
         clock.mark("importing")
         model: ServedModel = await engine_start.start(settings, args, clock)

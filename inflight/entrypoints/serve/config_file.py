@@ -1,4 +1,4 @@
-"""Reads the YAML file of `--config`. Each value becomes the text that it would be on a command line."""
+"""Reads the YAML file of `--config`. Each value becomes the text that a user would write on the command line."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ OptionValue = str | list[str]
 
 
 def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, OptionValue], list[str]]:
-    """The values of the options that the file names, and the problems of its other entries. `options` are the names of all
-    options, in the form `max_model_len`.
+    """Returns the values of the options in the file, and a message for each wrong entry. `options`: the names of all options,
+    in the form `max_model_len`.
 
     Numbers, booleans and mappings become JSON, lists stay lists, and null means that the option is not given. So the code that
-    reads the command line reads these values, too.
+    parses the command line can also parse these values.
 
     Raises:
-        ConfigError: the file cannot be read, or is no YAML mapping.
+        ConfigError: the file cannot be read, or is not a YAML mapping.
     """
     content = _read(path)
     if content is None:  # an empty file
         return {}, []
     if not isinstance(content, dict):
-        raise ConfigError(f"config={str(path)!r} holds a {type(content).__name__}, not option names and values")
+        raise ConfigError(f"config={str(path)!r} must map option names to values, but is a {type(content).__name__}")
     problems: list[str] = []
     values: dict[str, OptionValue] = {}
     for key, value in content.items():
@@ -45,7 +45,7 @@ def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, Op
         elif value is not None:
             try:
                 values[name] = [_as_text(entry) for entry in value] if isinstance(value, list) else _as_text(value)
-            except (TypeError, ValueError):  # a date, a set, bytes
+            except (TypeError, ValueError):  # a date, a set or bytes, which JSON does not have
                 problems.append(
                     f"config={str(path)!r}: {key!r} is a {type(value).__name__}; put it in quotes if it is a text"
                 )
@@ -65,8 +65,8 @@ def _read(path: Path) -> object:
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"config={str(path)!r} is larger than {_MAX_FILE_BYTES} bytes")
     try:
-        return yaml.load(content, Loader=_UniqueKeyLoader)  # a SafeLoader
-    except yaml.MarkedYAMLError as error:  # its text quotes a line of the file, which may hold an API key
+        return yaml.load(content, Loader=_UniqueKeyLoader)  # a subclass of SafeLoader
+    except yaml.MarkedYAMLError as error:  # str(error) quotes a line of the file, which may contain an API key
         mark = error.problem_mark
         line = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
         raise ConfigError(f"config={str(path)!r} is not valid YAML: {line}{error.problem}") from None
@@ -75,7 +75,7 @@ def _read(path: Path) -> object:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key that is given twice, and aliases, with which a small file could become large."""
+    """A safe loader that refuses a repeated key. It also refuses aliases, because with them a small file can become large."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         keys = [key.value for key, _ in node.value]
@@ -85,5 +85,5 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases are not read", None)
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", None)
         return super().compose_node(parent, index)

@@ -1,6 +1,6 @@
-"""`start`: starts the engine, its observers and the app.
+"""`start`: starts the engine, the metrics and traces that observe it, and the app.
 
-Its imports take long, so it is imported when the server can already answer probes.
+Importing this module takes long. So it is imported when the server already answers health checks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from inflight.tokenizer.source import read_chat_template
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The engine and the app that a `Server` serves. `name` is the model's first name."""
+    """The engine and the app that a `Server` serves. `name` is the first of the model's names."""
 
     name: str
     engine: AsyncLLM
@@ -41,7 +41,7 @@ class ServedModel:
 
     @property
     def description(self) -> str:
-        """For the log."""
+        """The model in a few words, for the log."""
         model = self.engine.model
         return f"{self.name}, max_model_len {model.max_model_len}, {model.num_kv_cache_tokens} KV tokens"
 
@@ -63,13 +63,13 @@ async def start(
 ) -> ServedModel:
     """
     Args:
-        engine_socket: to an engine that another process starts; None: start one here.
-        records_engine: count and log the engine's statistics, which only one front end does.
+        engine_socket: a socket to an engine that another process starts. None: start an engine here.
+        records_engine: whether to count and log the engine's statistics. Only one front end does so.
 
     Raises:
-        ConfigError, EngineError: nothing is left running.
+        ConfigError, EngineError: the start failed. Nothing is left running.
     """
-    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name fails at once
+    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # refuses an unknown name at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
     metrics = ServingMetrics(name, records_engine=records_engine)
     request_log = RequestLog() if settings.log_requests else None
@@ -98,14 +98,14 @@ async def start(
         await engine.close()
         raise
     gc.collect()
-    gc.freeze()  # modules and model stay: a collection that looks through them would delay every stream
+    gc.freeze()  # otherwise a garbage collection scans all modules and the model, which delays every stream
     clock.mark("app")
     return ServedModel(name, engine, app, metrics, tracing, templates)
 
 
 def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:
-    """`args` with the `reasoning_end` of the parser that reads the model's answers, unless `args` name one. Grammars begin
-    behind this text; without it they would begin in the reasoning.
+    """Set `reasoning_end`, the tag that ends the model's reasoning, unless `args` have it already. A grammar applies only to
+    the text after this tag. Without the tag, the grammar would already apply to the reasoning.
 
     Raises:
         ConfigError: there is no such parser, model or chat template.

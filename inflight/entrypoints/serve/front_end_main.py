@@ -1,14 +1,16 @@
-"""The program of one of several front ends, and the messages between it and the command, over a socket pair.
+"""The program of one front end, if several processes serve HTTP, and its messages to and from `inflight serve`.
 
     python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
 
-START_FD is a file in memory with a `FrontEndStart` as JSON, API keys included. The messages are
+START_FD is a file in memory with a `FrontEndStart` as JSON, which includes API keys. CONTROL_FD is one end of a socket pair.
+The process of `inflight serve` (the command) has the other end. The messages are
 
 command    -- an order, a byte; with ENGINE comes the socket to the engine -->    front end
 front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
 
-If the socket ends, the process at the other end is gone. A front end ignores SIGINT and SIGTERM, which a terminal or systemd
-sends to the whole group: the command says when to end. If the command is gone, the front end ends at once.
+If the socket is closed, the process at the other end has ended. A terminal or systemd sends SIGINT and SIGTERM to all
+processes. A front end ignores them, because the command tells it when to end. If the command has ended, the front end ends at
+once.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from inflight.executor.process import name_process
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"  # the orders; OPEN: take requests from now on
+ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"  # the orders; OPEN means: accept requests from now on
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 
@@ -71,11 +73,11 @@ class FrontEndStart:
 
 
 class Control:
-    """The front end's side of the socket, on its event loop. It passes orders to stop to `shutdown`.
+    """The front end's end of the socket, used on the event loop. It passes the orders DRAIN and CUT to `shutdown`.
 
     Attributes:
         engine_socket: the socket to the engine, once the command has sent it.
-        opened: set by the order to take requests.
+        opened: set when the command has sent OPEN.
     """
 
     def __init__(self, control: socket.socket, shutdown: Shutdown) -> None:
@@ -100,12 +102,12 @@ class Control:
             self.close()
 
     def close(self) -> None:
-        """Orders are no longer read. The socket stays open until this process ends."""
+        """Stop reading orders. The socket stays open until this process ends."""
         asyncio.get_running_loop().remove_reader(self._socket)
 
 
 def _report(control: socket.socket, report: object) -> None:
-    with contextlib.suppress(OSError):  # the command is gone, which `Control` sees
+    with contextlib.suppress(OSError):  # the command has ended, and `Control` notices that
         control.sendall(json.dumps(report).encode() + b"\n")
 
 
@@ -117,7 +119,7 @@ def main() -> int:
     start = FrontEndStart.from_file(int(sys.argv[4]))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            _exit(runner.run(_serve(start, listener, control)))  # without waiting for threads
+            _exit(runner.run(_serve(start, listener, control)))  # end the process without waiting for threads
     except InflightError as error:
         _report(control, {"failed": [type(error).__name__, str(error)]})
         return EXIT_FAILED
@@ -140,7 +142,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         )
         _report(control_socket, {"ready": model.description})
         try:
-            await control.opened.wait()  # the front ends take requests when all of them are ready
+            await control.opened.wait()  # front ends accept requests only when all of them are ready
         except BaseException:
             await model.close()
             raise
@@ -153,7 +155,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
 
 
 def _exit(code: int) -> NoReturn:
-    if code == EXIT_COMMAND_GONE:  # the command is gone and cannot remove the folder of the metrics
+    if code == EXIT_COMMAND_GONE:  # the command has ended and cannot remove the folder of the metrics
         shutil.rmtree(os.environ["PROMETHEUS_MULTIPROC_DIR"], ignore_errors=True)
     logging.shutdown()
     sys.stdout.flush()

@@ -3,8 +3,8 @@
     STARTING --open--> READY --drain--> DRAINING
         \\________________|_________________|--fail--> DEAD
 
-/live answers 200 in every phase: the process is up. The app answers /ready, /health and /ping in READY, the gate in the other
-phases.
+/live answers 200 in every phase, because the process is running. In READY the app answers all other paths. In DRAINING and DEAD
+it still answers those in `_WHILE_DRAINING`. The gate refuses all other requests with status 503.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Gate:
         self._app: ASGIApp | None = None
 
     def open(self, app: ASGIApp) -> None:
-        """The engine is ready. Does nothing once the server drains or has failed."""
+        """Pass requests to `app`, because the engine is ready. Does nothing if the server drains or has failed."""
         if self.phase is Phase.STARTING:
             self.phase, self._app = Phase.READY, app
 
     def drain(self) -> None:
-        """From now on every request is refused, and every connection closed after its response."""
+        """Refuse new requests, and close every connection after its response."""
         if self.phase is not Phase.DEAD:
             self.phase = Phase.DRAINING
 

@@ -1,4 +1,4 @@
-"""`Listener`: the socket that the server listens on, bound before there is a server."""
+"""`Listener`: the socket that the server listens on. It is bound before the server is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_OTHER_FILES = 256  # files that a front end opens beside its connections
+_OTHER_FILES = 256  # files that a front end may open in addition to its connections
 
 
 class Listener:
@@ -24,10 +24,10 @@ class Listener:
     Args:
         settings: host and port, or uds.
 
-    It raises the limit of open files to what max_connections needs, as far as the machine allows that.
+    The constructor raises the limit of open files to what max_connections needs, if the machine allows it.
 
     Raises:
-        ConfigError: the address is in use, is not this machine's, or may not be listened on.
+        ConfigError: the address is in use, does not belong to this machine, or may not be used by this user.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -43,18 +43,20 @@ class Listener:
             self.socket.listen(settings.backlog)
         except OSError as error:
             where = f"uds={settings.uds!r}" if settings.uds is not None else f"{settings.host}:{settings.port}"
-            hint = "; stop the program that has it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
+            hint = (
+                "; stop the program that uses it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
+            )
             reason = error.strerror or str(error)
             raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from error
         self.socket.setblocking(False)
 
     @property
     def port(self) -> int | None:
-        """The port; if settings.port is 0, the one that the kernel chose. None for a unix socket."""
+        """The port. If settings.port is 0, the kernel has chosen it. None for a unix socket."""
         return None if self._path is not None else int(self.socket.getsockname()[1])
 
     def close(self) -> None:
-        """Idempotent. The file of a unix socket is removed, unless another server has put its own there."""
+        """Close the socket. Idempotent. The file of a unix socket is removed, unless another server has replaced it."""
         self.socket.close()
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -63,13 +65,13 @@ class Listener:
 
 
 def _allow_files(count: int) -> None:
-    """Raise the limit of open files, which is 1024 on many systems. Connections beyond it are not refused: they wait until a
-    file is closed."""
+    """Raise the limit of open files, which is 1024 on many systems. Connections beyond the limit are not refused, but wait
+    until a file is closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
     if hard != resource.RLIM_INFINITY and hard < count:
-        logger.warning("only %d files may be open (ulimit -Hn): fewer connections than --max-connections", hard)
+        logger.warning("only %d files may be open (ulimit -Hn), so --max-connections cannot be reached", hard)
         count = hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
@@ -78,9 +80,10 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is named
+    listener = socket.socket(family, kind, protocol)  # asyncio sets TCP_NODELAY only if the protocol is given
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server linger
+        # connections of an earlier server may still exist on the address
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError:
         listener.close()
@@ -89,7 +92,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """If nobody listens on a socket's file, a killed server has left it: the new socket replaces it."""
+    """Bind a unix socket. If the file exists and nobody listens on it, a killed server has left it, and it is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -1,16 +1,16 @@
-"""The order in which a request passes the middlewares, and the small ones among them.
+"""Puts the middlewares around the app in the right order, and contains the small ones.
 
-The outermost comes first, and sees every response of those within:
+A request passes them in this order. Each middleware sees every response of those below it.
 
-ProxyHeaders     uvicorn's: the address of the client, as trusted proxies tell it
-Spellings        gives all that follow one spelling of each path and method
-RequestIds       every response, also a refusal, has an id ...
-AccessLog        ... and a line in the log, and counts in the metrics
-SizeLimits       bounds headers and bodies, before any other part reads the body
-AllowedHosts     before CORS: a page under a foreign name learns nothing from preflights
-CORS             browsers read a refusal only with its headers; preflights end here
-Authentication   a client without a key learns nothing of the rest, not even which routes exist
-Gate             starting, draining, dead: 503
+ProxyHeaders     uvicorn's own: replaces the client's address by the one that trusted proxies give
+Spellings        gives each path and method one spelling, for all below
+RequestIds       gives each request and its response an id, also if the request is refused
+AccessLog        writes a line for each request and counts it in the metrics
+SizeLimits       limits headers and bodies, before any other part reads the body
+AllowedHosts     refuses host names that are not allowed; comes before CORS, because CORS answers preflights
+CORS             adds headers, without which browsers cannot read a refusal; answers preflights
+Authentication   refuses a client without a key, which then cannot even find out which routes exist
+Gate             answers with 503 while the engine starts, drains or is dead
 the app
 """
 
@@ -31,7 +31,7 @@ from inflight.entrypoints.serve.size_limits import SizeLimits
 from inflight.entrypoints.serve.spellings import Spellings
 
 REQUEST_ID_HEADER = b"x-request-id"
-# The id is written to logs, traces and the response's header: it is short, and has no characters with a meaning in them.
+# The id is written to logs, traces and the response's header. So it must be short, without characters that are special there.
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_SHOWN = 100  # characters of a refused name
 
@@ -43,8 +43,8 @@ def wrap(
     lines: LineWriter | None = None,
     keys: ApiKeys | None = None,
 ) -> ASGIApp:
-    """The app behind all of them. Without `lines` there is no access log, whatever the settings say. Without `keys` the keys
-    of the settings are used."""
+    """Returns the app with all middlewares around it. If `lines` is None, there is no access log, even if the settings ask for
+    one. If `keys` is None, the keys of the settings are used."""
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     app = Authentication(app, keys, metrics_public=settings.metrics_public)
     if settings.allowed_origins:
@@ -59,7 +59,7 @@ def wrap(
 
 
 def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
-    # imported only with CORS: the import takes time before the first answer
+    # imported only if CORS is used, because the import delays the first answer
     from starlette.middleware.cors import CORSMiddleware
 
     middleware = CORSMiddleware(
@@ -74,9 +74,9 @@ def _cors(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
 
 
 class RequestIds:
-    """Every request has an id, at scope["state"]["request_id"], and every response says it in X-Request-Id.
+    """Every request has an id in scope["state"]["request_id"], and every response has it in X-Request-Id.
 
-    The client may give the id. If it is too long or has other characters than the accepted ones, it is replaced.
+    The client may give the id. If its id is too long or has characters that are not accepted, another id is used.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -100,12 +100,12 @@ class AllowedHosts:
     """Refuses requests whose `Host` header has a name that is not allowed.
 
     Args:
-        allowed: names without a port; "*.example.com" is every name below example.com, "*" is every name. Loopback addresses
-            are always allowed: a web page cannot have one as its name.
+        allowed: names without a port. "*.example.com" allows every name below example.com, and "*" allows every name. Loopback
+            addresses are always allowed, because a web page cannot have one as its name.
 
-    A request without `Host` (HTTP/1.0) passes: no browser sends one. A probe passes, too: its answer has nothing that a web
-    page could use. If there are several `Host` headers, all have to be allowed: a proxy may have looked at another one than
-    this server would.
+    A request without `Host` (HTTP/1.0) is allowed, because no browser sends it. A health check is allowed, because its answer
+    has nothing that a web page could use. If there are several `Host` headers, all must be allowed, because a proxy may have
+    checked only one of them.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -134,7 +134,7 @@ class AllowedHosts:
 
 
 def _without_port(host: str) -> str:
-    """ "LocalHost.:80" is localhost, "[::1]:80" is ::1."""
+    """The name in a `Host` header: "localhost" for "LocalHost.:80", and "::1" for "[::1]:80"."""
     host = host.strip().lower()
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
@@ -143,10 +143,10 @@ def _without_port(host: str) -> str:
 
 
 class Authentication:
-    """A request needs `Authorization: Bearer KEY` on every path but those of probes. CORS answers preflights, which carry no
-    key, before.
+    """A request needs `Authorization: Bearer KEY`, except on the paths of probes. Preflights have no key. The CORS middleware
+    answers them before they come here.
 
-    Every request without a right key is answered here, so that an unknown route says no more than a known one.
+    Requests without a right key are refused here, so their clients cannot find out whether a route exists.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:

@@ -1,16 +1,16 @@
-"""`BoundedProtocol`: uvicorn's HTTP protocol, with bounds on connections, on how large and how slow a request may be, and on
-how long a client may leave a response unread.
+"""`BoundedProtocol`: uvicorn's HTTP protocol with limits for connections, for slow or large requests, and for slow readers.
 
-httptools collects a head of any size, and uvicorn waits for the head and the body without a limit of time. A middleware cannot
-bound this: it sees a head only when it is whole, and never sees the rest of a body that comes after the response.
+httptools, uvicorn's parser, accepts a head (request line and headers) of any size. uvicorn waits for the head and the body
+without a time limit. A middleware cannot limit them: it sees a head only when the head is complete, and it never sees the part
+of a body that comes after the response.
 
 Further differences from uvicorn:
 
-1. When a connection is lost, the request that runs on it ends, even if further requests wait on it (pipelining). uvicorn ends
-   only the newest request, and stops reading while requests wait, so it does not see the end of the connection.
-2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows: the request is answered in HTTP/1.1. httptools stops parsing behind
-   the head of such a request, because it takes the body for data of the other protocol.
-3. The server leaves out trailers, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers of their request.
+1. When a connection is lost, its running request ends, even if further requests wait on the connection (pipelining). uvicorn
+   ends only the newest request. It also stops reading while requests wait, so it does not see the end of the connection.
+2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows. The request is answered in HTTP/1.1. httptools alone stops after
+   the head of such a request, because it expects data of the other protocol there.
+3. Trailers (headers after the body) are ignored, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from uvicorn.server import ServerState
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
 from inflight.entrypoints.serve.settings import ServerSettings
 
-# Requests and bytes that may wait on a connection while a request runs. If there are more, the connection is closed: a client
+# Requests and bytes that may wait on a connection while a request runs. If there are more, the connection is closed. A client
 # that pipelines must be able to repeat its requests (RFC 9112, section 9.3.2).
 MAX_PIPELINED_REQUESTS = 32
 MAX_PIPELINED_BYTES = 256 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Bytes that belong to no body (heads, trailers, extensions of chunks) are counted by reads, so up to `max_header_bytes`
-    and one read may be held. `SizeLimits` counts a whole head exactly."""
+    """Bytes outside bodies (heads, trailers, extensions of chunks) are counted once for each read. So a connection may hold
+    `max_header_bytes` and one read more. `SizeLimits` counts the bytes of a complete head exactly."""
 
     settings: ServerSettings
 
@@ -49,11 +49,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         # bytes read since the last piece of a body, or the last end of a head or a request
         self._num_bodiless_bytes = 0
-        self._num_waiting_bytes = 0  # bytes read since a request waits behind the running one
+        self._num_waiting_bytes = 0  # bytes read since a request began to wait behind the running one
         self._is_in_head = False
         self._is_moving = False  # the last read had a piece of a body, or the end of a head or a request
         self._running: RequestResponseCycle | None = None
-        self._timer: asyncio.TimerHandle | None = None  # of the head or the body that is awaited
+        self._timer: asyncio.TimerHandle | None = None  # limits the time for the head or body that is being received
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the client has something to read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -74,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # refused
+        if self.transport.is_closing():  # the connection has been refused
             return
         self._is_moving = False
         self._feed(data)
@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             data = self._head_without_upgrade() + rest
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def _head_without_upgrade(self) -> bytes:
         """The head that has been read, without `Upgrade`, for a new parser."""
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _go_on_reading(self) -> None:
-        """uvicorn stops reading while requests wait, and then it would not see the end of the connection."""
+        """Read on while requests wait, to see the end of the connection. uvicorn would stop reading."""
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -197,19 +197,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """The transport closes when all is written. If the client reads nothing, the timer closes it."""
+        """Close the transport when all is written. If the client reads nothing, the timer ends the connection."""
         if not self.transport.is_closing():
             self.transport.close()
             self._watch_client()
 
     def _watch_client(self) -> None:
-        """Start the timer of a transport that is full or closing, to which nothing is written meanwhile."""
+        """Start the timer for a transport that is full or closing. Nothing is written to it until the timer ends."""
         self._cancel_write_timer()
         num_unsent = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(self.settings.write_timeout, self._check_client, num_unsent)
 
     def _check_client(self, num_unsent_before: int) -> None:
-        """If the client has read something since the timer began, begin again; else end the connection."""
+        """If the client has read something since the timer started, start it again. If not, end the connection."""
         self._write_timer = None
         if 0 < self.transport.get_write_buffer_size() < num_unsent_before:
             self._watch_client()
@@ -247,5 +247,5 @@ _TOO_LARGE = b"431 Request Header Fields Too Large"
 
 
 def bounded_protocol(settings: ServerSettings) -> type[BoundedProtocol]:
-    """The class for these settings: uvicorn constructs the protocols itself and passes nothing of ours to them."""
+    """A class with these settings, because uvicorn constructs the protocols itself and cannot pass the settings to them."""
     return type("BoundedProtocolOfSettings", (BoundedProtocol,), {"settings": settings})

@@ -1,9 +1,9 @@
-"""`Server`: one front end from its first answer to its exit code.
+"""`Server`: runs one front end (a process that serves HTTP), from its first answer to its exit code.
 
-listen           the gate answers: /live 200, everything else 503
-start            the engine starts meanwhile; then requests pass through the gate to the app
-shutdown         new requests are refused; running ones have `shutdown_timeout` seconds; after that each of them is ended
-                 with its last event; connections are closed, the engine ends, the exit code is 0
+listen           the gate answers /live with 200, and everything else with 503
+start            the engine starts; when it is ready, the gate passes requests to the app
+shutdown         new requests are refused; running requests have `shutdown_timeout` seconds, and are then ended with a last
+                 event; connections are closed, the engine ends, the exit code is 0
 cut              connections are cut, the engine ends, the exit code is the one given to `Shutdown.cut_now`
 the engine dies  every stream gets an error as its last event, and `run` raises the reason
 """
@@ -44,28 +44,28 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-FLUSH_SECONDS = 5  # in which a client must read the end of its response, once all is written
-LOG_SECONDS = 1.0  # in which the last lines of the access log must be written
-HEALTH_SECONDS = 0.5  # between two checks of the engine
+FLUSH_SECONDS = 5  # time for a client to read the end of its response after all has been written
+LOG_SECONDS = 1.0  # time for the access log to write its last lines
+HEALTH_SECONDS = 0.5  # time between two checks of the engine
 
 
 class StartUpClock:
-    """How long each phase of the start took, logged as it ends. Phases follow each other; the first one begins with the
-    process."""
+    """Measures and logs how long each phase of the start takes. The first phase begins with the process, each other phase with
+    the end of the phase before it."""
 
     def __init__(self) -> None:
-        self._end = 0.0  # of the last phase, in seconds since the process started
+        self._end = 0.0  # end of the last phase, in seconds since the process started
         self._phases: list[str] = []
 
     def mark(self, phase: str) -> None:
-        """The phase has ended."""
+        """Call this when `phase` has ended."""
         now = seconds_since_process_start()
         logger.info("start-up: %s took %.2f s (%.2f s since the command)", phase, now - self._end, now)
         self._phases.append(f"{phase} {now - self._end:.2f}")
         self._end = now
 
     def summary(self) -> str:
-        """ "3.21 s: listening 0.31, engine 2.90" """
+        """For example "3.21 s: listening 0.31, engine 2.90"."""
         return f"{self._end:.2f} s: {', '.join(self._phases)}"
 
 
@@ -78,9 +78,9 @@ def seconds_since_process_start() -> float:
 class Server:
     """
     Args:
-        ssl_context: None speaks plain HTTP.
-        start: starts the engine, and builds the app. A signal cancels it; then it leaves nothing running.
-        shutdown: says when to end.
+        ssl_context: None for plain HTTP.
+        start: starts the engine, and builds the app. If a signal cancels it, it must leave nothing running.
+        shutdown: tells the server when to end.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Server:
         )
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve until the shutdown; returns the exit code. To be called once.
+        """Serve until the shutdown. Returns the exit code. Call it once.
 
         Raises:
             ConfigError, EngineError: the engine could not start, or has died. Nothing is left running.
@@ -111,7 +111,7 @@ class Server:
         if reads_files_again(self._settings):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_files_again)
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
-        http.add_done_callback(lambda _: self._shutdown.begin())  # if it ends early, it has failed
+        http.add_done_callback(lambda _: self._shutdown.begin())  # if uvicorn ends early, it has failed
         try:
             self._model = await self._unless(self._shutdown.begun, self._start())
             if self._model is not None:
@@ -127,7 +127,7 @@ class Server:
         return self._shutdown.exit_code
 
     def _read_files_again(self) -> None:
-        """Certificate, private key and API keys. If a file is wrong, what was read before stays in use."""
+        """Read the certificate, its private key and the API keys again. If a file is wrong, its old contents stay in use."""
         try:
             if self._ssl_context is not None:
                 reload_certificate(self._ssl_context, self._settings)
@@ -156,14 +156,14 @@ class Server:
             raise
 
     async def _close(self, model: ServedModel) -> None:
-        """Wait until the engine has ended; after a cut, `CUT_SECONDS` at most."""
+        """Wait until the engine has ended. After a cut, wait at most `CUT_SECONDS`."""
         closing, cut = asyncio.ensure_future(model.close()), asyncio.ensure_future(self._shutdown.cut.wait())
         await asyncio.wait([closing, cut], return_when=asyncio.FIRST_COMPLETED)
         cut.cancel()
         await asyncio.wait([closing], timeout=CUT_SECONDS)
 
     async def _end_connections(self, http: asyncio.Task[None]) -> None:
-        """No response gets any more bytes. Clients have `FLUSH_SECONDS` to read what is written; a cut closes at once."""
+        """Close all connections. Clients have `FLUSH_SECONDS` to read what is written. A cut closes the connections at once."""
         self._http.should_exit = True
         await self._unless(self._shutdown.cut, asyncio.wait([http]))
         if self._shutdown.cut.is_set():
@@ -173,7 +173,8 @@ class Server:
         await http
 
     async def _unless(self, event: asyncio.Event, work: Awaitable[_T]) -> _T | None:
-        """The result of `work`. If `event` is set first: None, and `work` is cancelled and, except in a cut, awaited."""
+        """Return the result of `work`. If `event` is set first, cancel `work`, wait until it has ended, and return None. After
+        a cut, do not wait."""
         task = asyncio.ensure_future(work)
         waiters = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._shutdown.cut.wait())]
         try:
@@ -202,18 +203,18 @@ def reads_files_again(settings: ServerSettings) -> bool:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Without uvicorn's signal handlers, which would close the listener at the first signal.
+    """uvicorn's server without its signal handlers, which would close the listener at the first signal.
 
     Args:
-        handshake_timeout: seconds that a client has for TLS's handshake. Until it ends, no protocol knows the connection.
+        handshake_timeout: seconds that a client has for the TLS handshake. `BoundedProtocol` sees a connection only after it.
     """
 
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
-        self._handshake_timeout = None if config.ssl is None else handshake_timeout  # asyncio takes none without TLS
+        self._handshake_timeout = None if config.ssl is None else handshake_timeout  # asyncio allows it only with TLS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with a time limit for handshakes, which uvicorn does not have."""
+        """Like uvicorn's `startup`, but with a time limit for handshakes, which uvicorn does not have."""
         make_protocol = partial(
             cast("Any", self.config.http_protocol_class),  # Any: a name or a class
             config=self.config,
@@ -244,8 +245,8 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=False,  # `AccessLog`
-        proxy_headers=False,  # `middlewares` has them
+        access_log=False,  # `AccessLog` writes it
+        proxy_headers=False,  # a middleware reads them
         server_header=False,
         backlog=settings.backlog,
         timeout_keep_alive=math.ceil(settings.keep_alive_timeout),
@@ -257,7 +258,7 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
 
 
 async def _watch(model: ServedModel) -> None:
-    """Check the engine again and again; never returns.
+    """Check the engine every HEALTH_SECONDS. Never returns.
 
     Raises:
         EngineDeadError: the engine has died.

@@ -1,4 +1,4 @@
-"""`ServerSettings`: how the server listens, whom it lets in, and what it bounds. The engine's settings are `EngineArgs`."""
+"""`ServerSettings`: where the server listens, whom it lets in, and its limits. The engine's settings are `EngineArgs`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS = {"bounds": (0.001, _LONGEST), "metavar": "SECONDS"}
 _SIZE = {"metavar": "BYTES", "parse": parse_bytes}
 _PATH = {"metavar": "PATH"}
 
-LOCAL_HOSTS = ("localhost", "*.localhost")  # beside the loopback addresses, which are always accepted
+LOCAL_HOSTS = ("localhost", "*.localhost")  # allowed in addition to loopback addresses, which are always allowed
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
@@ -33,7 +33,7 @@ class ServerSettings:
     """What the operator decides. Each field is also an option of `inflight serve`.
 
     Raises:
-        ConfigError: its message names all wrong settings, not only the first one.
+        ConfigError: settings are wrong. The message names all of them, not only the first one.
     """
 
     host: str = _server("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", metavar="HOST")
@@ -51,7 +51,7 @@ class ServerSettings:
         30.0, "Time that running requests have after SIGTERM.", bounds=(0, _LONGEST), metavar="SECONDS"
     )
     keep_alive_timeout: float = _server(
-        75.0, "How long an idle connection stays open; more than a load balancer keeps its own.", **_SECONDS
+        75.0, "How long an idle connection stays open. A load balancer must close its own earlier.", **_SECONDS
     )
     access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
     log_stats_interval: float = _server(
@@ -112,30 +112,41 @@ class ServerSettings:
     )
     allow_credentials: bool = _access(False, "Allow browsers to send cookies (CORS).")
     max_queued_requests: int | None = _limit(
-        1024, "Sequences that may wait, n of a request; more is a 503.", bounds=(1, 2**20)
+        1024,
+        "Sequences that may wait. A request with n answers counts n times. If the queue is full, the status is 503.",
+        bounds=(1, 2**20),
     )
-    max_queued_tokens: int | None = _limit(4 * 2**20, "Prompt tokens that may wait; more is a 503.", bounds=(1, 2**40))
+    max_queued_tokens: int | None = _limit(
+        4 * 2**20, "Prompt tokens that may wait. If there are more, the status is 503.", bounds=(1, 2**40)
+    )
     request_timeout: float | None = _limit(
         None, "A request's deadline, from arrival to last token. Default: none.", **_SECONDS
     )
     header_timeout: float = _limit(
-        20.0, "Time that a client has to send its headers, and before them for the handshake of TLS.", **_SECONDS
+        20.0, "Time for a client to send its headers, and before that the same time for the TLS handshake.", **_SECONDS
     )
-    body_timeout: float = _limit(120.0, "Time that a client then has to send the body.", **_SECONDS)
+    body_timeout: float = _limit(120.0, "Time for a client to send the body after the headers.", **_SECONDS)
     write_timeout: float = _limit(
         60.0, "Time after which the connection of a client that reads nothing is closed.", **_SECONDS
     )
-    template_timeout: float = _limit(1.0, "Processor time that a chat template of a request may take.", **_SECONDS)
-    max_connections: int = _limit(4096, "Open connections of each front end; one more is a 503.", bounds=(1, 2**20))
-    max_body_bytes: int = _limit(16 * 2**20, "Largest request body; more is a 413.", bounds=(1024, 2**32), **_SIZE)
+    template_timeout: float = _limit(1.0, "Processor time for the chat template that a request contains.", **_SECONDS)
+    max_connections: int = _limit(
+        4096, "Open connections of each front end. A further one gets status 503.", bounds=(1, 2**20)
+    )
+    max_body_bytes: int = _limit(
+        16 * 2**20, "Largest request body. A larger one gets status 413.", bounds=(1024, 2**32), **_SIZE
+    )
     max_total_body_bytes: int = _limit(
         512 * 2**20,
-        "Size of the bodies of all requests that a front end has not answered yet; more is a 503.",
+        "Size of all request bodies that a front end has not answered yet. A body beyond it gets status 503.",
         bounds=(1024, 2**40),
         **_SIZE,
     )
     max_header_bytes: int = _limit(
-        64 * 2**10, "Size of request line and headers together; more is a 431.", bounds=(1024, 2**20), **_SIZE
+        64 * 2**10,
+        "Size of request line and headers together. If they are larger, the status is 431.",
+        bounds=(1024, 2**20),
+        **_SIZE,
     )
     stream_keep_alive_interval: float | None = _answer(
         10.0,
@@ -169,7 +180,7 @@ class ServerSettings:
 
     @property
     def url(self) -> str:
-        """Where the server is, for people."""
+        """The address of the server, as it is shown to people."""
         scheme = "http" if self.ssl_certfile is None else "https"
         if self.uds is not None:
             return f"{scheme}+unix://{self.uds}"
@@ -178,14 +189,14 @@ class ServerSettings:
 
     @property
     def trusted_proxies(self) -> list[str]:
-        """`forwarded_allow_ips`, taken apart."""
+        """`forwarded_allow_ips` as a list."""
         if self.forwarded_allow_ips == "none":
             return []
         return [entry for part in self.forwarded_allow_ips.split(",") if (entry := part.strip())]
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the server."""
         if self.uds is not None or self.host == "localhost":
             return True
         return is_loopback(self.host)
@@ -200,7 +211,7 @@ class ServerSettings:
         """`allowed_hosts`, or its default if it is empty.
 
         A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then read what a local server answers.
-        Requests of such a page have no key, and the page's name in `Host`.
+        The requests of such a page have no key, and have the page's name in `Host`.
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -217,7 +228,7 @@ class ServerSettings:
         if not all(map(_is_network, self.trusted_proxies)):
             yield (
                 f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not a list of addresses and networks, separated by "
-                "commas, like 127.0.0.1,10.0.0.0/8; '*' is everybody, 'none' nobody"
+                "commas, like 127.0.0.1,10.0.0.0/8; give '*' to trust everybody, or 'none' to trust nobody"
             )
         if self.max_total_body_bytes < self.max_body_bytes:
             yield f"max_total_body_bytes={self.max_total_body_bytes} is less than max_body_bytes={self.max_body_bytes}"
@@ -239,7 +250,7 @@ class ServerSettings:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host` is a loopback address; False for a name."""
+    """Whether `address` is a loopback address. False if it is a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""`Shutdown`: after the first signal running requests may end; the second signal cuts the connections.
+"""`Shutdown`: the first signal lets running requests end, and the second signal cuts the connections.
 
-If the shutdown hangs, faulthandler's thread, which needs neither the event loop nor the GIL, prints the stack of every thread
-and ends the process with exit code 1.
+If the shutdown hangs, a thread of faulthandler prints the stack of every thread and ends the process with exit code 1. That
+thread needs neither the event loop nor the GIL.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CUT_SECONDS = 5.0  # in which the engine must end after a cut
-END_SECONDS = 35.0  # from the last request to the end of the process: connections 5, the engine 25, the rest 5
+CUT_SECONDS = 5.0  # time for the engine to end after a cut
+END_SECONDS = 35.0  # time from the last request to the end: 5 for the connections, 25 for the engine, 5 for the rest
 _STDERR = 2
 
 
@@ -31,7 +31,7 @@ class Shutdown:
     Attributes:
         begun: set when new requests are refused.
         cut: set when connections are cut.
-        exit_code: of the process, once one of the events is set.
+        exit_code: the exit code of the process, once one of the events is set.
     """
 
     def __init__(self, shutdown_timeout: float, end_seconds: float = END_SECONDS) -> None:
@@ -54,7 +54,8 @@ class Shutdown:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """SIGTERM or SIGINT begins the shutdown, a second one cuts, a third one kills the process. Main thread only."""
+        """The first SIGTERM or SIGINT begins the shutdown, the second one cuts the connections, and the third one kills the
+        process. Main thread only."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)

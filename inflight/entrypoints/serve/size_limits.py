@@ -1,4 +1,4 @@
-"""`SizeLimits`: bounds the size of each request body, whatever length it announces, and of all request bodies together."""
+"""`SizeLimits`: limits the size of headers, of each request body, and of all request bodies together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import contextlib
 from inflight.entrypoints.serve.asgi import ASGIApp, Message, Receive, Scope, Send, header_of, send_error
 from inflight.entrypoints.serve.settings import ServerSettings
 
-LINGER_SECONDS = 2.0  # in which a client can send the rest of a body that is refused
+LINGER_SECONDS = 2.0  # time for a client to send the rest of a body that is refused
 
 
 class SizeLimits:
-    """If headers are too large, the answer is a 431. If a body is too large, it is a 413: at once if its length is announced,
-    else when it passes the limit. If the bodies of other requests leave no room for a body, it is a 503. After a refusal
-    `receive` reports a disconnect, and what the app sends is dropped.
+    """Headers that are too large get status 431. A body that is too large gets 413, at once if its Content-Length is too large,
+    otherwise when it exceeds the limit. If the bodies of all requests together are too large, the status is 503. After a
+    refusal `receive` reports a disconnect to the app, and what the app sends is dropped.
 
     A body counts from its first byte until its request is answered, because the app may keep it until then.
     """
@@ -81,7 +81,7 @@ class SizeLimits:
 
 
 def _lingering(receive: Receive, send: Send) -> Send:
-    """`send` that ends the response, and with it the connection, only after the client has sent its whole body, or after
+    """Wraps `send`: the response, and with it the connection, ends only after the client has sent its whole body, or after
     LINGER_SECONDS. If the connection were closed while bytes are unread, the kernel would reset it, and the client might
     never see the response."""
 

@@ -1,16 +1,16 @@
-"""`Spellings`: /v1/models/ is the same route as /v1/models, HEAD is GET without the body, and a proxy's prefix is removed."""
+"""`Spellings`: removes a last slash and a proxy's prefix from paths, and lets the app answer HEAD like GET."""
 
 from __future__ import annotations
 
 from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send
 
-SENT_METHOD = "sent_method"  # key in scope["state"] of the method that the client sent, if the scope has another one
+SENT_METHOD = "sent_method"  # key in scope["state"]: the method that the client sent, if the scope has another one
 
 
 class Spellings:
-    """Only uvicorn's ProxyHeaders is further out, so all our other middlewares see the same path and method as the app.
+    """Only uvicorn's ProxyHeaders comes before this middleware, so all others see the same path and method as the app.
 
-    uvicorn keeps the original scope, with HEAD as the method, and therefore sends no body.
+    The app sees HEAD as GET, but uvicorn keeps the original scope and therefore sends no body.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:

@@ -1,13 +1,13 @@
-"""`supervise`: starts, watches and ends several front ends that share one engine, each in a process of its own.
+"""`supervise`: starts, watches and ends several front ends (processes that serve HTTP), which share one engine.
 
     this process        owns the listener's address, the engine's process and the folder of the metrics; serves no request
      |-- engine
      |-- front end 0    a `Server`; records the engine's statistics
      |-- front end 1    a `Server`
 
-All front ends accept on the one listener, and take requests once all of them are ready. The first signal to this process drains
-all of them, the second one cuts their connections. If one fails or dies, the others are drained, and the command fails, so that
-systemd or Kubernetes starts it again.
+All front ends accept connections on the same listener. They answer requests once all of them are ready. After the first signal
+to this process, running requests may end (the front ends drain). After the second signal, the front ends cut their connections.
+If a front end fails or dies, the others drain and the command fails, so that systemd or Kubernetes starts it again.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CUT_GRACE_SECONDS = 2.0  # a front end leaves the engine CUT_SECONDS, and then has this time for its own end
-LAST_SECONDS = 2.0  # in which a front end must exit after its last message
+CUT_GRACE_SECONDS = 2.0  # time for a front end to end itself after a cut, in addition to the engine's CUT_SECONDS
+LAST_SECONDS = 2.0  # time for a front end to exit after its last message
 
 
 class FrontEndProcess:
-    """One front end, from its start to its end; on the event loop.
+    """The process of one front end, from its start to its end. Used on the event loop.
 
     Attributes:
-        ready: the description of the model, once the front end can serve it. Never an error.
+        ready: the description of the model, once the front end can serve it. This future never gets an exception.
         ended: done when the process has closed its end of the socket.
-        failure: why it has ended, if nobody asked for that.
+        failure: why the process has ended, if it was not asked to end.
     """
 
     def __init__(self, index: int, listener: socket.socket, start: FrontEndStart, variables: dict[str, str]) -> None:
@@ -71,13 +71,13 @@ class FrontEndProcess:
         loop.add_reader(self._socket, self._read)
 
     def send(self, order: bytes, fds: Sequence[int] = ()) -> None:
-        """Send an order. Nothing happens once the process has ended."""
+        """Send an order. If the process has ended, nothing happens."""
         self._is_asked_to_end |= order in (DRAIN, CUT)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._socket, [order], list(fds))
 
     def close(self) -> None:
-        """The process has ended, or is ended now. To be called once."""
+        """End the process if it still runs, and close its socket. Call it once."""
         asyncio.get_running_loop().remove_reader(self._socket)
         stop_processes([self.process], 0.0)
         self.process.close()
@@ -106,7 +106,7 @@ class FrontEndProcess:
 
 
 async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listener, clock: StartUpClock) -> int:
-    """Serve until a signal, and return the exit code. No process is left running.
+    """Serve until a signal comes. Returns the exit code. No process is left running.
 
     Raises:
         ConfigError, EngineError: the engine or a front end could not start, or has died.
@@ -118,7 +118,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
 
     async def start() -> None:
         nonlocal engine
-        # the imports take longer than a front end needs for its first answer: they come after the front ends' start
+        # These imports take long. The front ends were started before and can answer meanwhile.
         core_client = await asyncio.to_thread(importlib.import_module, "inflight.engine.core_client")
         engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
         config = await asyncio.to_thread(engine_front_end.resolve_config, args)
@@ -144,11 +144,10 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
                 front_end_start = FrontEndStart(settings=settings, args=args, records_engine=index == 0)
                 variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
                 front_ends.append(FrontEndProcess(index, listener.socket, front_end_start, variables))
-            if reads_files_again(
-                settings
-            ):  # the front ends have inherited that SIGHUP is ignored, until they handle it
+            if reads_files_again(settings):
+                # Front ends have inherited that SIGHUP is ignored. They ignore it until they have a handler.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
-            listener.socket.close()  # only the front ends accept: when they are gone, the kernel refuses clients
+            listener.socket.close()  # only front ends accept; when all of them have ended, the kernel refuses clients
             await _serve(asyncio.ensure_future(start()), front_ends, shutdown)
         finally:
             await _end(front_ends, engine, shutdown)
@@ -166,7 +165,7 @@ async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProce
     """Return when the shutdown begins or a front end ends, also during the start.
 
     Raises:
-        ConfigError, EngineError: what `start` raises.
+        ConfigError, EngineError: `start` has raised it.
     """
     begun: asyncio.Future[Any] = asyncio.ensure_future(shutdown.begun.wait())
     ends: list[asyncio.Future[Any]] = [begun, *(front_end.ended for front_end in front_ends)]
@@ -182,7 +181,7 @@ async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProce
 
 
 async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | None, shutdown: Shutdown) -> None:
-    """Drain the front ends, or cut them, and end the engine."""
+    """Drain the front ends (cut them if the shutdown is cut), and then end the engine."""
     for front_end in front_ends:
         front_end.send(DRAIN)
     if front_ends:

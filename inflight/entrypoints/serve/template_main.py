@@ -1,8 +1,8 @@
 """The program that renders chat templates of requests: `python -m inflight.entrypoints.serve.template_main TITLE FD`.
 
-The descriptor is a stream socket. A job is one line of JSON, and so is its answer; see `template_process`. Before each job a
-timer is set to the processor time that the job may take. When it runs out, the kernel ends the process (SIGPROF), because
-nothing else can end a template's loop. The kernel bounds the memory, too.
+The descriptor is a stream socket. A job, which is one template to render, is one line of JSON, and so is its answer (see
+`template_process`). Before each job a timer is set to the processor time that the job may take. When this time is over, the
+kernel ends the process (SIGPROF), because nothing else can end a template's loop. The kernel also limits the memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NICENESS = 5  # the engine has priority
 
 def main() -> None:
     name_process(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; this process ends with its stream
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all, but this process ends with its socket
     os.nice(_NICENESS)
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

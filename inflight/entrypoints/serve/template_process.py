@@ -1,7 +1,7 @@
 """`TemplateProcesses`: renders chat templates of requests in processes, which the kernel ends when their time is over.
 
-Jinja's sandbox limits what a template can access, but not how long it runs: one line of text can hold eight nested loops of a
-thousand rounds each, and a thread that runs them cannot be stopped. A process can: then only its own request ends.
+Jinja's sandbox limits what a template can access, but not how long it runs. One line of text can contain eight nested loops of
+a thousand rounds each. A thread that runs them cannot be stopped, but a process can, and then only its own request fails.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from inflight.executor.process import ChildProcess, stop_processes
 
 MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that may wait for a process
-START_SECONDS = 30.0  # in which a process must start
+START_SECONDS = 30.0  # time for a process to start
 WALL_FACTOR = 5  # a job may last this many times its processor time, in case the machine is busy
-MAX_ANSWER_BYTES = 2**31  # no answer is longer: the process has less memory
+MAX_ANSWER_BYTES = 2**31  # no answer is longer, because the process has less memory
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
 
@@ -35,23 +35,23 @@ class TemplateProcesses:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # None: a process that is not running. The process that was used last is taken first.
+        # None stands for a process that is not running. The process that was used last is used first.
         self._free: asyncio.LifoQueue[_Helper | None] = asyncio.LifoQueue()
         for _ in range(MAX_PROCESSES):
             self._free.put_nowait(None)
         self._num_waiting = 0
 
     async def render(self, source: str, special_tokens: Mapping[str, str], **job: Any) -> str:  # Any: JSON
-        """What `ChatTemplate(source, special_tokens).render(**job)` returns.
+        """Returns the result of `ChatTemplate(source, special_tokens).render(**job)`.
 
         Raises:
-            TokenizerError: the template is no valid Jinja, or needs too much time or memory.
+            TokenizerError: the template is not valid Jinja, or needs too much time or memory.
             InvalidRequestError: the messages are malformed, or the template refuses them.
             OverloadedError: too many requests wait for a process.
         """
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(
-                f"{MAX_WAITING} requests that have chat templates wait already; try again later",
+                f"{MAX_WAITING} requests with chat templates of their own are waiting already; try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         job |= {"source": source, "special_tokens": dict(special_tokens), "seconds": self._seconds}
@@ -75,7 +75,7 @@ class TemplateProcesses:
     async def _ask(self, helper: _Helper | None, content: bytes) -> tuple[_Helper, dict[str, Any]]:
         """The process that has answered, and its answer."""
         seconds = WALL_FACTOR * self._seconds
-        if helper is not None and not helper.is_alive:  # something has ended it: the kernel, when memory ran short
+        if helper is not None and not helper.is_alive:  # for instance, the kernel ended it because memory ran short
             await helper.close()
             helper = None
         if helper is None:
@@ -90,7 +90,7 @@ class TemplateProcesses:
             if isinstance(error, TimeoutError) or ended_by == -signal.SIGPROF:
                 why = f"takes longer than the {self._seconds:g} s of --template-timeout"
             raise TokenizerError(f"chat_template: the template {why}") from None
-        except BaseException:  # the client has gone
+        except BaseException:  # the client has disconnected
             await helper.close()
             raise
 
@@ -129,7 +129,7 @@ class _Helper:
         return answer
 
     async def close(self) -> int | None:
-        """End the process if it still runs; return its exit code as `subprocess` defines it. To be called once."""
+        """End the process if it still runs. Returns its exit code as `subprocess` defines it. Call it once."""
         if self._streams is not None:
             self._streams[1].transport.abort()
         self._socket.close()

@@ -1,4 +1,4 @@
-"""`make_ssl_context`: the TLS context of the files in the settings, with errors that name the wrong file."""
+"""`make_ssl_context`: makes a TLS context from the files in the settings. Its errors name the wrong file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inflight.errors import ConfigError
 
 
 def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The TLS context for the settings; None if they name no certificate.
+    """The TLS context for the settings. None if they name no certificate.
 
     Raises:
         ConfigError: a file is missing or not PEM, or the key does not belong to the certificate.
@@ -22,7 +22,7 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
         path = getattr(settings, name)
         try:
             if path is not None:
-                Path(path).open("rb").close()  # ssl's own error does not say which file
+                Path(path).open("rb").close()  # ssl's own error does not name the file
         except OSError as error:
             raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
 
@@ -49,9 +49,9 @@ def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> Non
     """Read the certificate and its key again, for new connections. `ssl_ca_certs` is not read again.
 
     Raises:
-        ConfigError: a file is wrong; `context` is unchanged.
+        ConfigError: a file is wrong. `context` is unchanged.
     """
-    # if `load_cert_chain` failed, `context` would have the new certificate and the old key: so test the files first
+    # If `load_cert_chain` failed, `context` would have the new certificate and the old key. So test the files first.
     make_ssl_context(settings)
     assert settings.ssl_certfile is not None
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)

@@ -132,7 +132,7 @@ def test_no_bytes(text: str) -> None:
     [
         (["generate"], "either --prompt"),
         (["generate", "-p", "a", "-i", "x"], "either --prompt"),
-        (["generate", "-p", "a", "-o", "x"], "go with --input"),
+        (["generate", "-p", "a", "-o", "x"], "need --input"),
         (["generate", "-p", "a", "--logprobs", "1"], "JSON"),
         (["generate", "-i", "no-such-file", "-o", "x"], "no such file"),
         (["generate", "-i", "no-such-file"], "no such file"),

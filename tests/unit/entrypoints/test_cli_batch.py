@@ -118,9 +118,9 @@ BAD_LINES = {
     b'"text"': "not a JSON object",
     b"\xff{}": "not valid JSON",
     b"[" * 100_000: "not valid JSON",
-    b"{}": "has one of 'prompt'",
-    b'{"prompt": "a", "messages": []}': "has one of 'prompt'",
-    b'{"prompt": 5}': "must be text",
+    b"{}": "exactly one of 'prompt'",
+    b'{"prompt": "a", "messages": []}': "exactly one of 'prompt'",
+    b'{"prompt": 5}': "must be a string",
     b'{"prompt": "a", "tools": []}': "tools are for chats",
     b'{"promt": "a"}': "unknown key 'promt'",
     b'{"prompt": "a", "id": [1]}': "neither a string nor an integer",
@@ -237,7 +237,7 @@ def test_ctrl_c_leaves_a_valid_file(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     done = run(FakeEngine(on_step=interrupt), source, target)
     assert done.exit_code == 130
-    assert "goes on from here" in done.stderr
+    assert "start the same command again" in done.stderr
     assert signal.getsignal(signal.SIGINT) is before
     assert set(read_results(target)) == {1, 3, 4}  # row 1 ends in the step that was interrupted
     assert run(FakeEngine(), source, target).exit_code == 0

@@ -40,7 +40,7 @@ def test_a_mistake_is_told_with_what_to_do(line: str, message: str) -> None:
 def test_flags_of_other_engines_are_left_out_and_told() -> None:
     output = said("serve --check --port 0 --enable-auto-tool-choice --swap-space 4 --uvicorn_log_level=info", code=0)
     assert output.count("note:") == 3
-    assert "--enable-auto-tool-choice has no effect here: tool calls are always read" in output
+    assert "--enable-auto-tool-choice has no effect here: tool calls are always parsed" in output
     assert "--uvicorn-log-level" in output
     assert "no code of a model's folder is ever run" in said("serve --check --port 0 --trust-remote-code", code=0)
 

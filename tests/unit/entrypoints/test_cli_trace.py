@@ -50,7 +50,7 @@ def test_figures_as_json() -> None:
 def test_one_step_gives_no_figures() -> None:
     done = run("-w", "prefill", engine=FakeEngine(max_model_len=2000))
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[-1] == "rank 0  no two steps followed one another: no figures"
+    assert done.stdout.splitlines()[-1] == "rank 0  no figures, because no step followed another directly"
 
 
 def test_a_wrong_workload_is_refused() -> None:

@@ -106,8 +106,8 @@ def test_a_choice_leaves_the_tags_it_admits() -> None:
         (tool("b", [], strict=True), r"tools\[1\] \('b'\) is strict: its parameters must be a JSON schema"),
         (tool("b", {}, strict=True), r"tools\[1\] \('b'\) is strict: .* with \"type\": \"object\""),
         (tool("b", {"type": "array"}, strict=True), r"tools\[1\] \('b'\) is strict"),
-        (tool("b", strict="yes"), r"tools\[1\]: strict is neither true nor false"),
-        ({**tool("b"), "strict": 1}, r"tools\[1\]: strict is neither true nor false"),
+        (tool("b", strict="yes"), r"tools\[1\]: strict must be true or false"),
+        ({**tool("b"), "strict": 1}, r"tools\[1\]: strict must be true or false"),
         ({"function": "b"}, r"tools\[1\]: function is a str"),
         ("b", r"tools\[1\] is a str"),
     ],
@@ -401,17 +401,17 @@ def test_white_space_and_leniency_of_the_json_are_kept() -> None:
 @pytest.mark.parametrize(
     ("tools", "choice", "message"),
     [
-        ([tool()], "always", "tool_choice='always' is neither none, auto or required nor names a function"),
-        ([tool()], {"function": "plot"}, "nor names a function"),
+        ([tool()], "always", "tool_choice='always' is not allowed: give"),
+        ([tool()], {"function": "plot"}, "object that names a function"),
         ([], "required", "tool_choice='required' needs tools, and the request has none"),
         (None, {"name": "plot"}, "tool_choice='plot' needs tools"),
         ([tool()], {"name": "plod"}, "tool_choice names 'plod', which is none of the tools: plot"),
         (
             [tool(parameters={"type": "object", "title": "x" * 2**20})],
             "required",
-            "the schemas of the tools, .* can be enforced",
+            "the schemas of the tools .* can be enforced",
         ),
-        ([tool(parameters={"type": "array"})], "required", r"tools\[0\] \('plot'\) is one that must be called"),
+        ([tool(parameters={"type": "array"})], "required", r"tools\[0\] \('plot'\) is a tool that must be called"),
     ],
 )
 def test_choices_that_cannot_be(tools: Any, choice: Any, message: str) -> None:

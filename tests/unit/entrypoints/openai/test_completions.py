@@ -67,7 +67,7 @@ def test_a_suffix_begins_where_the_answer_ends() -> None:
 
 def test_an_empty_suffix_is_none_and_a_model_without_the_tokens_takes_no_other() -> None:
     assert prompt(byte_level(), suffix="")[0] == ["<s>", "a", "b"]
-    with pytest.raises(FieldError, match="this model has none: leave it out") as raised:
+    with pytest.raises(FieldError, match="this model has none: leave suffix out") as raised:
         prompt(byte_level(*FAMILIES["<fim_prefix>"][:2]), suffix="a")
     assert raised.value.param == "suffix"
 

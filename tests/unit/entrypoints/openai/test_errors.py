@@ -127,7 +127,7 @@ def test_the_path_names_the_fields_and_no_branches(model: type[BaseModel], body:
             {"messages": HELLO, "response_format": {"type": "json"}},
             "response_format: the type 'json' is none of 'text', 'json_object', 'json_schema', 'structural_tag'",
         ),
-        ({"messages": HELLO, "response_format": {}}, "response_format: it needs a type"),
+        ({"messages": HELLO, "response_format": {}}, 'response_format: the field "type" is required'),
         (
             {"messages": HELLO, "tools": [{"type": "custom", "custom": {}}]},
             "tools[0].type: input should be 'function'",

@@ -72,7 +72,7 @@ def test_the_usual_name_of_the_keys_variable_serves_too(monkeypatch: pytest.Monk
         ("check: true", "unknown option 'check'"),
         ("port: 1\nport: 2", "given twice"),
         ("a: &a [1]\nport: *a", "aliases"),
-        ("- port", "holds a list"),
+        ("- port", "is a list"),
         ("port: !!python/object:os.system x", "not valid YAML"),
         ("host: 2024-01-01", "put it in quotes"),
         ("api_key: the-secret: x", "line 1, column 20"),
