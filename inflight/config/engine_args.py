@@ -54,7 +54,7 @@ class EngineArgs:
     )
     load_format: str = _model(
         "auto",
-        "Format of the weights; dummy draws random weights from the config alone.",
+        "Format of the weights; dummy: random weights, for which only config.json is needed.",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     skip_tokenizer_init: bool = _model(False, "Serve token ids only; no tokenizer is read.")
@@ -85,8 +85,8 @@ class EngineArgs:
     )
     gpu_memory_utilization: float | None = _engine(
         None,
-        "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache takes all that it leaves. "
-        "Default: 0.9, on a CPU 0.5.",
+        "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache gets all of this share "
+        "that weights and activations leave. Default: 0.9, on a CPU 0.5.",
         bounds=(0, 1),
         excludes_low=True,
     )
@@ -128,7 +128,7 @@ class EngineArgs:
     cpu_threads_bind: str | None = _engine(
         None,
         "Cores of the compute threads: 0-3,8, with | between the lists of several ranks. off: the system chooses. auto: "
-        "the threads are bound if there are as many as cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
+        "the threads are bound if there are as many threads as cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
         metavar="auto|off|CORES",
     )
     speculative_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
@@ -174,7 +174,7 @@ class EngineArgs:
 
     @classmethod
     def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below
-        """As the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
+        """Like the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
         if unknown := unknown_name(cls, kwargs):
             raise ConfigError(f"unknown argument {unknown}")
         return cls(**kwargs)
@@ -198,8 +198,8 @@ class EngineArgs:
             )
         if self.enforce_eager and self.cuda_graph_max_tokens:
             yield (
-                f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: the first captures "
-                "nothing; leave one of them out"
+                f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: with the first no "
+                "graph is captured; leave one of them out"
             )
         if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
             yield (
