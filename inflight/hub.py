@@ -59,7 +59,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
 
 
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
-    """The folder of a tokenizer: an existing folder, or the files of a hub repository except the weights. It needs no config.json."""
+    """The folder of a tokenizer: an existing folder, or the files of a hub id except its weights. It needs no config.json."""
     return _resolve(tokenizer, revision, _TOKENIZER_PATTERNS)
 
 
@@ -99,7 +99,7 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
     [name] = chosen
     if _PART_OF_A_MODEL.search(name):
         raise ModelNotFoundError(
-            f"model={model!r}: {name} is one part of a model that is split over several files, which is not supported; give a GGUF "
+            f"model={model!r}: {name} is one part of a model that is split over several files; give a GGUF "
             f"file that is a whole model: {', '.join(names)}"
         )
     return _download(repository, revision, [glob.escape(name)]) / name

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass; a prompt may need hundreds of thousands
-    """One token's log-probability from the raw logits, before penalties and masks. The most probable token of the vocabulary has `rank` 1."""
+    """One token's log-probability before penalties and masks. The most probable token of the vocabulary has `rank` 1."""
 
     logprob: float
     rank: int

@@ -33,7 +33,7 @@ _JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints who
 class StructuredOutputsParams:
     """What the text must look like. Exactly one of the fields in `CONSTRAINTS` is given; the names are vLLM's.
 
-    `json` and `structural_tag` are kept as text: the order of the properties in this text is the order in which they are emitted.
+    `json` and `structural_tag` are kept as text, because the properties are emitted in the order that they have in this text.
 
     Attributes:
         json: a JSON schema, as a dict or as text.
@@ -166,7 +166,7 @@ class SamplingParams:
     )
     seed: int | None = _sampling(
         None,
-        "Makes the draws repeatable: they depend on seed and position alone. Default: derived from the number of the input's row.",
+        "Makes the draws repeatable: they depend on seed and position alone. Default: derived from the input's row.",
         bounds=(-MAX_SEED - 1, MAX_SEED),
     )
     n: int = _sampling(
