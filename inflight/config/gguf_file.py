@@ -133,7 +133,8 @@ def read_gguf(path: Path) -> GgufFile:
     version = cursor.integer("<I")
     if version not in _VERSIONS:
         raise CheckpointError(
-            f"{path}: GGUF version {version} (or a big-endian file) is not supported; convert the model to version 3"
+            f"{path}: GGUF version {version} (or a big-endian file) is not supported, only versions 2 and 3; convert the model "
+            "again"
         )
     num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # one dimension
     num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)

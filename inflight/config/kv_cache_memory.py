@@ -51,7 +51,7 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
     raise OutOfMemoryError(
         f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_size(memory_bytes)} beside "
         f"{_size(weight_bytes)} of weights, but only {_size(free_bytes)} of memory is free{sharing}; {ways[0]}, {ways[1]}, or "
-        "leave the option out: then the size follows from the free memory"
+        "leave it out: then the size follows from the free memory"
     )
 
 

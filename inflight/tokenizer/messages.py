@@ -57,7 +57,7 @@ def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[di
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text":
-            raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; only 'text' parts are supported")
+            raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; this model reads 'text' parts only")
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f"{where}[{i}] is a text part without a string 'text'")
     return content if keeps_parts else "\n".join(part["text"] for part in content)
