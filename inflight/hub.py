@@ -157,7 +157,7 @@ def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each fi
     """The JSON object in `path`.
 
     Raises:
-        ConfigError: there is no such file, or it holds something else than a JSON object.
+        ConfigError: there is no such file, or it holds something other than a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -174,7 +174,7 @@ class SamplingParams:
     )
     stop: str | Sequence[str] | None = _sampling((), "End before this text. May be repeated.")
     stop_token_ids: Sequence[int] | None = _sampling(
-        (), "End at this token, beside the model's own. May be repeated.", flags=("--stop-token-id",)
+        (), "End at this token, in addition to the model's own end tokens. May be repeated.", flags=("--stop-token-id",)
     )
     ignore_eos: bool = _sampling(False, "Go on past the model's own end tokens.")
     bad_words: Sequence[str] | None = _sampling((), "Never emit this text. May be repeated.", flags=("--bad-word",))

@@ -122,7 +122,7 @@ class SpeculativeConfig:
     """Each step proposes up to `num_speculative_tokens` tokens, and the next step verifies them.
 
     "ngram" looks for the last earlier occurrence of the sequence's last n tokens, and proposes the tokens that followed it.
-    It takes the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] that has occurred.
+    It uses the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] for which there is such an occurrence.
     """
 
     method: str = setting("ngram", "How tokens are proposed.", choices=("ngram",))

@@ -60,7 +60,7 @@ class EngineArgs:
     skip_tokenizer_init: bool = _model(False, "Serve token ids only; no tokenizer is read.")
     seed: int | None = _model(
         None,
-        "Makes texts repeatable: requests without a seed, and dummy weights, get one from it. Default: 0 for `LLM` and dummy "
+        "Makes texts repeatable: requests without a seed, and dummy weights, use it. Default: 0 for `LLM` and dummy "
         "weights; a server draws a new seed at each start.",
         bounds=(0, 2**63 - 1),
     )
@@ -77,7 +77,7 @@ class EngineArgs:
     )
     kv_cache_memory_bytes: int | None = _engine(
         None,
-        "Size of a rank's KV cache: 2G, 512M, ... Default: what --gpu-memory-utilization leaves; on a CPU at most room for "
+        "Size of a rank's KV cache: 2G, 512M, ... Default: what --gpu-memory-utilization leaves, on a CPU at most enough for "
         "--max-num-seqs sequences of 1,024 tokens.",
         bounds=(1, 2**60),
         metavar="BYTES",
@@ -96,7 +96,7 @@ class EngineArgs:
         "fcfs", "Order of requests: by arrival, or by priority.", choices=("fcfs", "priority")
     )
     device: str = _engine(
-        "auto", "What to run on; auto takes GPUs if they can be used.", choices=("auto", "cpu", "cuda")
+        "auto", "What to run on; auto uses GPUs if they can be used.", choices=("auto", "cpu", "cuda")
     )
     enforce_eager: bool = _engine(False, "GPU: launch kernel by kernel, without CUDA graphs.")
     attention_backend: str = _engine("auto", "GPU: which attention kernels to use.", choices=("auto", "triton"))
@@ -118,12 +118,12 @@ class EngineArgs:
     )
     head_quantization: str = _engine(
         "auto",
-        "--quantization for the head (lm_head). auto: int8 if --quantization is set, else none.",
+        "How to quantize the head (lm_head). auto: int8 if --quantization is set, else none.",
         choices=("auto", "none", "int8", "int4", "fp8"),
     )
     quantization_group_size: int = _engine(64, "Input features that share a scale in int4.", choices=(32, 64, 128))
     batch_invariant: bool = _engine(
-        False, "Refuse to start where results could depend, in their last bits, on the batch."
+        False, "Refuse to start if the last bits of a result could depend on the other requests in its batch."
     )
     cpu_threads_bind: str | None = _engine(
         None,

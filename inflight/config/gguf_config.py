@@ -165,7 +165,7 @@ def _rope_scaling(
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise UnsupportedModelError(
-                f"{file.path}: {prefix}rope.scaling.type={kind!r} beside {ROPE_FACTORS} is not supported"
+                f"{file.path}: {prefix}rope.scaling.type={kind!r} together with {ROPE_FACTORS} is not supported"
             )
         return _llama3_rope(file, config)
     if kind == "none" or (kind == "linear" and factor == 1):

@@ -58,7 +58,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
-    # The field of config.json goes before that of the rope object. Without both, the model was trained at its full length.
+    # The field of config.json has priority over that of the rope object. Default: the full length.
     original = config.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )

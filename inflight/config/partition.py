@@ -63,7 +63,7 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
 
 
 def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
-    """The partition whose most expensive stage costs least. The last stage has the head beside its layers.
+    """The partition whose most expensive stage costs least. The last stage computes the head, too.
 
     If several partitions have this lowest cost, the last stage gets as many layers as it can. The other stages share the rest:
     if it cannot be split evenly, the first ones get one layer more.

@@ -87,7 +87,7 @@ class CpuDevice(Device):
 
 def _use_threads(num_threads: int) -> None:
     """Sets the size of the calling thread's pool."""
-    torch.get_num_threads()  # otherwise torch replaces this setting by that of the process when the thread first computes
+    torch.get_num_threads()  # otherwise torch would replace this setting by the process-wide one when the thread first computes
     torch.set_num_threads(num_threads)
 
 

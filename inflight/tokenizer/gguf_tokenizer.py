@@ -81,7 +81,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
-    """The template `given`, in the forms that `ChatTemplate.from_folder` takes; otherwise the templates of the file."""
+    """The template `given` (Jinja text, or a file). If it is None, the templates in the GGUF file."""
     if given is not None:
         sources = {"default": read_given(given)}
     else:

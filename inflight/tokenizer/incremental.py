@@ -62,7 +62,7 @@ class ByteLevelDecoder(IncrementalDecoder):
 
 
 class WindowDecoder(IncrementalDecoder):
-    """For all other vocabularies: decodes a window of tokens with and without the newest ones, and takes the difference.
+    """For all other vocabularies: decodes a window of tokens with and without the newest ones. The new text is the difference.
 
     ... emitted earlier | context | pending |
                           decode(context) = context_text

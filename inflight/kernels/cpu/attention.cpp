@@ -1,10 +1,10 @@
 // Paged attention that reads keys and values directly from the block arena. A step may mix prompts, chunks and single tokens.
 //
 // The work is divided into tiles of up to kTileRows query rows. A query row is one query head of one token. The rows of a tile
-// are of one request and one key head. If one key head has few rows, a tile has several neighbouring key heads, whose cells
-// (attention_cells.h) are neighbours in memory. A free thread computes the next tile. It goes over the keys in chunks: scores,
-// softmax against the largest score so far, weighted sum of the values (online softmax, arXiv:1805.02867, arXiv:2205.14135).
-// During each chunk it prefetches the next one.
+// are tokens of one request, with the query heads of one key head. If these are few, a tile also has the query heads of the next
+// key heads, whose cells (attention_cells.h) are neighbours in memory. A free thread computes the next tile: it goes over the keys
+// in chunks: scores, softmax against the largest score so far, weighted sum of the values (online softmax, arXiv:1805.02867,
+// arXiv:2205.14135). During each chunk it prefetches the next one.
 //
 // A row's result is the same bit for bit, whatever the batch, the chunking of prompts and the number of threads: chunks and
 // splits (attention_tiles.h) begin at fixed positions of the sequence, and splits are merged in order.
@@ -302,7 +302,7 @@ void run(const Attention<T, Cells>& attention) {
     static thread_local Work of_caller;
     static thread_local Space space_of_caller;
     const int head_dim = attention.layout.head_dim, num_kv_heads = attention.layout.num_kv_heads;
-    Work& work = of_caller;  // thread-local: the other threads reach the caller's through this reference
+    Work& work = of_caller;  // `of_caller` is thread-local; through this reference all threads use the caller's
     cut_into_tiles(attention, work);
     share_tiles(work, head_dim);
     float* partials = space_of_caller.at_least(work.partial_floats);

@@ -20,7 +20,7 @@
 constexpr int kGroupKeys = 16;     // block sizes are multiples of it
 constexpr int kChunkKeys = 128;    // a tile goes over the keys in chunks: a multiple of kGroupKeys
 constexpr int kChunkVectors = kChunkKeys / kLanes;
-constexpr int kMostHeadDim = 512;  // in an int8 cache: so that sums of products fit into 32 bits
+constexpr int kMostHeadDim = 512;  // largest head_dim of an int8 cache: sums of products still fit into 32 bits
 constexpr int kRowsAtOnce = 6;     // query rows whose sums are held in registers
 constexpr int kRowsThatWait = 4;   // with at most so many rows, a thread waits for memory, so it prefetches
 constexpr int kVectorsAtOnce = kLanes == 16 ? 4 : 2;
@@ -143,7 +143,7 @@ struct Weighing {
     const typename Cells::Weight* weights;          // rows of kChunkKeys
     const float* weight_scales;                     // of each row; used if Cells::kScaled
     const typename Cells::Unit* const* groups;      // the chunk's groups of values, from the first dimension to sum
-    int first_unit, end_unit;                       // of the chunk's keys that some row sees
+    int first_unit, end_unit;                       // units of the chunk's keys that some row sees
     int head_dim;
     const float* factors;                           // of each row: multiplies the values that are summed so far
     float* values;                                  // rows of head_dim

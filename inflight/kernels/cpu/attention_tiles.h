@@ -49,7 +49,7 @@ inline State state_at(float* memory, int num_rows, int head_dim) {
 
 // If there are few tiles for many threads, the threads share tiles: each part of a shared tile is one split. If the results of
 // all parts would take more than `kPartialBytes` per thread, the first part of each tile gets several splits, and merges them
-// itself. In both cases splits are merged one by one, in order, so a row's result is the same bit for bit.
+// itself. In both cases the splits are merged one by one, in order, so that a row's result is the same bit for bit.
 inline void share_tiles(Work& work, int head_dim) {
     work.first_splits = 0;
     work.partial_floats = 0;
@@ -75,7 +75,7 @@ inline void share_tiles(Work& work, int head_dim) {
             few = middle + 1;
     }
     work.first_splits = few;
-    for (size_t i = 0; i < work.num_whole; i++) {  // first unshared tiles and first parts, because they are the longest
+    for (size_t i = 0; i < work.num_whole; i++) {  // first the longest: tiles that are not shared, and first parts
         Tile part = work.tiles[i];
         if (work.num_parts(part) > 1) {
             part.partial = work.tiles[i].partial = work.partial_floats;

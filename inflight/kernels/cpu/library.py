@@ -200,7 +200,7 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
     path = _FOLDER / f"_{name}{EXTENSION_SUFFIXES[0]}"
     if not path.exists():
         raise KernelsUnavailableError(
-            f"{path.name} was not built; install a C++ compiler, then inflight again (the install's output says more)"
+            f"{path.name} was not built; install a C++ compiler, then inflight again (the output of the install has the reason)"
         )
     _share_openmp_runtime()
     try:

@@ -1,8 +1,9 @@
 // Linear layers: rows of activations times a packed weight (linear.h) of bfloat16, float, or integers of 8 or 4 bits.
 //
-// First the rows are copied into tiles of up to kTileRows rows, where the same unit (32 bits) of all rows is side by side. For
-// integer weights the rows are also quantised: symmetric, with one scale per row. Then each thread multiplies a panel of the
-// weight with all tiles while the panel is in the cache. Sums stay in registers over all input features.
+// First the rows are copied into tiles of up to kTileRows rows, where the same unit (32 bits) of all rows is side by side. (A
+// single row of floats stays where it is.) For integer weights the rows are also quantised: symmetric, with one scale per row.
+// Then each thread multiplies a panel of the weight (a part of its output features) with all tiles, while the panel is in the
+// cache. Sums stay in registers over all input features.
 //
 // Whatever the number of rows or threads, an output is one sum over the input features from first to last. So a row's result is
 // the same bit for bit, whatever the other rows are.
@@ -20,7 +21,7 @@
 namespace {
 
 constexpr int kTileRows = kLanes == 16 ? 12 : 4;         // rows of a tile: each needs two registers for its sums
-constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // the same if a weight has groups: their sums need registers, too
+constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // the same if rows have several groups, whose sums need registers, too
 constexpr int64_t kParallelWork = 1 << 17;               // with fewer multiplications, one thread is faster
 constexpr int64_t kCacheShare = 256 << 10;               // bytes of a core's cache for weights, and as many for rows
 constexpr int kLine = 64;
@@ -386,7 +387,7 @@ void multiply(
 }
 
 void run(const Call& call) {
-    static thread_local Memory memory;  // thread-local: the other threads reach the caller's through references
+    static thread_local Memory memory;  // thread-local; through references all threads use the caller's
     const LinearWeight& weight = call.weight;
     const PanelLayout layout(weight);
     const Tiling tiling(call.num_rows, weight.bits <= 8 && layout.num_groups > 1 ? kGroupedTileRows : kTileRows);

@@ -31,7 +31,7 @@ class HugePages:
         self._used = 0
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Returns uint8 [num_bytes], zeroed, at an address that 64 divides. Pages that nobody touches take no memory."""
+        """Returns uint8 [num_bytes], zeroed, aligned to 64 bytes. Pages that nobody touches take no memory."""
         start = -(-self._used // _LINE) * _LINE
         if start + num_bytes > len(self._chunk):
             self._chunk, start = _map(max(num_bytes, _CHUNK)), 0
