@@ -12,7 +12,7 @@ _MAX_CORE = 2**15
 
 
 def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
-    """The cores of each of the `num_ranks` ranks of a node, such as "0-3,8|4-7,9". A single list is split among them, in order.
+    """Read a text such as "0-3,8|4-7,9": a list of cores for each of `num_ranks` ranks of a node. One list is split among them.
 
     Raises:
         ConfigError: the text is malformed, names a core twice, or does not give every rank equally many cores.

@@ -17,7 +17,7 @@ from inflight.hub import read_config
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-# Keys without the architecture's name in front ("llama.context_length") -> fields of config.json
+# Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",

@@ -4,7 +4,7 @@ GPTQ, 4 or 8 bits; n = 32 / bits:
     qweight  int32 [in_features / n, out_features]   word j of a column holds rows n*j ... n*j + n-1
     qzeros   int32 [num_groups, out_features / n]    words hold neighbouring columns
     scales   float [num_groups, out_features]
-    g_idx    int32 [in_features]                     the group of each input feature; with "act order" (desc_act) not sorted
+    g_idx    int32 [in_features]                     the group of each input feature; not sorted if "act order" (desc_act)
 
 In version 1 ("checkpoint_format": "gptq") zero points are stored minus 1. In version 2 ("gptq_v2") they are stored unchanged.
 
