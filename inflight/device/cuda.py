@@ -152,9 +152,7 @@ class CudaDevice(Accelerator):
         with torch.cuda.stream(self._compute_stream):
             _drop_library_workspaces()  # the graph gets a workspace of its own: a shared one may be freed earlier
             with torch.inference_mode(False):  # torch creates its random state here, not as an inference tensor
-                graph.capture_begin(
-                    pool=self._pool, capture_error_mode="thread_local"
-                )  # other threads may allocate meanwhile
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may allocate
             try:
                 work()
             except BaseException:

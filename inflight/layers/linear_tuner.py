@@ -26,9 +26,7 @@ logger = logging.getLogger(__name__)
 MIN_WEIGHT_BYTES = 1 << 20  # smaller weights always use the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
 _MIN_CALLS = 8  # the least number of calls in one measurement
-_MIN_BYTES_READ = (
-    256 << 20
-)  # the least number of bytes read in one measurement, if the model has so many bytes of equal weights
+_MIN_BYTES_READ = 256 << 20  # the least number of bytes in one measurement, if equal weights have so many
 _CACHES_READ = 2  # cache sizes that are read between two uses of a weight, so that the weight is not cached
 _REPEATS = 4
 

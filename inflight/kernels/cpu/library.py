@@ -192,7 +192,7 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
     if wanted != "auto" and wanted not in usable:
         known = ", ".join(INSTRUCTION_SETS)
         raise KernelsUnavailableError(
-            f"of the instruction sets {known}, this processor has {', '.join(usable) or 'none'}, not {wanted!r}"
+            f"{wanted!r} cannot be used: of the sets {known}, this processor has {', '.join(usable) or 'none'}"
         )
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
