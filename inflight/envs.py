@@ -1,4 +1,4 @@
-"""Reads environment variables. Each variable has a function, which reads it at every call: a later change takes effect."""
+"""Reads environment variables. Each variable has a function that reads it at every call, so later changes take effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# The keys of clients. The front end reads them, and does not pass them to the processes that it starts.
+# API keys. The front end reads them, and does not pass them on to the processes that it starts.
 API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
 
 # All variables except the options of `inflight serve`, whose names begin with INFLIGHT_SERVE_.
@@ -27,13 +27,14 @@ NAMES = frozenset(
 )
 _PREFIX = "INFLIGHT_"
 _OF_TESTS = "INFLIGHT_TEST_"
-# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables, for a Service of that name
+# Variables that Kubernetes sets for a Service named "inflight", without the prefix INFLIGHT_:
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 _KUBERNETES = re.compile(r"PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|SERVICE_(HOST|PORT(_\w+)?)")
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://\S+")
 
 
 def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) -> list[str]:
-    """The variables with this prefix that Kubernetes sets in each pod for a Service with the same name."""
+    """The variables with this prefix that Kubernetes sets in each pod, if a Service has the prefix as its name."""
     return [
         name
         for name, value in environment.items()

@@ -12,7 +12,7 @@
     +-- OverloadedError                      the queue is full: try again later
     +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
-        +-- StepError                        a step raised on a rank; carries its traceback
+        +-- StepError                        a step raised on a rank; carries the traceback of the worker
         +-- StepTimeoutError                 a step or a call took longer than its budget
         +-- WorkerDiedError                  a rank's process has ended
         +-- CodecError                       a value cannot cross a process boundary, or a frame is damaged

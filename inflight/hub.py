@@ -44,7 +44,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
             separator = "/" if model is None or Path(model).expanduser().exists() else ":"
             raise ModelNotFoundError(
                 f"{what} holds several GGUF files ({names}); name the one to serve as '{model}{separator}FILE.gguf' (a model "
-                "split over several is not read)"
+                "split over several files is not supported)"
             )
         return gguf_files[0]
     if not (folder / "config.json").is_file():
@@ -59,7 +59,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None) -> Path
 
 
 def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Path:
-    """The folder of a tokenizer: an existing folder, or the files of a hub id without weights. It needs no config.json."""
+    """The folder of a tokenizer: an existing folder, or the files of a hub id except its weights. It needs no config.json."""
     return _resolve(tokenizer, revision, _TOKENIZER_PATTERNS)
 
 
@@ -78,7 +78,7 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def _is_hub_id(model: str) -> bool:
-    """Whether the text has the form `org/name` and may be a hub id; a text that can only be a path is none."""
+    """Whether the text has the form `org/name` of a hub id. Texts that can only be a path, such as "./name", have not."""
     parts = model.split("/")
     return len(parts) == 2 and all(part.strip(".~") for part in parts) and "\\" not in model and model[0] not in "./~"
 
@@ -99,7 +99,7 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
     [name] = chosen
     if _PART_OF_A_MODEL.search(name):
         raise ModelNotFoundError(
-            f"model={model!r}: {name} is one part of a model that is split over several files, which is not read; give a GGUF "
+            f"model={model!r}: {name} is one part of a model that is split over several files; give a GGUF "
             f"file that is a whole model: {', '.join(names)}"
         )
     return _download(repository, revision, [glob.escape(name)]) / name
@@ -157,7 +157,7 @@ def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each fi
     """The JSON object in `path`.
 
     Raises:
-        ConfigError: there is no such file, or it holds something else than a JSON object.
+        ConfigError: there is no such file, or it holds something other than a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -173,11 +173,11 @@ def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each fi
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json`, which every model folder has."""
+    """The content of `config.json`, which every model folder has."""
     return read_json(folder / "config.json")
 
 
 def read_generation_config(folder: Path) -> dict[str, Any] | None:
-    """`generation_config.json`, or None where there is none."""
+    """The content of `generation_config.json`; None if the folder has no such file."""
     path = folder / "generation_config.json"
     return read_json(path) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` return."""
+"""`RequestOutput` and its parts: what `generate` and `chat` return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass; a prompt may need hundreds of thousands
-    """One token's log-probability under the raw logits. The most probable token of the vocabulary has `rank` 1."""
+    """One token's log-probability before penalties and masks. The most probable token of the vocabulary has `rank` 1."""
 
     logprob: float
     rank: int
@@ -16,7 +16,7 @@ class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """When things happened, in seconds of `time.monotonic()`."""
+    """When the events of a request happened, in seconds of `time.monotonic()`."""
 
     arrival_time: float
     first_scheduled_time: float

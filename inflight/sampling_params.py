@@ -1,4 +1,4 @@
-"""`SamplingParams`: how the tokens of a request are chosen, and when it ends. All of its bounds are checked here."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when it ends. All its values are checked here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints who
 class StructuredOutputsParams:
     """What the text must look like. Exactly one of the fields in `CONSTRAINTS` is given; the names are vLLM's.
 
-    `json` and `structural_tag` are kept as text: the order of the properties in it is the order in which they are emitted.
+    `json` and `structural_tag` are kept as text, because the properties are emitted in the order that they have in this text.
 
     Attributes:
         json: a JSON schema, as a dict or as text.
@@ -41,7 +41,7 @@ class StructuredOutputsParams:
         regex: the whole text matches it, as with `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
         choice: the text is one of these strings.
         grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
-        structural_tag: free text, in which each of `triggers` must be continued as one of the tags that begin with it:
+        structural_tag: free text with tags. As soon as one of `triggers` appears, one of the tags that begin with it follows:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
             Further keys: with "stop_after_first": true, the text ends after the first tag. With "separator": str, the text is
             either tags with this separator between them, or free text that does not begin with a trigger. With a separator
@@ -122,7 +122,7 @@ class StructuredOutputsParams:
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} contradict each other; use one")
         if given and self.constraint not in _JSON_CONSTRAINTS:
-            raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is about JSON")
+            raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is for JSON only")
 
 
 def _parse_structured_outputs(text: str) -> StructuredOutputsParams:
@@ -166,7 +166,7 @@ class SamplingParams:
     )
     seed: int | None = _sampling(
         None,
-        "Makes the draws repeatable: they depend on seed and position alone. Default: each row's seed follows from its number.",
+        "Makes the draws repeatable: they depend on seed and position alone. Default: derived from the input's row.",
         bounds=(-MAX_SEED - 1, MAX_SEED),
     )
     n: int = _sampling(
@@ -174,7 +174,7 @@ class SamplingParams:
     )
     stop: str | Sequence[str] | None = _sampling((), "End before this text. May be repeated.")
     stop_token_ids: Sequence[int] | None = _sampling(
-        (), "End at this token, beside the model's own. May be repeated.", flags=("--stop-token-id",)
+        (), "End at this token, in addition to the model's own end tokens. May be repeated.", flags=("--stop-token-id",)
     )
     ignore_eos: bool = _sampling(False, "Go on past the model's own end tokens.")
     bad_words: Sequence[str] | None = _sampling((), "Never emit this text. May be repeated.", flags=("--bad-word",))
@@ -196,7 +196,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = _sampling(False, "Leave the stop text in.", flags=("--include-stop/--cut-stop",))
     logit_bias: Mapping[int, float] | None = setting(None, "Added to the logit of each token id; in [-100, 100].")
     allowed_token_ids: Sequence[int] | None = setting(None, "The only tokens that can be drawn.")
-    detokenize: bool = setting(True, "False leaves the text empty, and forbids stop texts, which need it.")
+    detokenize: bool = setting(True, "False: the text stays empty, and stop texts cannot be used.")
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
@@ -254,7 +254,7 @@ class SamplingParams:
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """The values as a tuple; () for None. A string is an error: it must not be taken as the list of its letters."""
+    """The values as a tuple; () for None. A string is an error: otherwise it would become the list of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -263,7 +263,7 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
 
 
 def _json_object_text(name: str, value: object) -> str:
-    """The text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are no JSON, and are refused."""
+    """The text of a JSON object that is given as a dict or as text. NaN and lone surrogates are refused: they are not JSON."""
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):

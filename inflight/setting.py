@@ -29,7 +29,7 @@ class Setting:
     """
     Attributes:
         help: what the value means, for `--help` and for readers of the class.
-        group: title of the setting's section in `--help`. A field without a group is no option.
+        group: title of the setting's section in `--help`. A field without a group does not become an option.
         bounds: the smallest and the largest number that are allowed.
         excludes_low: the value must be greater than the smallest number.
         choices: all values that are allowed.
@@ -39,7 +39,7 @@ class Setting:
         parse: makes the value from the text of a command line. Raises ValueError.
         variables: further environment variables that set the option.
         is_secret: neither `repr` nor an error shows the value.
-        name, type, is_optional, default: those of the field. `type` is None if the field admits several types beside None.
+        name, type, is_optional, default: as in the field. `type` is None if the field admits several types besides None.
         element: type of a list's elements, None if the value is no list.
     """
 
@@ -150,7 +150,7 @@ def parse_bytes(text: str) -> int:
     """ "1500000", "512M", "2GiB", "1.5g": units are powers of 1024.
 
     Raises:
-        ValueError: the text is no such number.
+        ValueError: the text has none of these forms.
     """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:

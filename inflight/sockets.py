@@ -8,7 +8,7 @@ _BACKLOG = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at this address only, never at all addresses of the machine. Port 0 takes a free port.
+    """Listen at this address only, never at all addresses of the machine. Port 0 means any free port.
 
     Raises:
         OSError: `host` is not an address of this machine, or the port is taken.

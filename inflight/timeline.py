@@ -1,11 +1,11 @@
-"""`Timeline`: a ring of the last events of the engine or of a rank: which phase of which step ran from when to when.
+"""`Timeline`: records which phase of which step ran from when to when, in a ring that keeps the last events.
 
-Recording is always on and costs two list stores. The engine core has a `Timeline`, and each rank has one. Their phases:
+Recording is always on, because it costs little. The engine core has a `Timeline`, and each rank has one. Their phases:
 
-    engine   plan, mask, wait (for the oldest step), commit, idle (no request, from the last one's end to this step's plan)
+    engine   plan, mask, wait (for the oldest step), commit, idle (no request to run)
     rank     prepare, receive (from other ranks), forward, sample, drain (copy the drawn tokens out), send
 
-Times are `time.perf_counter_ns()`: on Linux one clock for all processes of a machine.
+Times are `time.perf_counter_ns()`. On Linux this is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One phase of one step; `start_ns` and `end_ns` on the clock of `time.perf_counter_ns()`."""
+    """One phase of one step. `start_ns` and `end_ns` are times of `time.perf_counter_ns()`."""
 
     step_id: int
     phase: str
@@ -34,7 +34,7 @@ class Event:
 
 
 class Timeline:
-    """The ring. Several threads may write: each takes its index atomically."""
+    """The ring. Several threads may record events: each gets its own index, atomically."""
 
     def __init__(self, capacity: int = 8192) -> None:
         self._ring: list[Event | None] = [None] * capacity
@@ -60,7 +60,7 @@ class Timeline:
                 self._under_way[thread] = outer
 
     def under_way(self) -> list[str]:
-        """The spans that have begun and not ended, oldest first, as "forward of step 7 for 3.9 s". Any thread may call it."""
+        """The spans that have not ended yet, oldest first, such as "forward of step 7 for 3.9 s". Any thread may call it."""
         now = time.perf_counter_ns()
         spans = sorted(self._under_way.copy().values(), key=lambda span: span[2])
         return [f"{phase} of step {step_id} for {(now - start) / 1e9:.1f} s" for step_id, phase, start in spans]
@@ -73,8 +73,8 @@ class Timeline:
 def chrome_trace(events_by_process: Mapping[str, Sequence[Event]]) -> dict[str, Any]:  # Any: JSON
     """The events in Chrome's trace format, for chrome://tracing and Perfetto.
 
-    Each key is a process, in this order. Each phase is a lane in it: events of one phase never overlap. Times are microseconds
-    since the first event; all processes must share one clock."""
+    Each key is a process, in the order of the mapping. Each of its phases is a lane, because events of one phase never overlap.
+    Times are microseconds since the first event. All processes must share one clock."""
     entries: list[dict[str, Any]] = []
     start_ns = min((event.start_ns for events in events_by_process.values() for event in events), default=0)
     for pid, (process, events) in enumerate(events_by_process.items()):

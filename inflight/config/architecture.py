@@ -1,4 +1,4 @@
-"""`ModelArchitecture`: what a checkpoint's config.json says about the network, in one vocabulary for all families."""
+"""`ModelArchitecture`: what config.json says about the network, with the same field names for every family of models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding. `kind` is one of "default", "linear", "llama3", "yarn"; fields below `theta` are used by some kinds.
+    """Rotary position embedding. `kind` is "default", "linear", "llama3" or "yarn". Each kind uses only some of the fields.
 
-    `attention_factor` multiplies cos and sin (yarn); `truncate` rounds yarn's correction range to whole dimensions.
+    In yarn, cos and sin are multiplied by `attention_factor`, and the correction range is rounded to whole dimensions if
+    `truncate` is set.
     """
 
     theta: float = 10000.0
@@ -30,9 +31,9 @@ class RopeConfig:
 class ModelArchitecture:
     """A decoder-only transformer.
 
-    `name` is the class name in config.json's "architectures", the key of `models.registry`. `sliding_windows` holds one
-    entry per layer: the number of tokens a query may see including itself, or None for all of them. `weight_format` is how
-    linear weights are stored, one of `weight_format.py`'s names.
+    `name` is the class name in config.json's "architectures", by which `models.registry` finds the model's class.
+    `sliding_windows` has an entry for each layer: the number of tokens a query may see including itself, or None for all of
+    them. `weight_format` is one of the names in `weight_format.py`: how the linear weights are stored.
     """
 
     name: str

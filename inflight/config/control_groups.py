@@ -18,7 +18,7 @@ class ControlGroup(NamedTuple):
 
 
 def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """The groups of this process in which `controller` ("memory" or "cpu") may set limits, the process's own first.
+    """The groups of this process in which `controller` ("memory" or "cpu") may set limits, starting with its own.
 
     `root`: the folder that contains `proc` and `sys`.
     """
@@ -44,7 +44,7 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Processor time that this process may use, in cores: 2.5 is two and a half seconds in each second. None: no limit."""
+    """Processor time that this process may use, in cores: 2.5 means 2.5 seconds in each second. None means no limit."""
     return min((quota for group in groups_of("cpu", root) if (quota := _cpu_quota(group)) is not None), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Which cores the compute threads of a rank are bound to: what `cpu_threads_bind` means."""
+"""Reads the option `cpu_threads_bind`: which cores the compute threads of each rank are bound to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_CORE = 2**15
 
 
 def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
-    """ "0-3,8|4-7,9": the cores of each of `num_ranks` ranks of a node. A single list is split among them, in order.
+    """Read a text such as "0-3,8|4-7,9": a list of cores for each of `num_ranks` ranks of a node. One list is split among them.
 
     Raises:
         ConfigError: the text is malformed, names a core twice, or does not give every rank equally many cores.
@@ -35,13 +35,13 @@ def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
 def cores_of_rank(
     setting: str, *, usable: Sequence[int], num_threads: int, local_rank: int, num_local_ranks: int
 ) -> tuple[int, ...] | None:
-    """The core of each of the rank's `num_threads` threads; None if the operating system places them.
+    """The core of each of the rank's `num_threads` threads; None if the threads are not bound.
 
     "auto" binds the threads if the node's ranks together have as many threads as there are usable cores. If there are fewer
     threads, other programs are expected to run on the same cores, and the operating system knows better which cores are free.
 
     Args:
-        setting: "auto", "off" or what `parse_core_lists` takes.
+        setting: "auto", "off" or lists of cores for `parse_core_lists`.
         usable: the cores that this process may run on, ascending.
 
     Raises:
@@ -56,12 +56,13 @@ def cores_of_rank(
     cores = parse_core_lists(setting, num_local_ranks)[local_rank]
     if len(cores) != num_threads:
         raise ConfigError(
-            f"cpu_threads_bind={setting!r} has {len(cores)} cores for the num_threads={num_threads} of a rank; "
-            "leave num_threads out, or make them equal"
+            f"cpu_threads_bind={setting!r} gives a rank {len(cores)} cores, but num_threads={num_threads}; leave num_threads "
+            "out, or make the two numbers equal"
         )
     if missing := [core for core in cores if core not in usable]:
         raise ConfigError(
-            f"cpu_threads_bind={setting!r} names {_list(missing)}, where this process may not run; it may on {_list(usable)}"
+            f"cpu_threads_bind={setting!r} names {_list(missing)}, where this process may not run; it may run on "
+            f"{_list(usable)}"
         )
     return cores
 

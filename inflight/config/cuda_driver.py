@@ -1,6 +1,6 @@
 """What the NVIDIA driver and the installed packages say about GPUs. It neither imports torch nor creates a CUDA context.
 
-The driver is asked through its own library, libcuda.so.1, so CUDA_VISIBLE_DEVICES counts as it does for torch.
+The driver is asked through its own library, libcuda.so.1, so CUDA_VISIBLE_DEVICES has the same effect as on torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from inflight.errors import ConfigError
 
-# of cuda.h: CUresult, CUdevice_attribute
+# constants of cuda.h: a CUresult, and three CUdevice_attribute
 _NO_DEVICE = 100
 _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
 _MAX_NAME_BYTES = 256
@@ -38,13 +38,13 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaFacts:
-    """Facts only: `machine` checks whether the parts fit each other.
+    """The versions of the driver and of torch, and the GPUs. `machine.py` checks whether these fit each other.
 
     Attributes:
-        driver: the newest CUDA version that the driver serves.
-        gpus: at least one, in the order of their numbers.
+        driver: the newest CUDA version that the driver supports.
+        gpus: at least one GPU; they are in the driver's order.
         torch_cuda: the CUDA version that torch was built for; None if torch is a build for CPUs, or is not installed.
-        packages: has "triton" if it can be imported.
+        packages: contains "triton" if this package can be imported.
     """
 
     driver: Version
@@ -63,7 +63,7 @@ def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFac
         library = open_library("libcuda.so.1")
     except OSError as error:
         raise ConfigError(
-            f"there is no NVIDIA driver: {error}; install it (in a container: start it with its GPUs, as `docker run --gpus "
+            f"there is no NVIDIA driver: {error}; install it (in a container: start the container with `docker run --gpus "
             "all`), or give device='cpu'"
         ) from error
     call = partial(_call, library)
@@ -86,7 +86,7 @@ def to_version(version: Version) -> str:
 
 
 def read_torch_cuda(torch_folder: Path | None) -> Version | None:
-    """The CUDA that the torch in a folder was built for, as its version.py says."""
+    """The CUDA that the torch in a folder was built for, read from torch's version.py."""
     if torch_folder is None:
         return None
     match = _TORCH_CUDA.search((torch_folder / "version.py").read_text(encoding="utf-8"))
@@ -120,13 +120,13 @@ def _attribute(call: Callable[..., None], attribute: int, device: int, out: obje
 
 
 def _integer_of(call: Callable[[object], None]) -> int:
-    """The integer that `call` writes to the address that it gets."""
+    """Give `call` the address of an integer, and return the integer that it writes there."""
     out = ctypes.c_int()
     call(ctypes.byref(out))
     return out.value
 
 
-def _call(library: Any, function: str, *arguments: object) -> None:  # Any: as above
+def _call(library: Any, function: str, *arguments: object) -> None:  # Any: C functions
     result = getattr(library, function)(*arguments)
     if result == _NO_DEVICE:
         raise ConfigError(_no_gpu())
@@ -134,13 +134,13 @@ def _call(library: Any, function: str, *arguments: object) -> None:  # Any: as a
         text = ctypes.c_char_p()
         library.cuGetErrorString(ctypes.c_int(result), ctypes.byref(text))
         raise ConfigError(
-            f"the NVIDIA driver does not work: {function} returned {result} ({(text.value or b'unknown').decode()}); see "
-            "whether nvidia-smi runs (after an update of the driver: restart the machine), or give device='cpu'"
+            f"the NVIDIA driver does not work: {function} returned {result} ({(text.value or b'unknown').decode()}); check "
+            "whether nvidia-smi works (after an update of the driver: restart the machine), or give device='cpu'"
         )
 
 
 def _no_gpu() -> str:
     return (
-        "the NVIDIA driver shows no GPU to this process; see what nvidia-smi lists and whether CUDA_VISIBLE_DEVICES hides it, "
-        "or give device='cpu'"
+        "the NVIDIA driver shows no GPU to this process; check what nvidia-smi lists and whether CUDA_VISIBLE_DEVICES "
+        "hides the GPU, or give device='cpu'"
     )

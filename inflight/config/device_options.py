@@ -1,4 +1,4 @@
-"""Resolves the options that depend on the device, and refuses those that this device does not have."""
+"""Resolves the options that depend on the device, and refuses options that this device does not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
-MAX_DEVICE_STATE = 2**31 - 1  # numbers in the slots' state on a GPU: kernels index it with 32 bits
+MAX_DEVICE_STATE = 2**31 - 1  # most numbers that a GPU may keep about all requests: kernels index them with 32 bits
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # a larger step takes longer than its kernel launches, so a graph saves nothing
 
 FLOAT8 = "float8_e4m3fn"
@@ -51,15 +51,15 @@ def resolve_device(
 
 
 def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
-    """`num_numbers`: the size of the slots' state on the GPU. It may be that of the tokens alone, which are the largest part.
+    """`num_numbers`: how many numbers the GPU has to keep for all requests, which are mostly token ids.
 
     Raises:
-        ConfigError: there are more than MAX_DEVICE_STATE.
+        ConfigError: `num_numbers` is more than MAX_DEVICE_STATE.
     """
     if num_numbers > MAX_DEVICE_STATE:
         raise ConfigError(
             f"max_num_seqs={max_num_seqs} requests of max_model_len={max_model_len} tokens are {num_numbers} numbers on the "
-            f"GPU, where {MAX_DEVICE_STATE} is the most; lower one of the two"
+            f"GPU, which can keep {MAX_DEVICE_STATE} at most; lower one of the two"
         )
 
 
@@ -67,7 +67,7 @@ def resolve_kv_cache_dtype(wanted: str, dtype: str, machine: Machine) -> str:
     """`dtype` is the model's.
 
     Raises:
-        ConfigError: the device has no kernels for it.
+        ConfigError: the device has no kernels for this dtype.
     """
     if wanted == "auto":
         return dtype
@@ -93,7 +93,7 @@ def resolve_quantization(args: EngineArgs, machine: Machine, weight_format: str)
         layers = None  # stored weights are used as they are
     head: str | None = args.head_quantization
     if head == "auto":
-        head = None if layers is None else "int8"  # fewer bits would change the logits directly
+        head = None if layers is None else "int8"  # the head's weights need 8 bits: its results are the logits
     elif head == "none":
         head = None
     for name, wanted in (("quantization", layers), ("head_quantization", head)):
@@ -131,13 +131,13 @@ def _resolve_cuda(
             )
     if args.batch_invariant:
         raise ConfigError(
-            "batch_invariant=True cannot be kept on a GPU yet: cuBLAS adds up in an order that depends on the number of rows; "
+            "batch_invariant=True cannot be kept on a GPU yet: the order in which cuBLAS adds depends on the number of rows; "
             "leave it out, or give device='cpu'"
         )
     backend = args.distributed_executor_backend
     if num_local_ranks > 1 and backend == "uni":
         raise ConfigError(
-            f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each "
+            f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each rank "
             "needs a process of its own; give 'mp', or leave it out"
         )
     # with another backend, another program places the ranks, and each rank checks its own GPU
@@ -145,7 +145,7 @@ def _resolve_cuda(
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size} needs "
             f"{num_local_ranks} GPUs on this machine, one for each rank, and {len(machine.gpus)} can be used; lower one of the "
-            "two, or see what CUDA_VISIBLE_DEVICES hides"
+            "two sizes, or check whether CUDA_VISIBLE_DEVICES hides a GPU"
         )
     return DeviceConfig(
         kind="cuda",
@@ -167,7 +167,7 @@ def _need_float8(name: str, machine: Machine) -> None:
     if machine.compute_capability < _FLOAT8_COMPUTE_CAPABILITY:
         raise ConfigError(
             f"{name}='fp8' needs GPUs of compute capability {to_version(_FLOAT8_COMPUTE_CAPABILITY)} (Ada, Hopper) or more, "
-            f"and here it is {to_version(machine.compute_capability)}; leave it out"
+            f"and this machine has {to_version(machine.compute_capability)}; leave {name} out"
         )
 
 

@@ -41,13 +41,14 @@ class ModelConfig:
     fingerprint: str
     quantization: QuantizationConfig = QuantizationConfig()
     batch_invariant: bool = False  # refuse to start if results may depend on the batch
-    generation_overrides: dict[str, Any] = field(default_factory=dict)  # replace generation_config.json's; Any: JSON
+    generation_overrides: dict[str, Any] = field(default_factory=dict)  # for generation_config.json; Any: JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The KV cache. If `memory_bytes` is None, the cache takes what `determine_available_memory` finds within
-    `memory_utilization`. If `usual_sequence_len` is set, it takes at most what `max_num_seqs` sequences of that length need.
+    """The KV cache. `memory_bytes` is its size on each rank. If this is None, the worker measures how much memory is free, and
+    uses at most the share `memory_utilization` of the memory. If `usual_sequence_len` is set, the cache gets at most the memory
+    that `max_num_seqs` sequences of this length need.
 
     `dtype` is that of keys and values: the model's dtype, "int8" or "float8_e4m3fn".
     """
@@ -64,7 +65,7 @@ class CacheConfig:
 class SchedulerConfig:
     """Limits of one step, and how many steps overlap. `policy` is "fcfs" or "priority" (a lower number is served first).
 
-    `depth` is the number of steps in flight. After a step that draws a token of a request, the next `stagger - 1` steps leave
+    `depth` is the number of steps in flight. After a step that draws a token for a request, the next `stagger - 1` steps leave
     this request out. With several stages depth must be larger than stagger: otherwise stages wait for work.
 
     If `max_stagger` is set, stagger and depth are minimum values: at the start `engine.pipeline_tuning` measures the pipeline
@@ -121,7 +122,7 @@ class SpeculativeConfig:
     """Each step proposes up to `num_speculative_tokens` tokens, and the next step verifies them.
 
     "ngram" looks for the last earlier occurrence of the sequence's last n tokens, and proposes the tokens that followed it.
-    It takes the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] that has occurred.
+    It uses the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] for which there is such an occurrence.
     """
 
     method: str = setting("ngram", "How tokens are proposed.", choices=("ngram",))
@@ -132,7 +133,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsConfig:
-    """`backend` is "llguidance" or "xgrammar". A grammar starts after the text `reasoning_end`, or, if that is "", at once."""
+    """`backend` is "llguidance" or "xgrammar". A grammar starts after the text `reasoning_end`, or at once if this is ""."""
 
     backend: str
     reasoning_end: str
@@ -143,10 +144,10 @@ class DeviceConfig:
     """What ranks run on: `kind` is "cpu" or "cuda".
 
     Attributes:
-        num_threads: the size of a rank's thread pool. On a CPU it computes the model; with a GPU it only converts weights.
-        threads_bind: the cores that its threads are bound to, as in `cpu_binding`.
-        enforce_eager: no CUDA graphs at all.
-        cuda_graph_max_tokens: batches with prompts are captured up to this size; 0: only batches of decodes are captured.
+        num_threads: the size of a rank's thread pool. On a CPU it computes the model; on a GPU the pool only converts weights.
+        threads_bind: the cores that its threads are bound to, written as `cpu_binding.py` reads them.
+        enforce_eager: do not use CUDA graphs.
+        cuda_graph_max_tokens: the most tokens in a step with prompts that gets a CUDA graph; 0: only decode steps have graphs.
     """
 
     kind: str
@@ -158,7 +159,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """All parts. Each room gets only the parts that it needs."""
+    """The whole configuration. Each folder of the package gets only the parts that it needs."""
 
     model: ModelConfig
     cache: CacheConfig

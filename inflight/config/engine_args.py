@@ -54,13 +54,13 @@ class EngineArgs:
     )
     load_format: str = _model(
         "auto",
-        "Format of the weights; dummy draws random weights from the config alone.",
+        "Format of the weights; dummy: random weights, for which only config.json is needed.",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     skip_tokenizer_init: bool = _model(False, "Serve token ids only; no tokenizer is read.")
     seed: int | None = _model(
         None,
-        "Makes texts repeatable: requests without a seed, and dummy weights, get one from it. Default: 0 for `LLM` and dummy "
+        "Makes texts repeatable: requests without a seed, and dummy weights, use it. Default: 0 for `LLM` and dummy "
         "weights; a server draws a new seed at each start.",
         bounds=(0, 2**63 - 1),
     )
@@ -77,7 +77,7 @@ class EngineArgs:
     )
     kv_cache_memory_bytes: int | None = _engine(
         None,
-        "Size of a rank's KV cache: 2G, 512M, ... Default: what --gpu-memory-utilization leaves; on a CPU at most room for "
+        "Size of a rank's KV cache: 2G, 512M, ... Default: what --gpu-memory-utilization leaves, on a CPU at most enough for "
         "--max-num-seqs sequences of 1,024 tokens.",
         bounds=(1, 2**60),
         metavar="BYTES",
@@ -85,8 +85,8 @@ class EngineArgs:
     )
     gpu_memory_utilization: float | None = _engine(
         None,
-        "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache takes all that it leaves. "
-        "Default: 0.9, on a CPU 0.5.",
+        "Share of the device's memory to use; on a CPU of the free RAM. If given, the KV cache gets all of this share "
+        "that weights and activations leave. Default: 0.9, on a CPU 0.5.",
         bounds=(0, 1),
         excludes_low=True,
     )
@@ -96,7 +96,7 @@ class EngineArgs:
         "fcfs", "Order of requests: by arrival, or by priority.", choices=("fcfs", "priority")
     )
     device: str = _engine(
-        "auto", "What to run on; auto takes GPUs if they can be used.", choices=("auto", "cpu", "cuda")
+        "auto", "What to run on; auto uses GPUs if they can be used.", choices=("auto", "cpu", "cuda")
     )
     enforce_eager: bool = _engine(False, "GPU: launch kernel by kernel, without CUDA graphs.")
     attention_backend: str = _engine("auto", "GPU: which attention kernels to use.", choices=("auto", "triton"))
@@ -118,17 +118,17 @@ class EngineArgs:
     )
     head_quantization: str = _engine(
         "auto",
-        "--quantization for the head (lm_head). auto: int8 if --quantization is set, else none.",
+        "How to quantize the head (lm_head). auto: int8 if --quantization is set, else none.",
         choices=("auto", "none", "int8", "int4", "fp8"),
     )
     quantization_group_size: int = _engine(64, "Input features that share a scale in int4.", choices=(32, 64, 128))
     batch_invariant: bool = _engine(
-        False, "Refuse to start where results could depend, in their last bits, on the batch."
+        False, "Refuse to start if the last bits of a result could depend on the other requests in its batch."
     )
     cpu_threads_bind: str | None = _engine(
         None,
         "Cores of the compute threads: 0-3,8, with | between the lists of several ranks. off: the system chooses. auto: "
-        "the threads are bound if there are as many as cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
+        "the threads are bound if there are as many threads as cores. Default: INFLIGHT_CPU_THREADS_BIND, or auto.",
         metavar="auto|off|CORES",
     )
     speculative_config: Mapping[str, Any] | None = _engine(  # Any: `resolve` checks the values
@@ -174,7 +174,7 @@ class EngineArgs:
 
     @classmethod
     def from_kwargs(cls, kwargs: dict[str, Any]) -> EngineArgs:  # Any: values are checked below
-        """As the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
+        """Like the constructor, but an unknown name is a `ConfigError` that proposes the nearest known one."""
         if unknown := unknown_name(cls, kwargs):
             raise ConfigError(f"unknown argument {unknown}")
         return cls(**kwargs)
@@ -198,8 +198,8 @@ class EngineArgs:
             )
         if self.enforce_eager and self.cuda_graph_max_tokens:
             yield (
-                f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: the first captures "
-                "nothing; leave one of them out"
+                f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: with the first no "
+                "graph is captured; leave one of them out"
             )
         if self.nnodes > 1 and self.distributed_executor_backend == "external_launcher":
             yield (

@@ -17,7 +17,7 @@ from inflight.hub import read_config
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-# Keys below the architecture's name -> config.json's
+# Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -29,7 +29,7 @@ _FIELDS = {
     "context_length": "max_position_embeddings",
     "rope.freq_base": "rope_theta",
 }
-# Keys that code below reads, or whose values the tensors show as well.
+# Keys that the functions below read, or whose values are also known from the tensors.
 _OTHER_FIELDS = (
     "vocab_size",
     "attention.value_length",
@@ -46,9 +46,10 @@ _OTHER_FIELDS = (
     "tensor_data_layout",
 )
 ROPE_FACTORS = "rope_freqs.weight"
-# Llama 3.1 and later. The file does not hold these numbers. It holds the divisors that follow from them, one for each pair.
+# The rotary embedding of Llama 3.1 and later. Instead of these numbers, a file holds the divisors of the frequencies that
+# follow from them.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_FACTOR_TOLERANCE = 1e-4
+_FACTOR_TOLERANCE = 1e-4  # largest relative difference from the divisors that these numbers give
 
 
 def read_model_config(path: Path, overrides: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -126,7 +127,7 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, obj
 
 
 def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
-    """Set head_dim. The file has it only if it differs from hidden_size / heads. Refuse values or rotation of another size."""
+    """Set head_dim. If the file lacks it, it is hidden_size / heads. Refuse values or a rotation of another size."""
     if "head_dim" not in config:
         size, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
@@ -164,7 +165,7 @@ def _rope_scaling(
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise UnsupportedModelError(
-                f"{file.path}: {prefix}rope.scaling.type={kind!r} beside {ROPE_FACTORS} is not supported"
+                f"{file.path}: {prefix}rope.scaling.type={kind!r} together with {ROPE_FACTORS} is not supported"
             )
         return _llama3_rope(file, config)
     if kind == "none" or (kind == "linear" and factor == 1):
@@ -176,7 +177,7 @@ def _rope_scaling(
 
 
 def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, object] | None:
-    """The scaling of Llama 3, if the file holds its divisors."""
+    """The scaling of Llama 3, if the file's divisors follow from `_LLAMA3_ROPE` and a factor. None if they are all 1."""
     tensor = file.tensors[ROPE_FACTORS]
     theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
     if not isinstance(head_dim, int):

@@ -82,7 +82,7 @@ GgufValue = int | float | bool | str | np.ndarray | GgufStrings  # arrays have o
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """`shape` as torch has it, outermost first; `start` is counted from the beginning of the file."""
+    """`shape` has the outermost dimension first, as in torch. `start` is an offset from the beginning of the file."""
 
     shape: tuple[int, ...]
     type: GgufType
@@ -95,7 +95,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a header says. No file is kept open."""
+    """The content of a header. The file itself is not kept open."""
 
     path: Path
     metadata: Mapping[str, GgufValue]
@@ -106,7 +106,7 @@ class GgufFile:
         return _Cursor(self.path, _map(self.path), array.start, array.stop).strings(array.count)
 
     def map_tensor(self, name: str, row: int = 0, num_rows: int | None = None) -> Bytes:
-        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], mapped. The mapping ends with the last view of it.
+        """The bytes of (some rows of) a tensor, [num_rows, bytes of a row], as a view of the mapped file.
 
         A tensor of one dimension is one row. Writing to the bytes does not change the file.
         """
@@ -117,7 +117,7 @@ class GgufFile:
         assert 0 <= row < row + num_rows <= total, (name, row, num_rows)
         try:
             return np.memmap(self.path, np.uint8, "c", tensor.start + row * row_bytes, (num_rows, row_bytes))
-        except (OSError, ValueError) as error:  # it became shorter since its header was read
+        except (OSError, ValueError) as error:  # the file became shorter after its header was read
             raise CheckpointError(f"{self.path} cannot be read: {error}") from error
 
 
@@ -133,7 +133,8 @@ def read_gguf(path: Path) -> GgufFile:
     version = cursor.integer("<I")
     if version not in _VERSIONS:
         raise CheckpointError(
-            f"{path}: GGUF version {version} (or a big-endian file) is not read, only versions 2 and 3: convert the model again"
+            f"{path}: GGUF version {version} (or a big-endian file) is not supported, only versions 2 and 3; convert the model "
+            "again"
         )
     num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # one dimension
     num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)
@@ -180,7 +181,7 @@ class _Cursor:
     def take(self, size: int) -> memoryview:
         start = self.position
         if size > self._stop - start:
-            raise self.corrupt(f"{size} bytes are wanted at {start}, and {self._stop - start} are left")
+            raise self.corrupt(f"{size} bytes are needed at byte {start}, but only {self._stop - start} are left")
         self.position = start + size
         return self._data[start : start + size]
 
@@ -199,7 +200,7 @@ class _Cursor:
         try:
             return text.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.corrupt(f"a string that is not UTF-8 before {self.position}") from error
+            raise self.corrupt(f"the string that ends at byte {self.position} is not UTF-8") from error
 
     def strings(self, count: int) -> list[str]:
         return [self.string() for _ in range(count)]
@@ -225,12 +226,12 @@ class _Cursor:
     def _boolean(self) -> bool:
         value = self.take(1)[0]
         if value > 1:
-            raise self.corrupt(f"a truth value of {value} before {self.position}")
+            raise self.corrupt(f"the truth value of {value} at byte {self.position - 1} is neither 0 nor 1")
         return bool(value)
 
     def _number(self, kind: int) -> int | float:
         if kind not in _NUMBERS:
-            raise self.corrupt(f"a value of the unknown type {kind} before {self.position}")
+            raise self.corrupt(f"a value of the unknown type {kind} at byte {self.position}")
         value: int | float = struct.unpack(_NUMBERS[kind], self.take(struct.calcsize(_NUMBERS[kind])))[0]
         return value
 
@@ -241,21 +242,21 @@ class _Cursor:
             self._skip_strings(count)
             return GgufStrings(start, self.position, count)
         number = np.dtype("?" if kind == _BOOL else _NUMBERS.get(kind, "V0"))
-        if not number.itemsize:  # this refuses arrays of arrays, too: no model has one
-            raise self.corrupt(f"an array of the unknown type {kind} before {self.position}")
+        if not number.itemsize:  # arrays of arrays are refused here, too: no model has them
+            raise self.corrupt(f"an array of the unknown type {kind} at byte {self.position}")
         count = self.count("<Q", "numbers", least_bytes=number.itemsize)
         return np.frombuffer(self.take(count * number.itemsize), number).copy()
 
     def _skip_strings(self, count: int) -> None:
-        """A vocabulary and its merges are 300,000 strings, so this loop calls no methods."""
+        """For speed this loop calls no methods: a vocabulary and its merges are 300,000 strings."""
         data, position, stop = self._data, self.position, self._stop
         unpack_from = struct.Struct("<Q").unpack_from
         for _ in range(count):
             if stop - position < 8:
-                raise self.corrupt(f"strings go on behind {stop}")
+                raise self.corrupt(f"strings go on beyond byte {stop}")
             position += 8 + unpack_from(data, position)[0]
         if position > stop:
-            raise self.corrupt(f"strings go on behind {stop}")
+            raise self.corrupt(f"strings go on beyond byte {stop}")
         self.position = position
 
 
@@ -273,13 +274,15 @@ def _tensor(
 ) -> GgufTensor:
     if kind not in GGUF_TYPES:
         raise CheckpointError(
-            f"{cursor.path}: {name} is stored as {_OTHER_TYPES.get(kind, f'type {kind}')}, which is not read; read are "
+            f"{cursor.path}: {name} is stored as {_OTHER_TYPES.get(kind, f'type {kind}')}, which is not read; supported: "
             f"{', '.join(each.name for each in GGUF_TYPES.values())}: use a file made with Q4_K_M, Q4_0 or Q8_0"
         )
     if shape[-1] % GGUF_TYPES[kind].block_size:
-        raise cursor.corrupt(f"{name!r} has rows of {shape[-1]}, no multiple of {GGUF_TYPES[kind].block_size}")
+        raise cursor.corrupt(
+            f"{name!r} has rows of {shape[-1]} weights, not a multiple of {GGUF_TYPES[kind].block_size}"
+        )
     if offset % alignment:
-        raise cursor.corrupt(f"{name!r} is at {offset}, which is not aligned to {alignment}")
+        raise cursor.corrupt(f"{name!r} is at offset {offset}, which is not aligned to {alignment}")
     return GgufTensor(shape, GGUF_TYPES[kind], data_start + offset)
 
 
@@ -291,4 +294,4 @@ def _check_extents(cursor: _Cursor, tensors: Mapping[str, GgufTensor]) -> None:
             raise cursor.corrupt(f"{name!r} overlaps the tensor before it")
         stop = tensor.start + tensor.num_bytes
         if stop > size:
-            raise cursor.corrupt(f"{name!r} ends at {stop}, and the file at {size}")
+            raise cursor.corrupt(f"{name!r} ends at byte {stop}, but the file ends at byte {size}")

@@ -1,4 +1,4 @@
-"""`JsonFields`: typed reading of a model's config.json, where every mistake is an error that names the field."""
+"""`JsonFields`: reads the fields of a model's config.json with their types. The error for a wrong field names it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from inflight.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class JsonFields:
-    """The fields of one JSON object; `where` begins every error message.
+    """The fields of one JSON object. Every error message begins with `where`.
 
-    A field that is null counts as absent. Without a default, a field that is absent is an error.
+    A field that is null counts as absent. If a method is called without a default, an absent field is an error.
 
     Raises (all methods):
         UnsupportedModelError: the field is missing or of the wrong kind.

@@ -37,7 +37,7 @@ def check_kv_cache_fits(memory_bytes: int, *, weight_bytes: int, num_sharing: in
     Args:
         memory_bytes: what `kv_cache_memory_bytes` asks for on each rank.
         weight_bytes: size of the weights of a rank.
-        num_sharing: ranks that share the memory.
+        num_sharing: number of ranks that share the memory.
         free_bytes: free memory before anything is loaded.
 
     Raises:

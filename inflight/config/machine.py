@@ -16,7 +16,7 @@ from inflight.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-MIN_COMPUTE_CAPABILITY = (8, 0)  # Ampere: bfloat16 in the tensor cores, asynchronous copies to shared memory
+MIN_COMPUTE_CAPABILITY = (8, 0)  # Ampere, the first with bfloat16 tensor cores and asynchronous copies to shared memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class Machine:
 
     device: str  # "cpu" | "cuda"
     num_cores: int  # cores that the compute threads of all ranks together may use
-    dtypes: tuple[str, ...]  # that the device's arithmetic supports
+    dtypes: tuple[str, ...]  # those in which the device can compute
     usable_cores: tuple[int, ...] = ()  # the cores that this process may run on, ascending
-    threads_bind: str = AUTO  # the setting in the environment, see `cpu_binding`
+    threads_bind: str = AUTO  # the environment's value of the option `cpu_threads_bind`
     gpus: tuple[Gpu, ...] = ()  # the GPUs that ranks may run on; rank 0 of this node gets the first
 
     @property
@@ -37,7 +37,7 @@ class Machine:
 
 
 def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cuda_facts) -> Machine:
-    """`device`: "cuda", "cpu", or "auto": GPUs if they can be used, else the CPU. `EngineArgs` has refused any other value.
+    """`device`: "cuda", "cpu" or "auto", which means GPUs if they can be used and otherwise the CPU.
 
     Raises:
         ConfigError: `device` is "cuda", and there is no GPU, or something that the engine needs for it is missing or too old.
@@ -84,18 +84,20 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
         )
     if facts.torch_cuda is None:
         raise ConfigError(
-            "the torch that is installed is a build without CUDA; install one with it, for CUDA "
+            "the torch that is installed is a build without CUDA; install a build with CUDA, for CUDA "
             f"{facts.driver[0]} at most (https://pytorch.org/get-started), or give device='cpu'"
         )
-    # a driver serves all minor versions of its own major version, and all older major versions
+    # a driver supports all minor versions of its own major version, and all older major versions
     if facts.driver[0] < facts.torch_cuda[0]:
         raise ConfigError(
-            f"the driver serves CUDA {to_version(facts.driver)} at most, and torch was built for "
+            f"the driver supports CUDA {to_version(facts.driver)} at most, but torch was built for "
             f"{to_version(facts.torch_cuda)}: update the driver to one for CUDA {facts.torch_cuda[0]}, or install a torch for "
             f"CUDA {facts.driver[0]}"
         )
     if "triton" not in facts.packages:
-        raise ConfigError("its kernels need the package triton: pip install triton, in the version that torch asks for")
+        raise ConfigError(
+            "the kernels for it need the package triton: pip install triton, in the version that torch requires"
+        )
     return usable
 
 

@@ -1,6 +1,6 @@
-"""`parse_architecture`: config.json -> `ModelArchitecture`. It refuses fields that would change the result and are not served.
+"""`parse_architecture`: config.json -> `ModelArchitecture`. It refuses unsupported fields that would change the result.
 
-The result is that of transformers: a field that its model class ignores is ignored here, and defaults are those of its config
+The reference is transformers: fields that its model class ignores are ignored here, and the defaults are those of its config
 class.
 """
 
@@ -23,7 +23,7 @@ _MODEL_TYPES = {
 }
 SUPPORTED_ARCHITECTURES = tuple(_MODEL_TYPES.values())
 
-# Fields that change the result in other families or in forks of these, and the values with which they change nothing.
+# Fields that would change the result, as they do in other families, and the values with which they change nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, 1.0),
     "attention_multiplier": (),
@@ -57,7 +57,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     """The network that a parsed config.json describes.
 
     Raises:
-        UnsupportedModelError: the family, or its variant, is not served; or a field makes no sense.
+        UnsupportedModelError: the family or its variant is not supported, or a field has an impossible value.
     """
     fields = JsonFields(config)
     name = _architecture_name(fields)
@@ -118,7 +118,7 @@ def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
 
 
 def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
-    # Configs of the first Llama models lack this field. Other families need it: the class default fits one model only.
+    # The first Llama configs lack this field. Other families must have it: transformers' default is right for one model only.
     absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
     if num_heads % num_kv_heads:
@@ -146,7 +146,7 @@ def _head_dim(fields: JsonFields, name: str, num_heads: int) -> int:
 
 
 def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length: int) -> tuple[int | None, ...]:
-    """One entry per layer. A window as long as the context counts as none: such a layer needs no KV group of its own."""
+    """One entry per layer. A window as long as the context is None, so that the layer can share a block table with others."""
     if name == "LlamaForCausalLM":
         window, windowed = None, [False] * num_layers
     elif name == "MistralForCausalLM":
@@ -166,7 +166,7 @@ def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length:
 
 
 def _window(fields: JsonFields) -> int | None:
-    """The field sliding_window. null means no window; without the field, the class default holds."""
+    """The field sliding_window. null means no window. Without the field it is 4096, as in transformers."""
     null = "sliding_window" in fields.values and not fields.has("sliding_window")
     return None if null else fields.integer("sliding_window", 4096)
 

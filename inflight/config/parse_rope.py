@@ -1,4 +1,4 @@
-"""config.json's rotary embedding -> `RopeConfig`, from the spelling of transformers 4 and of transformers 5."""
+"""`parse_rope`: the rotary embedding in config.json -> `RopeConfig`, in the format of transformers 4 or of transformers 5."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS = {
     ),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-# This field may be left over from another kind. Kinds that do not read it do not depend on it.
+# This field may be left over from another kind. A kind that does not use it ignores it.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)
 
 
@@ -36,7 +36,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     Raises:
         UnsupportedModelError: a kind, or a field of a kind, that is not served.
     """
-    # As in transformers, the old field wins if both exist.
+    # As in transformers, the old field is used if both exist.
     name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
     rope = config.mapping(name)
     kind = rope.text("rope_type", rope.text("type", "default"))
@@ -58,7 +58,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
-    # A field of config.json goes before the same field of the rope object. Without both, the model was trained at full length.
+    # The field of config.json has priority over that of the rope object. Default: the full length.
     original = config.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )

@@ -9,8 +9,8 @@ from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
 
-# Only drawn tokens need the head. If a step has three prompt tokens for each drawn one, the head costs a quarter of what its
-# weights suggest. If it counted in full, the last stage would get too few layers and be idle during half of every prompt.
+# Only drawn tokens need the head (lm_head). If one token is drawn for three prompt tokens, the head costs a quarter of what its
+# size suggests. If its full size counted, the last stage would get too few layers and be idle for half of every prompt.
 TOKENS_PER_DRAWN_TOKEN = 4
 
 
@@ -57,16 +57,16 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
     if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
         raise ConfigError(
             f"pipeline_layer_partition={text!r} must be {num_stages} numbers (one per stage), each at least 1, that add up to "
-            f"the model's {num_layers} layers; correct it, or leave it out: then the stages are made equally slow"
+            f"the model's {num_layers} layers; correct it, or leave it out: then the layers are divided by cost"
         )
     return counts
 
 
 def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
-    """The partition whose most expensive stage costs least. The last stage has the head beside its layers.
+    """The partition whose most expensive stage costs least. The last stage computes the head, too.
 
-    If several partitions are equal in this, the last stage gets as many layers as it can. The other stages share the rest; the
-    first ones get one layer more if the rest cannot be split evenly.
+    If several partitions have this lowest cost, the last stage gets as many layers as it can. The other stages share the rest:
+    if it cannot be split evenly, the first ones get one layer more.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -94,21 +94,21 @@ def head_cost(architecture: ModelArchitecture) -> int:
 def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> None:
     """
     Raises:
-        ConfigError: heads or the MLP cannot be divided among `size` ranks; says which sizes would work.
+        ConfigError: heads or the MLP cannot be divided among `size` ranks. The message names the sizes that work.
     """
     if _divides(size, architecture):
         return
     sizes = [str(n) for n in range(1, architecture.num_heads + 1) if _divides(n, architecture)]
     more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
     raise ConfigError(
-        f"tensor_parallel_size={size} does not divide the model: it has {architecture.num_heads} query heads, "
+        f"tensor_parallel_size={size} does not divide the model, which has {architecture.num_heads} query heads, "
         f"{architecture.num_kv_heads} key/value heads and an intermediate size of {architecture.intermediate_size}; give "
         f"one of the sizes that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
     )
 
 
 def _divides(size: int, architecture: ModelArchitecture) -> bool:
-    """Whether heads and MLP can be divided. If there are fewer key/value heads than ranks, equally many ranks hold each."""
+    """Whether heads and MLP can be divided. If there are fewer key/value heads than ranks, several ranks hold each head."""
     num_kv_heads = architecture.num_kv_heads
     return (
         architecture.num_heads % size == 0

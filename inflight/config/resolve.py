@@ -37,15 +37,15 @@ from inflight.setting import check_values, unknown_name
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 DEFAULT_DEPTH = 2  # steps in flight on one stage: the next step is ready before the current one ends
-MAX_STAGGER_PER_STAGE = (
-    3  # largest stagger that may be chosen, per stage: enough if a link takes twice as long as a stage
-)
+# Stagger: a request draws a token in every N-th step only. The largest N that may be chosen is 3 for each stage: this is enough
+# if sending to the next stage takes twice as long as the stage itself.
+MAX_STAGGER_PER_STAGE = 3
 
 
 def resolve(
     args: EngineArgs, *, folder: Path, architecture: ModelArchitecture, machine: Machine, timeout_seconds: float
 ) -> EngineConfig:
-    """The concrete configuration.
+    """Check the arguments, and replace None and "auto" by values that fit the model and the machine.
 
     Raises:
         ConfigError: an argument does not fit the model or the machine.
@@ -170,7 +170,7 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
     if max_num_batched_tokens < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens={max_num_batched_tokens} is less than max_num_seqs={max_num_seqs}: a step could not "
-            "take one token of each; raise the first or lower the second"
+            "hold one token of each sequence; raise the first or lower the second"
         )
     depth, stagger, max_stagger = _resolve_depth(args)
     return SchedulerConfig(
@@ -187,21 +187,21 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
 def _check_device_state(args: EngineArgs, max_model_len: int, machine: Machine) -> None:
     if (
         machine.device == "cuda" and args.speculative_config is None
-    ):  # with speculation the host keeps the tokens of the slots
+    ):  # with speculation the host keeps the tokens of the requests
         num_slots = (args.max_num_seqs or DEFAULT_MAX_NUM_SEQS) + 1
         num_numbers = num_slots * (max_model_len + -(-max_model_len // (args.block_size or DEFAULT_BLOCK_SIZE)))
         check_device_state(num_numbers, max_num_seqs=num_slots - 1, max_model_len=max_model_len)
 
 
 def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
-    """(steps in flight, stagger, the largest stagger that the start may choose, or None if it measures nothing)."""
+    """(steps in flight, stagger, the largest stagger that may be chosen at the start; None if the stagger is fixed)."""
     num_stages = args.pipeline_parallel_size
     if num_stages == 1:
         for name in ("pipeline_stagger", "pipeline_depth"):
             if getattr(args, name) is not None:
                 raise ConfigError(
                     f"{name}={getattr(args, name)} is for pipeline_parallel_size > 1; leave it out: with one stage "
-                    "async_scheduling says whether steps overlap"
+                    "async_scheduling decides whether steps overlap"
                 )
         if args.async_scheduling is None:
             return DEFAULT_DEPTH, 1, None
@@ -250,12 +250,12 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
     if wanted != "auto":
         if wanted not in machine.dtypes:
             raise ConfigError(
-                f"dtype={wanted!r} cannot run on this {machine.device}; it runs {', '.join(machine.dtypes)}: use one of them"
+                f"dtype={wanted!r} is not supported on this {machine.device}; use one of {', '.join(machine.dtypes)}"
             )
         return wanted
     if checkpoint in machine.dtypes:
         return checkpoint
-    # float16 weights on a device without float16 arithmetic: bfloat16 can hold their range; float32 would double the bytes
+    # If the device has no float16 arithmetic: bfloat16 covers the range of float16; float32 would double the bytes
     return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
 
 

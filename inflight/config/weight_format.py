@@ -1,7 +1,7 @@
-"""config.json's `quantization_config` -> the name of the layout in which linear weights are stored.
+"""config.json's `quantization_config` -> the name of the format in which the checkpoint stores linear weights.
 
-It refuses what cannot be read or would be computed differently. Bits, group sizes and the list of quantized modules are not
-taken from here: the tensors of each module tell them.
+Formats that cannot be read, or would be computed differently, are refused. Bits, group sizes and the list of quantized modules
+are not read here: they follow from the tensors of each module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq
 
 GGUF = "gguf"
 
-# Values of `quantization` that other engines take for quantized checkpoints -> the format that the checkpoint must have.
+# Values of the option `quantization` for quantized checkpoints, as other engines accept them -> the checkpoint's format.
 # A name of kernels ("marlin") has no effect: the device decides which kernels are used.
 STORED_QUANTIZATIONS = {
     "awq": AWQ,
@@ -30,17 +30,17 @@ STORED_QUANTIZATIONS = {
 
 _BITS = (4, 8)
 _READ = (
-    "read are gptq (4 and 8 bits), awq (4 bits, version gemm), compressed-tensors (pack-quantized and int-quantized, 4 and 8 "
-    "bits) and GGUF files; use one of these, or the plain checkpoint that it was made from"
+    "supported are gptq (4 and 8 bits), awq (4 bits, version gemm), compressed-tensors (pack-quantized and int-quantized, 4 "
+    "and 8 bits) and GGUF files; use one of these, or the plain checkpoint that it was made from"
 )
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
 
 
 def parse_weight_format(config: JsonFields) -> str:
-    """One of the names above.
+    """The format, such as GPTQ; PLAIN if the weights are not quantized.
 
     Raises:
-        UnsupportedModelError: a method, or a variant of one, that is not read.
+        UnsupportedModelError: the method, or this variant of it, cannot be read.
     """
     if not config.has("quantization_config"):
         return PLAIN
@@ -83,7 +83,7 @@ def _check_compressed_tensors(fields: JsonFields) -> None:
         group = groups.mapping(name)
         _check(group, "format", _COMPRESSED_FORMATS[:-1], default=_COMPRESSED_FORMATS[0])
         _check_scheme(group.mapping("weights"), strategies=("group", "channel", "tensor"), bits=_BITS, dynamic=False)
-        # W8A8 and W4A8: the engine keeps activations in its dtype, or quantizes them for each token; it uses no stored scales
+        # W8A8 and W4A8: the engine never uses stored scales for activations, so only scales that are computed per token fit
         if group.has("input_activations"):
             _check_scheme(group.mapping("input_activations"), strategies=("token",), bits=(8,), dynamic=True)
         if group.has("output_activations"):

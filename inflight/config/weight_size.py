@@ -26,7 +26,7 @@ def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> 
     if is_quantized:
         layers, head, group_size = "int4", "int4", _LARGEST_GROUP
     total = (stage.stop - stage.start) * _layer_bytes(architecture, tp_size, layers, group_size, itemsize)
-    table = -(-architecture.vocab_size // tp_size), hidden_size  # of the embedding, and of the head
+    table = -(-architecture.vocab_size // tp_size), hidden_size  # rows and columns of the embedding, and of the head
     if stage.is_first:
         total += _linear_bytes(*table, None, 0, itemsize)
     if stage.is_last:
@@ -40,7 +40,7 @@ def check_weights_fit(
 ) -> None:
     """
     Args:
-        num_bytes: what `weight_bytes` says.
+        num_bytes: the result of `weight_bytes`.
         budget_bytes: the part of its GPU's memory that the rank may use.
         free_bytes, total_bytes: the GPU's free and total memory before anything is loaded.
 
@@ -55,7 +55,7 @@ def check_weights_fit(
     if num_bytes < total_bytes and free_bytes < memory_utilization * total_bytes:
         ways.insert(0, "end other programs that use the GPU")
     raise OutOfMemoryError(
-        f"the weights of a rank are {_gib(num_bytes)}, and the engine may use {_gib(budget_bytes)} of its GPU, which has "
+        f"the weights of a rank are {_gib(num_bytes)}, but the engine may use {_gib(budget_bytes)} of its GPU, which has "
         f"{_gib(total_bytes)}, {_gib(free_bytes)} of them free (gpu_memory_utilization={memory_utilization:g}); "
         f"{', '.join(ways)}, or use a larger GPU"
     )

@@ -1,1 +1,1 @@
-"""The interface to the hardware: memory, staged copies and the order in which stages run."""
+"""The interface to the hardware: memory, copies, and the order in which the parts of a step run."""

@@ -1,4 +1,4 @@
-"""`Accelerator`: a device that computes on streams while the host goes on. Staging, graphs and overlap use this interface.
+"""`Accelerator`: a device that computes on streams while the host goes on. `GraphModelRunner` runs on this interface.
 
     host       launch N          launch N+1                     never waits
     copy_in    | inputs N+1 |
@@ -71,7 +71,7 @@ class Stream(ABC):
 
 
 class Graph(ABC):
-    """Device operations that are launched together. Their addresses and numbers are the recorded ones."""
+    """Device operations that are launched together. A replay uses the addresses and the numbers of the recording."""
 
     @abstractmethod
     def replay(self) -> None:
@@ -105,7 +105,7 @@ class Accelerator(Device):
 
     @abstractmethod
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Allocates uninitialised host memory [num_elements]. Copies between it and the device run while the host goes on."""
+        """Allocates uninitialised host memory [num_elements], from and to which the device can copy while the host goes on."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Graph:
@@ -118,12 +118,12 @@ class Accelerator(Device):
     @property
     @abstractmethod
     def num_multiprocessors(self) -> int:
-        """How many programs the device runs at once."""
+        """The number of streaming multiprocessors (SMs)."""
 
     @property
     @abstractmethod
     def max_shared_bytes(self) -> int:
-        """The most shared memory, in bytes, that one program can use."""
+        """The most shared memory, in bytes, that one thread block can use."""
 
     @abstractmethod
     def total_memory_bytes(self) -> int:

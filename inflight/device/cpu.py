@@ -1,4 +1,4 @@
-"""`CpuDevice`: host memory, one compute thread for submitted stages, and one thread that drains them.
+"""`CpuDevice`: host memory, one thread that runs the submitted stages in order, and one thread for the work of `drain`.
 
 Only the compute thread opens parallel regions, because OpenMP creates a separate pool for every thread that opens one. If a
 process ever has more pool threads than cores, they sleep between regions instead of spinning, until the process ends. Then each
@@ -87,7 +87,7 @@ class CpuDevice(Device):
 
 def _use_threads(num_threads: int) -> None:
     """Sets the size of the calling thread's pool."""
-    torch.get_num_threads()  # otherwise torch replaces this setting by the process's when the thread first computes
+    torch.get_num_threads()  # otherwise torch would replace this setting by the process-wide one when the thread first computes
     torch.set_num_threads(num_threads)
 
 

@@ -5,7 +5,8 @@
 
 The device creates all three streams. Nothing runs on the default stream, because it would order the other streams.
 
-Side effects: the interpreter switches threads after `SWITCH_SECONDS`; the constructor's thread works on this GPU from then on.
+Side effects: the interpreter switches threads after `SWITCH_SECONDS`. The thread that calls the constructor uses this GPU from
+then on.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class CudaDevice(Accelerator):
     def __init__(self, index: int) -> None:
         if index >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"rank {index} of this machine needs a GPU of its own, and torch sees {count} here: use fewer ranks, or look "
-                "at CUDA_VISIBLE_DEVICES (under a launcher that shows each process one GPU, show it all of them)"
+                f"rank {index} of this machine needs a GPU of its own, and torch sees {count} here: use fewer ranks, or check "
+                "CUDA_VISIBLE_DEVICES (if a launcher shows each process only one GPU, make it show all of them)"
             )
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
@@ -128,7 +129,7 @@ class CudaDevice(Accelerator):
             return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=self.torch_device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"the KV cache of {num_blocks} blocks, {num_blocks * block_bytes / 2**30:.1f} GiB, does not fit the "
+                f"the KV cache of {num_blocks} blocks, {num_blocks * block_bytes / 2**30:.1f} GiB, does not fit into the "
                 f"{self.available_memory_bytes() / 2**30:.1f} GiB that are free: lower gpu_memory_utilization or "
                 "kv_cache_memory_bytes"
             ) from error
@@ -149,13 +150,13 @@ class CudaDevice(Accelerator):
         torch.cuda.synchronize(self.torch_device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._compute_stream):
-            _drop_library_workspaces()  # the graph needs a workspace of its own: others may free a shared one
-            with torch.inference_mode(False):  # here torch creates the process's random state
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # others may allocate meanwhile
+            _drop_library_workspaces()  # the graph gets a workspace of its own: a shared one may be freed earlier
+            with torch.inference_mode(False):  # torch creates its random state here, not as an inference tensor
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may allocate
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # its error would hide the first one
+                with contextlib.suppress(RuntimeError):  # this error would hide the first one
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -193,5 +194,5 @@ class CudaDevice(Accelerator):
 
 
 def _drop_library_workspaces() -> None:
-    """Frees the workspaces of cuBLAS. It keeps one for each stream that was ever used."""
+    """Frees the workspaces of cuBLAS. cuBLAS keeps one for each stream that was ever used."""
     torch._C._cuda_clearCublasWorkspaces()

@@ -1,7 +1,7 @@
 """`LayerOps`: the interface of norms and rotary embedding, and `TorchLayerOps`, their implementation in plain torch.
 
-Norms are computed in float32. Plain torch rounds where transformers rounds (before the weight multiplies, after each half of a
-rotation); kernels round once, at the end.
+Norms are computed in float32. Plain torch rounds where transformers rounds: before the multiplication by the weight, and after
+each half of a rotation. Kernels round once, at the end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TorchLayerOps(LayerOps):
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # `F.rms_norm` is not used: on a CPU it makes eleven calls inside (here: eight), and it rounds in another place.
+    # `F.rms_norm` is not used: on a CPU it calls eleven torch operations (here: eight), and it rounds in another place.
     wide = x.to(torch.float32, copy=True)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()

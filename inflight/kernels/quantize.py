@@ -7,7 +7,7 @@ from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # ranges to try, as parts of the range from the smallest to the largest weight
 _AT_ONCE = 2**24  # weights quantized at once; each temporary then takes 64 MB
 
 

@@ -82,7 +82,7 @@ def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
 
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
-    """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, which loses nothing,
+    """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, so nothing is lost,
     and a group size that divides every weight's group size. None if no such group size is a multiple of 32."""
     if len({weight.format for weight in weights}) > 1:
         group_size = math.gcd(*(weight.group_size for weight in weights))

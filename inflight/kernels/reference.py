@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TOKENS_AT_ONCE = 64  # query tokens in attention: a whole prompt would take more memory, single tokens more time
+TOKENS_AT_ONCE = 64  # query tokens that attention computes together: more would take more memory, fewer more time
 
 
 def paged_attention(

@@ -16,7 +16,7 @@ CHUNK_ELEMENTS = 512 * 1024  # so few that temporaries stay in the processor's c
 # Sets logits in place. Any thread may call it. The arguments are on one device:
 #     logits  float32 [num_rows, vocab_size], contiguous
 #     rows    int64 [n], indices of rows of `logits`, distinct
-#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn; bits
+#     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 is 1 if token t may be drawn; bits
 #             beyond the vocabulary are ignored
 ApplyTokenMasks = Callable[[Tensor, Tensor, Tensor], None]
 

@@ -68,7 +68,7 @@ def select_linear_method(
     None. `out_dtype`: the dtype of results, by default `dtype`.
 
     Raises:
-        ConfigError: the quantization needs kernels that are not installed, or a GPU.
+        ConfigError: the quantization needs a GPU, or kernels that are not installed.
     """
     if device.type == "cuda":
         from inflight.layers.gpu_linear import GpuLinear  # Triton is installed only on machines with a GPU
@@ -76,7 +76,7 @@ def select_linear_method(
         return GpuLinear(device, dtype, out_dtype or dtype, quantization=quantization, group_size=group_size)
     if quantization == "fp8":
         raise ConfigError(
-            f"quantization='fp8' is computed by NVIDIA GPUs, and this is a {device.type}: use int8 or int4, or leave it out"
+            f"quantization='fp8' needs an NVIDIA GPU, and this is a {device.type}: use int8 or int4, or leave it out"
         )
     kernels = load_kernels() if device.type == "cpu" and dtype in DTYPES else None
     if kernels is not None:
@@ -84,7 +84,7 @@ def select_linear_method(
         return KernelLinear(kernels, dtype, bits=bits, group_size=group_size)
     if quantization is not None:
         raise ConfigError(
-            f"quantization={quantization!r} needs the C++ kernels, which are not used here (the warning above says why): leave "
-            "it out, or install them"
+            f"quantization={quantization!r} needs the C++ kernels, which cannot be used here (the warning above says why): "
+            "leave it out, or install the kernels"
         )
     return PlainLinear(dtype)

@@ -1,4 +1,4 @@
-"""`VocabParallelEmbedding`: token ids -> hidden states, the vocabulary sharded over the group."""
+"""`VocabParallelEmbedding`: token ids -> hidden states. The vocabulary is divided among the tensor-parallel ranks."""
 
 from __future__ import annotations
 

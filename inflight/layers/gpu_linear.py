@@ -1,6 +1,6 @@
 """`GpuLinear`: linear layers on an NVIDIA GPU, with weights in floats, in integers of 4 or 8 bits, or in fp8.
 
-Products with many rows use the libraries behind torch. For few rows, `linear_tuner` has chosen the fastest way.
+Products with many rows use the libraries behind torch. For few rows, `linear_tuner` measures at start-up what is the fastest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GpuWeight, TunedLinea
 
 logger = logging.getLogger(__name__)
 
-FP8_MULTIPLE = 16  # in_features and out_features of the weight must be multiples of it
+FP8_MULTIPLE = 16  # in_features and out_features of the weight must be multiples of this number
 _FP8_CAPABILITY = (8, 9)
 _DEQUANTIZED_AT_ONCE = 2**25  # weights; they take 64 MB in a 16-bit dtype
 _QUANTIZED_AT_ONCE = 2**24
@@ -60,7 +60,7 @@ class FloatWeight(GpuWeight):
 
 
 class IntegerWeight(GpuWeight):
-    """A weight of 4 or 8 bits. For the library it is converted to x's dtype, some output features at a time."""
+    """A weight of 4 or 8 bits. torch's library gets it converted to x's dtype, some output features at a time."""
 
     def __init__(self, weight: PackedIntegers) -> None:
         self._weight = weight
@@ -86,7 +86,7 @@ class IntegerWeight(GpuWeight):
 
 
 class Fp8Weight(GpuWeight):
-    """A weight in float8_e4m3fn with one scale per row. For the library, the rows of x are rounded to fp8, too. The Triton
+    """A weight in float8_e4m3fn with one scale per row. torch's library gets the rows of x rounded to fp8, too. The Triton
     kernel converts the weight to x's dtype, which must not be float32."""
 
     def __init__(self, weight: Tensor) -> None:
@@ -175,12 +175,12 @@ class GpuLinear(LinearMethod):
     def _on_the_gpu(self, weight: Sequence[Tensor] | QuantizedWeight) -> GpuWeight:
         if isinstance(weight, QuantizedWeight):
             return self._integers(weight.to(self._device))
-        [plain] = weight  # floats come in the layer's own tensor: `copies_weights` is False
+        [plain] = weight  # floats are always one tensor, because `copies_weights` is False
         out_features, in_features = plain.shape
         if self._quantization == "fp8":
             if out_features % FP8_MULTIPLE == 0 and in_features % FP8_MULTIPLE == 0:
                 return Fp8Weight(plain)
-            logger.warning("a weight of %dx%d stays in floats: fp8 takes multiples of 16", out_features, in_features)
+            logger.warning("a weight of %dx%d stays in floats: fp8 needs multiples of 16", out_features, in_features)
         elif self._quantization is not None:
             if in_features % GROUP_SIZES[-1] == 0:
                 return self._integers(self._quantize(plain))
@@ -204,5 +204,5 @@ def _check_fp8(device: torch.device) -> None:
     if capability < _FP8_CAPABILITY:
         raise ConfigError(
             f"quantization='fp8' needs a GPU of compute capability 8.9 or newer (Ada, Hopper), and {device} has "
-            f"{capability[0]}.{capability[1]}: use int8 or int4, or leave it out"
+            f"{capability[0]}.{capability[1]}: use int8 or int4, or leave quantization out"
         )

@@ -1,4 +1,4 @@
-"""`TunedLinear` and `tune`: on a GPU, products with few rows use the way that was measured as fastest at start-up.
+"""`TunedLinear` and `tune`: GPU products with few rows, by the kernel that was measured as the fastest at start-up.
 
 For each kind and shape of weight, and for each power of two up to 64 as the number of rows, the library behind torch and the
 Triton kernels with several tile sizes are timed on the model's own weights. Later calls look up the choice.
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 MIN_WEIGHT_BYTES = 1 << 20  # smaller weights always use the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
-_MIN_CALLS = 8  # in one measurement
-_MIN_BYTES_READ = 256 << 20  # in one measurement, if the model has so many bytes of equal weights
+_MIN_CALLS = 8  # the least number of calls in one measurement
+_MIN_BYTES_READ = 256 << 20  # the least number of bytes in one measurement, if equal weights have so many
 _CACHES_READ = 2  # cache sizes that are read between two uses of a weight, so that the weight is not cached
 _REPEATS = 4
 
@@ -149,7 +149,12 @@ def _times(
         except Exception as error:
             if not is_of_the_tile(error):
                 raise
-            logger.warning("%dx%d in tiles of %s does not run: %r", *layers[0].weight.shape, tile, error)
+            logger.warning(
+                "the product with a weight of %dx%d does not run in tiles of %s: %r",
+                *layers[0].weight.shape,
+                tile,
+                error,
+            )
     return times
 
 

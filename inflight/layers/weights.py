@@ -23,9 +23,9 @@ class WeightSlot:
     `destination` is a view of the layer's (perhaps fused) weight. It has the shape of this rank's part and the engine's dtype.
     `is_scale` marks norm weights, which dummy weights set to one.
 
-    The loader calls `accept` with the part as the checkpoint stores it (floats may be in the mapped file). It returns True if
-    the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied to `destination`.
-    A slot without `accept` (of an embedding) has all its parts copied.
+    The loader calls `accept` with the part as the checkpoint stores it (floats may be a view of the mapped file). `accept`
+    returns True if the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied
+    to `destination`. If a slot has no `accept`, as that of an embedding, every part is copied.
     """
 
     shape: tuple[int, ...]

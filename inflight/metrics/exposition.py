@@ -57,7 +57,7 @@ class Exposition(Collector):
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
 
-    def get(self, name: str, *labels: str) -> Any:  # Any: a Counter, Gauge or CountingHistogram, as the instrument says
+    def get(self, name: str, *labels: str) -> Any:  # Any: a Counter, Gauge or CountingHistogram, according to its kind
         """The metric for these values of the labels after `model_name`."""
         return self._metrics[name].labels(self._model_name, *labels)
 

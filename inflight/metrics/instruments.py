@@ -22,7 +22,7 @@ STEP_GAP_BUCKETS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 
 TOKEN_BUCKETS = tuple(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5))
 
 
-# Metrics that have several names in vLLM: the name that we have too -> the other names.
+# Metrics that have several names in vLLM: the name that Inflight has, too -> the other names.
 _MORE_VLLM_NAMES = {"inter_token_latency_seconds": ("time_per_output_token_seconds",)}
 
 

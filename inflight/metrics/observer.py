@@ -38,7 +38,7 @@ class EngineObserver:
     of this base class do nothing."""
 
     def stats_changed(self, stats: SchedulerStats) -> None:
-        """Called after a step, mostly every 50 ms. `stats` has the counts since the last call."""
+        """Called after a step, usually every 50 ms. `stats` has the counts since the last call."""
 
     def first_token(self, seconds: float) -> None:
         """A request's first token has come, `seconds` after the request's arrival."""
@@ -77,4 +77,6 @@ class Observers(EngineObserver):
             except Exception:
                 if i not in self._failed:
                     self._failed.add(i)
-                    logger.exception("%s raised; further errors of it are not logged", type(observer).__name__)
+                    logger.exception(
+                        "%s raised; further errors of this observer are not logged", type(observer).__name__
+                    )

@@ -1,4 +1,4 @@
-"""`ServingMetrics`: the observer that counts for Prometheus."""
+"""`ServingMetrics`: the observer that turns the engine's reports into Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class RequestTracing(EngineObserver):
         """`endpoint`: the URL that spans are posted to, such as http://localhost:4318/v1/traces. An `exporter` replaces it.
 
         Raises:
-            ConfigError: the extra is not installed, or `endpoint` is no such URL.
+            ConfigError: the extra is not installed, or `endpoint` is not an http or https URL.
         """
         if not endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"the traces endpoint {endpoint!r} is not a URL such as http://localhost:4318/v1/traces")

@@ -6,7 +6,7 @@ weight_shape       int   [2]                                                    
 weight_scale       float [out_features, num_groups], [out_features] or [1]
 weight_zero_point  int8, in the shape of weight_scale                            not packed
                    int32 [out_features * bits / 32, rounded up, num_groups]      packed
-weight_g_idx       int32 [in_features]                                           each input's group ("actorder": "group")
+weight_g_idx       int32 [in_features]                                           the group of each input ("actorder": "group")
 
 Packed integers are stored plus 2**(bits - 1), so that they are not negative.
 """
@@ -46,7 +46,7 @@ class CompressedTensors(PackedLayout):
         else:
             out_features, in_features = (*parts["weight"].shape, 0, 0)[:2]
         if out_features < 1 or in_features < 1:
-            raise ValueError("the weight should have two dimensions, and something in them")
+            raise ValueError("the weight should have two dimensions and not be empty")
         bits = _bits(parts, in_features)
         check(parts, "weight_packed", ("I32",), (out_features, -(-in_features * bits // 32)))
         check(parts, "weight", ("I8",), (out_features, in_features))
@@ -60,7 +60,7 @@ class CompressedTensors(PackedLayout):
             check(parts, "weight_zero_point", ("I8",), parts["weight_scale"].shape)
         check(parts, "weight_g_idx", ("I32", "I64"), (in_features,))
         if num_groups < 1 or in_features % num_groups:
-            raise ValueError(f"{in_features} input features are not divided by {num_groups} groups")
+            raise ValueError(f"{in_features} input features cannot be divided into {num_groups} equal groups")
         return out_features, in_features
 
     def read(
@@ -98,7 +98,9 @@ def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
     for bits in (4, 8):
         if num_words == -(-in_features * bits // 32):
             return bits
-    raise ValueError(f"{in_features} input features in {num_words} words are not of 4 or 8 bits, which are read")
+    raise ValueError(
+        f"{in_features} input features in {num_words} words have neither 4 nor 8 bits, and only these are supported"
+    )
 
 
 def _has_packed_zero_points(parts: Mapping[str, StoredTensor]) -> bool:

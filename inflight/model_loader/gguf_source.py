@@ -1,4 +1,4 @@
-"""`GgufSource`: reads the tensors of a GGUF file by the names, and in the row order, of a Hugging Face folder."""
+"""`GgufSource`: reads the tensors of a GGUF file under the names and in the row order of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class GgufSource(WeightSource):
             is_quantized = tensor.type.name not in _FLOATS
             if is_quantized and len(tensor.shape) != 2:
                 raise CheckpointError(
-                    f"{path}: {stored_name} is {tensor.type.name} and has {len(tensor.shape)} dimensions; quantized, only "
-                    "matrices are read"
+                    f"{path}: {stored_name} is {tensor.type.name} and has {len(tensor.shape)} dimensions; quantized tensors "
+                    "must be matrices"
                 )
             self._stored_names[name] = stored_name
             self.tensors[name] = StoredTensor(path, tensor.shape, tensor.type.name, is_quantized)
@@ -81,7 +81,7 @@ class GgufSource(WeightSource):
     def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
         if not self._is_interleaved(name):
             return self._unpack(name, start, stop - start)
-        first = start // self._head_dim * self._head_dim  # whole heads: a row may be anywhere in its head
+        first = start // self._head_dim * self._head_dim  # read whole heads, because a row may be anywhere in its head
         last = -(-stop // self._head_dim) * self._head_dim
         return _select_rows(
             self._unpack(name, first, last - first), _rows_as_stored(start - first, stop - first, self._head_dim)

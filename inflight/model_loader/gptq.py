@@ -4,7 +4,7 @@ GPTQ, 4 or 8 bits; n = 32 / bits:
     qweight  int32 [in_features / n, out_features]   word j of a column holds rows n*j ... n*j + n-1
     qzeros   int32 [num_groups, out_features / n]    words hold neighbouring columns
     scales   float [num_groups, out_features]
-    g_idx    int32 [in_features]                     each input's group; with "act order" (desc_act) in no order
+    g_idx    int32 [in_features]                     the group of each input feature; not sorted if "act order" (desc_act)
 
 In version 1 ("checkpoint_format": "gptq") zero points are stored minus 1. In version 2 ("gptq_v2") they are stored unchanged.
 
@@ -99,7 +99,7 @@ class Awq(PackedLayout):
 
 def _check_dimensions(parts: Mapping[str, StoredTensor]) -> None:
     if any(len(parts[suffix].shape) != 2 or 0 in parts[suffix].shape for suffix in _REQUIRED):
-        raise ValueError("qweight, qzeros and scales should have two dimensions, and something in them")
+        raise ValueError("qweight, qzeros and scales should have two dimensions and not be empty")
 
 
 def _gptq_bits(parts: Mapping[str, StoredTensor]) -> int:
@@ -120,7 +120,9 @@ def _checked_shape(
     check(parts, "qzeros", ("I32",), (num_groups, out_features * bits // 32))
     check(parts, "scales", FLOATS, (num_groups, out_features))
     if "g_idx" not in parts and in_features % num_groups:
-        raise ValueError(f"{in_features} input features are not divided by {num_groups} groups, and there is no g_idx")
+        raise ValueError(
+            f"{in_features} input features cannot be divided into {num_groups} equal groups, and there is no g_idx"
+        )
     return out_features, in_features
 
 

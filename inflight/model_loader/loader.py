@@ -1,9 +1,9 @@
 """`load_model`: builds the model and fills it, a block at a time.
 
-At most one block is held twice: memory is allocated for it, its tensors are copied from the mapped file into the (fused,
-sharded) weights, the mapping is closed, and the block brings its weights into their final form, which drops the plain ones.
+At most one block is held twice. The loader allocates memory for the block, copies its tensors from the mapped file into the
+(fused, sharded) weights, and closes the mapping. Then the block converts the weights to their final form and drops the others.
 
-A quantized tensor is given to the layer as it is stored, if the layer accepts it; otherwise its floats are copied.
+A layer gets a quantized tensor as it is stored, if it accepts the tensor. Otherwise the tensor is copied as floats.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> 
         return
     with_them = sum(module.num_dequantized for module in model.modules() if isinstance(module, Linear))
     logger.warning(
-        "%d quantized weights are held as %s, for no kernel computes with their groups (act-order, Q6_K, or a size that is "
-        "no multiple of 32): %s%s",
+        "%d quantized weights are held as %s, because no kernel supports their groups (act-order, Q6_K, or a size that "
+        "is no multiple of 32): %s%s",
         len(not_kept) + with_them,
         held_as,
         list_names(not_kept),
@@ -130,10 +130,12 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     attention_size = architecture.num_heads * architecture.head_dim // ranks
     sizes = (architecture.hidden_size, attention_size, architecture.intermediate_size // ranks)
     if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
-        raise refusal("its linear layers are not computed by the C++ kernels (which take input features in fours)")
+        raise refusal(
+            "its linear layers are not computed by the C++ kernels (which need input features in multiples of 4)"
+        )
     if not context.backend.is_batch_invariant:
         raise refusal(
-            "its attention is not computed by the C++ kernel (which takes multiples of 16 as head_dim and block_size)"
+            "its attention is not computed by the C++ kernel (which needs multiples of 16 as head_dim and block_size)"
         )
     if ranks > 2:
         raise refusal(f"tensor_parallel_size={ranks}: more than two ranks do not always add up in the same order")

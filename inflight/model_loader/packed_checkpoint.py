@@ -62,7 +62,7 @@ class PackedCheckpoint(WeightSource):
         except ValueError as error:
             found = ", ".join(f"{suffix} {part.dtype} {list(part.shape)}" for suffix, part in parts.items())
             raise CheckpointError(
-                f"{module} in {file} is no {weight_format} weight that is read: {error}; found {found}"
+                f"{module} in {file} cannot be read as a {weight_format} weight: {error}; found {found}"
             ) from error
         self.tensors[weight] = StoredTensor(file, shape, weight_format, is_quantized=True)
         self._modules[weight] = _Module(module, parts, shape)

@@ -1,4 +1,4 @@
-"""`check_weights`: compares the names, shapes and dtypes in a checkpoint's headers with those that the model wants."""
+"""`check_weights`: compares the names, shapes and dtypes in a checkpoint's headers with those that the model needs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
         stored = source.tensors[name]
         if stored.shape != slot.shape:
             raise CheckpointError(
-                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json makes it {list(slot.shape)}"
+                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json asks for {list(slot.shape)}"
             )
         if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
             raise CheckpointError(
-                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are read"
+                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported"
             )
 
 

@@ -19,7 +19,7 @@ Held = tuple[slice, ...]  # the part of a tensor that this rank holds: `slice(st
 class StoredTensor:
     """A tensor's file, shape and dtype, from the header.
 
-    `shape` is the shape of the weight, also if its integers are packed. `dtype` is the file format's name of a dtype ("BF16",
+    `shape` is the shape of the weight, even if its integers are packed. `dtype` is the file format's name of a dtype ("BF16",
     "F32", "I8", ...), or the layout of a quantized weight ("gptq", "Q4_0", ...).
     """
 

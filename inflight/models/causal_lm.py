@@ -19,7 +19,7 @@ from inflight.layers.weights import Loadable
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them unit by unit."""
+    """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them block by block."""
 
     @abstractmethod
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
@@ -72,4 +72,4 @@ class CausalLM(nn.Module, ABC):
         return [choice for method in methods for choice in method.tune(max_num_rows)]
 
     def finish_loading(self) -> None:
-        """Called once, after every unit is loaded and before the first `forward`."""
+        """Called once, after every block is loaded and before the first `forward`."""

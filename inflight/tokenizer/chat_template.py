@@ -55,8 +55,8 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
-        """The template `given` (Jinja text, or a file). If it is None: chat_template.jinja, or else the template in
-        tokenizer_config.json.
+        """The template `given` (Jinja text, or a file). If it is None: chat_template.jinja, or, if there is no such file, the
+        template in tokenizer_config.json.
 
         If a folder has no template, this method raises nothing, because base models have none. `render` raises the
         error.
@@ -262,7 +262,7 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
             room -= len(piece)
             if room < 0:
                 raise InvalidRequestError(
-                    f"the chat template made more than {MAX_RENDERED_CHARS} characters of the messages"
+                    f"the chat template made more than {MAX_RENDERED_CHARS} characters from the messages"
                 )
     except InvalidRequestError:
         raise

@@ -1,5 +1,4 @@
-"""`FewestTokens`: a lower bound for the number of tokens of a text. With it a text that is far too long is refused at
-once."""
+"""`FewestTokens`: a lower bound for the number of tokens of a text, so that far too long texts are refused at once."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class FewestTokens:
             pieces = backend.get_vocab(with_added_tokens=True)
             self._bytes_per_token = shrinks * max(
                 len(piece.encode("utf-8")) for piece in pieces
-            )  # a spelling is at least as long as its text
+            )  # the spelling of a token is at least as long as its text
 
     def __call__(self, text: str) -> int:
         """Returns the bound, without special tokens around the text."""
@@ -37,7 +36,7 @@ class FewestTokens:
 
 
 def _covers_all_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether no byte is dropped, and no byte becomes part of an unknown token, which may have any length."""
+    """Whether every byte becomes part of a known token. (Unknown tokens may have any length.)"""
     model, stages = backend.model, list(_stages(backend.pre_tokenizer, "pretokenizers"))
     if not isinstance(model, tokenizers.models.BPE):
         return False

@@ -81,7 +81,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
-    """The template `given`, in the forms that `ChatTemplate.from_folder` takes; otherwise the templates of the file."""
+    """The template `given` (Jinja text, or a file). If it is None, the templates in the GGUF file."""
     if given is not None:
         sources = {"default": read_given(given)}
     else:
@@ -111,7 +111,7 @@ def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]
     """Add the tokens that are found in a text before it is split."""
     types = file.metadata.get(f"{_PREFIX}token_type")
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
-        raise _unusable(file, f"{_PREFIX}token_type has not one entry for each of {len(tokens)} tokens")
+        raise _unusable(file, f"{_PREFIX}token_type does not have one entry for each of {len(tokens)} tokens")
     for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
         found = [tokens[token_id] for token_id in np.flatnonzero(types == kind)]
         added = [AddedToken(text, special=is_special, normalized=False) for text in found if text]
@@ -125,7 +125,7 @@ def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
         if token_id is None:
             continue
         if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
-            raise _unusable(file, f"{_PREFIX}{key}={token_id!r} is none of {len(tokens)} tokens")
+            raise _unusable(file, f"{_PREFIX}{key}={token_id!r} is not one of {len(tokens)} token ids")
         found[name] = tokens[token_id]
     return found
 

@@ -9,7 +9,7 @@ The pieces of text, joined, are equal to:
   is returned when it is complete, and a byte that belongs to no character becomes one "�". If a run has such a byte,
   `decode` replaces the whole run. A stream could do this only if it held back every run to its end.
 
-Special tokens that are skipped are ignored: bytes before and after one are joined, as in `decode`.
+Skipped special tokens have no effect: the bytes before and after such a token are joined, as in `decode`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ByteLevelDecoder(IncrementalDecoder):
 
 
 class WindowDecoder(IncrementalDecoder):
-    """For all other vocabularies: decodes a window of tokens with and without the newest ones, and takes the difference.
+    """For all other vocabularies: decodes a window of tokens with and without the newest ones. The new text is the difference.
 
     ... emitted earlier | context | pending |
                           decode(context) = context_text

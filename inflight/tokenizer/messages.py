@@ -44,7 +44,7 @@ def _check_message(message: object, where: str, keeps_parts: bool) -> dict[str, 
     checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in message.items() if value is not None}
     if content is not None:
         checked["content"] = _check_content(checked["content"], f"{where}['content']", keeps_parts)
-    # newer templates read reasoning_content, gpt-oss reads thinking: transformers fills both from whichever is there
+    # Newer templates read reasoning_content, gpt-oss reads thinking. As in transformers, both get the value that is given.
     reasoning = next((checked[name] for name in _REASONING_FIELDS if name in checked), None)
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
@@ -57,7 +57,7 @@ def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[di
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text":
-            raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; this model takes 'text' parts only")
+            raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; this model reads 'text' parts only")
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f"{where}[{i}] is a text part without a string 'text'")
     return content if keeps_parts else "\n".join(part["text"] for part in content)
@@ -66,7 +66,9 @@ def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[di
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """A plain copy of the further variables. Variables that have an argument of their own are refused."""
     if taken := sorted(_RESERVED & set(kwargs or {})):
-        raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(taken)}: there are arguments for them")
+        raise InvalidRequestError(
+            f"chat_template_kwargs may not set {', '.join(taken)}; give them as arguments of their own"
+        )
     return {str(name): plain_json(value, f"chat_template_kwargs[{name!r}]") for name, value in (kwargs or {}).items()}
 
 
@@ -75,7 +77,7 @@ def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] 
     if values is None:
         return None
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
-        raise InvalidRequestError(f"{name} is a {type(values).__name__}; give a list, each {what}")
+        raise InvalidRequestError(f"{name} is a {type(values).__name__}; give a list in which each entry is {what}")
     checked = []
     for i, value in enumerate(values):
         if not isinstance(value, Mapping):
@@ -95,7 +97,7 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # an enum's text, not its name
+        return str.__str__(value)  # of an enum the text, not the name
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float) and math.isfinite(value):

@@ -34,6 +34,6 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
 
 
 def _source(model_folder: Path, tokenizer: str | None) -> Path:
-    """A folder, or a GGUF file that has no tokenizer.json beside it."""
+    """The folder of the tokenizer, or a GGUF file that has no tokenizer.json beside it."""
     source = model_folder if tokenizer is None else resolve_tokenizer_folder(tokenizer)
     return source.parent if source.is_file() and (source.parent / "tokenizer.json").is_file() else source

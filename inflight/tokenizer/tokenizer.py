@@ -90,7 +90,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
             ) from error
-        # a batch, because for a batch the library releases the interpreter lock (a second per million characters)
+        # encode_batch, because it releases the interpreter lock; a million characters take a second
         encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return encoded
 
@@ -100,7 +100,7 @@ class Tokenizer:
         return text
 
     def decode_token(self, token_id: int) -> str:
-        """The text of one token inside a text, with its leading space; "�" for a part of a character."""
+        """The text of one token within a longer text, so with its leading space; "�" if it is only a part of a character."""
         if self._is_byte_level:
             return self.token_bytes(token_id).decode("utf-8", "replace")
         once = self.decode([token_id], skip_special_tokens=False)
@@ -157,7 +157,7 @@ class Tokenizer:
         return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
-        """Returns a decoder for the tokens after the prompt. incremental.py defines its text."""
+        """Returns a decoder for the tokens after the prompt. incremental.py says which text it returns."""
         skipped = self.all_special_ids if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return ByteLevelDecoder(self, skipped)
@@ -188,7 +188,7 @@ def _content(token: object) -> str | None:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
-    """Mark named tokens as special even if tokenizer.json does not flag them. Tokens that it does not have are left out."""
+    """Mark named tokens as special even if tokenizer.json does not flag them. Unknown tokens are left out."""
     flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     for text in texts:
         if text not in flagged and backend.token_to_id(text) is not None:

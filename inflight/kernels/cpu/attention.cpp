@@ -1,11 +1,13 @@
-// Paged attention straight on the block arena, for any mix of prompts, chunks and single tokens.
+// Paged attention that reads keys and values directly from the block arena. A step may mix prompts, chunks and single tokens.
 //
-// Work is cut into tiles of up to kTileRows query rows: tokens of one request x heads of a group, of one key head, or with few
-// tokens of several neighbouring ones, whose cells are neighbours in memory. Whichever thread is free takes the next. A tile
-// goes over the keys in chunks: scores, softmax against the largest score so far, weighted sum of the values (online softmax,
-// arXiv:1805.02867, arXiv:2205.14135); while it computes one chunk, the next one is fetched. What does not change with the
-// batch, the chunking of prompts or the number of threads: chunks and splits begin at fixed positions of the sequence, and
-// splits are merged in order. So a row's result is the same bit for bit in whatever company it is computed.
+// The work is divided into tiles of up to kTileRows query rows. A query row is one query head of one token. The rows of a tile
+// are tokens of one request, with the query heads of one key head. If these are few, a tile also has the query heads of the next
+// key heads, whose cells (attention_cells.h) are neighbours in memory. A free thread computes the next tile: it goes over the keys
+// in chunks: scores, softmax against the largest score so far, weighted sum of the values (online softmax, arXiv:1805.02867,
+// arXiv:2205.14135). During each chunk it prefetches the next one.
+//
+// A row's result is the same bit for bit, whatever the batch, the chunking of prompts and the number of threads: chunks and
+// splits (attention_tiles.h) begin at fixed positions of the sequence, and splits are merged in order.
 
 #include <omp.h>
 
@@ -19,21 +21,21 @@
 
 namespace {
 
-constexpr int kParallelWork = 1 << 9;      // query rows x keys below which one thread is faster
-constexpr int kChunkBytes = 256 << 10;      // keys and values of a chunk: the second-level cache holds two
-constexpr int kFewRows = 12;                // of one key head: with so few, a tile has several heads
+constexpr int kParallelWork = 1 << 9;       // with fewer query rows x keys, one thread is faster
+constexpr int kChunkBytes = 256 << 10;      // keys and values of a chunk: two chunks fit into the second-level cache
+constexpr int kFewRows = 12;                // with at most so many rows per key head, a tile has several key heads
 constexpr float kLog2E = 1.44269504f;
 
 struct Queries {
     const uint32_t* rows[kTileRows];
-    float factors[kTileRows];  // what the sums of products are multiplied with to be scores, in powers of 2
+    float factors[kTileRows];  // a row's sums of products times its factor are its scores, as exponents of 2
 };
 
-// The groups of a chunk that some row sees, at the first key head.
+// The part of a chunk that some row of a tile sees.
 struct Chunk {
-    int origin;              // the position of the chunk's first key: indices count from here
-    int first, end;          // of the keys that some row sees; `first` begins a group
-    const char* keys[kChunkKeys / kGroupKeys];
+    int origin;              // the position of the chunk's first key; `first` and `end` count from here
+    int first, end;          // the keys that some row sees; `first` is rounded down to the beginning of a group
+    const char* keys[kChunkKeys / kGroupKeys];  // each group of keys, in the cell of key head 0
 
     int first_group() const { return first / kGroupKeys; }
     int end_group() const { return (end + kGroupKeys - 1) / kGroupKeys; }
@@ -55,7 +57,7 @@ struct Attention {
     int64_t cell_bytes() const { return step.block_size / kGroupKeys * group_bytes(); }
     const int32_t* table(int row) const { return step.block_table + static_cast<int64_t>(row) * step.table_stride; }
 
-    // The group that has the position, of key head 0.
+    // The group that contains the position, in the cell of key head 0.
     char* group(int row, int position) const {
         const int block = position / step.block_size;
         return cache + table(row)[block] * layout.block_stride +
@@ -68,7 +70,7 @@ struct Attention {
         return step.sliding_window == 0 ? 0 : std::max(0, position(row, query_row) - step.sliding_window + 1);
     }
 
-    // Keys and values of one head of the tokens [first, end) of a request, which lie in one group.
+    // Writes the keys and values of one head for the tokens [first, end) of a request. All of them belong to one group.
     void write(int row, int first, int end, int head) const {
         char* keys = group(row, first) + head * cell_bytes();
         const int token = step.query_start_loc[row] + first - step.num_computed_tokens[row];
@@ -100,7 +102,7 @@ struct Attention {
         alignas(64) static thread_local float scores[kTileRows * kChunkKeys];
         alignas(64) static thread_local Weight weights[kTileRows * kChunkKeys];
         const int rows_of_head = tile.rows_of_head();
-        const int first = chunk.first / kLanes, end = chunk.end_group() * kGroupKeys / kLanes;  // vectors
+        const int first = chunk.first / kLanes, end = chunk.end_group() * kGroupKeys / kLanes;  // of vectors
         for (int head = tile.first_head; head < tile.end_head; head++) {
             const Unit *keys[kChunkVectors], *values[kChunkKeys / kGroupKeys];
             const float *key_scales[kChunkVectors], *value_scales[kChunkVectors];
@@ -178,7 +180,7 @@ struct Attention {
         return token * token_stride + static_cast<int64_t>(head) * layout.head_dim;
     }
 
-    // `space`: [kTileRows][head_dim], for queries that are not read where they are.
+    // `space`: [kTileRows][head_dim]. If the cache is int8, queries are quantised into it; otherwise they stay where they are.
     Queries queries_of(const Tile& tile, int16_t* space) const {
         Queries queries;
         for (int i = 0; i < tile.num_rows(); i++) {
@@ -203,8 +205,9 @@ struct Attention {
     }
     static bool waits(const Tile& tile) { return tile.rows_of_head() <= kRowsThatWait; }
 
-    // `state`: all keys of the tile's splits. `work`: of the same size, overwritten. `space`: as for `queries_of`. With the
-    // last chunk, the first one of the `following` tile is fetched, if there is one.
+    // Attends to all keys of the tile's splits, into `state`. `work` has the same size and is overwritten. `space`: see
+    // `queries_of`. `is_fetched`: the tile's first chunk was prefetched. During the tile's last chunk, the first chunk of
+    // `following` is prefetched, if there is a following tile.
     void attend(
         const Tile& tile, bool is_fetched, const Tile* following, const State& state, const State& work,
         int16_t* space) const {
@@ -248,7 +251,7 @@ struct Attention {
     }
 };
 
-// -- who computes what -----------------------------------------------------------------------------------------------------
+// -- division of the work ----------------------------------------------------------------------------------------------------
 
 template <typename T, typename Cells>
 int heads_at_once(const Attention<T, Cells>& attention, int rows_of_head, int num_threads) {
@@ -256,7 +259,7 @@ int heads_at_once(const Attention<T, Cells>& attention, int rows_of_head, int nu
     const int num_heads = attention.layout.num_kv_heads, num_rows = attention.step.num_rows;
     const int64_t chunk_bytes = 2 * kChunkKeys / kGroupKeys * attention.group_bytes();
     const int fit = std::min<int64_t>(kTileRows / rows_of_head, std::max<int64_t>(1, kChunkBytes / chunk_bytes));
-    const int shared = std::max(1, num_heads * num_rows / num_threads);  // no thread without a tile
+    const int shared = std::max(1, num_heads * num_rows / num_threads);  // every thread gets a tile
     return std::min({num_heads, fit, shared});
 }
 
@@ -282,7 +285,7 @@ void cut_into_tiles(const Attention<T, Cells>& attention, Work& work) {
         if (num_rows == 0) continue;
         const int at_once = heads_at_once(attention, std::min(num_rows, kTileRows), work.num_threads);
         for (int head = 0; head < num_heads; head += at_once)
-            // the last tile sees the most keys: the longest work comes first
+            // the last tile sees the most keys: it comes first, because the longest work should begin first
             for (int first = (num_rows - 1) / kTileRows * kTileRows; first >= 0; first -= kTileRows) {
                 const int end = std::min(num_rows, first + kTileRows);
                 Tile tile{row, head, std::min(num_heads, head + at_once), first, end, 0, 0, -1};
@@ -299,7 +302,7 @@ void run(const Attention<T, Cells>& attention) {
     static thread_local Work of_caller;
     static thread_local Space space_of_caller;
     const int head_dim = attention.layout.head_dim, num_kv_heads = attention.layout.num_kv_heads;
-    Work& work = of_caller;  // the threads below reach it through this reference
+    Work& work = of_caller;  // `of_caller` is thread-local; through this reference all threads use the caller's
     cut_into_tiles(attention, work);
     share_tiles(work, head_dim);
     float* partials = space_of_caller.at_least(work.partial_floats);
@@ -317,7 +320,7 @@ void run(const Attention<T, Cells>& attention) {
             const Segment& segment = work.segments[i / num_kv_heads];
             attention.write(segment.row, segment.first_position, segment.end_position, i % num_kv_heads);
         }
-        // every key is written: the loop ends with a barrier
+        // the loop ends with a barrier, so all keys and values are written now
         static thread_local Space own;
         const int64_t most_floats = state_floats(kTileRows, head_dim);
         float* memory = own.at_least(3 * most_floats);
@@ -329,7 +332,7 @@ void run(const Attention<T, Cells>& attention) {
         for (size_t i = take(); i < num_tiles;) {
             const Tile& tile = work.tiles[i];
             const bool is_fetched = following != nullptr;
-            // while there is plenty left, a thread takes the next tile early, to fetch what it begins with
+            // while many tiles are left, a thread chooses its next tile before it computes this one, to prefetch that one
             const bool is_early = i + 4 * work.num_threads < num_tiles;
             if (is_early) i = take();
             following = is_early && i < num_tiles ? &work.tiles[i] : nullptr;

@@ -1,14 +1,14 @@
-// How keys and values lie in the cache, and the two inner loops of attention over them: scores, and the weighted sum.
+// The layout of keys and values in the cache, and the two inner loops of attention: scores, and the weighted sum of the values.
 //
-// A layer's part of a block has a cell per key head, then a cell per value head. A cell is a row of *groups* of 16 tokens, each
-// of which lies in one piece, so that every load is a full vector and no sum runs across lanes:
+// A layer's part of a block has one cell for each key head, then one cell for each value head. A cell is a sequence of *groups*
+// of 16 tokens. A group is laid out so that every load is a full vector, and no sum runs across the lanes of a vector:
 //
 //     group of keys    [head_dim in units][16]      a vector: one unit of the head, of neighbouring keys
 //     group of values  [16 in units][head_dim]      a vector: one unit of the keys, of neighbouring dimensions
 //
-// In the type of the model a unit is one float or two bfloat16 (simd.h). In int8 it is two neighbouring int8, and a group ends
-// with a float per token: what its int8 are multiplied with. Queries and weights are then taken to 16 bits, and products summed
-// in 32-bit integers, without any rounding.
+// If the cache has the type of the model, a unit is one float or two bfloat16 (simd.h). In an int8 cache, a unit is two
+// neighbouring int8, and a group ends with a float for each token: its scale, by which its int8 are multiplied. In this case
+// queries and softmax weights are converted to 16-bit integers, and products are summed exactly, in 32-bit integers.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,14 @@
 constexpr int kGroupKeys = 16;     // block sizes are multiples of it
 constexpr int kChunkKeys = 128;    // a tile goes over the keys in chunks: a multiple of kGroupKeys
 constexpr int kChunkVectors = kChunkKeys / kLanes;
-constexpr int kMostHeadDim = 512;  // in int8: that sums of products fit 32 bits
+constexpr int kMostHeadDim = 512;  // largest head_dim of an int8 cache: sums of products still fit into 32 bits
 constexpr int kRowsAtOnce = 6;     // query rows whose sums are held in registers
-constexpr int kRowsThatWait = 4;   // with so few, memory is slower than arithmetic
+constexpr int kRowsThatWait = 4;   // with at most so many rows, a thread waits for memory, so it prefetches
 constexpr int kVectorsAtOnce = kLanes == 16 ? 4 : 2;
 
-// Memory that will be read soon, brought to the second-level cache a few lines at a time, in the order of its addresses.
-// A prefetch to the first level would hold one of its few miss buffers until the line is there: half the bandwidth.
+// Prefetches memory that will be read soon, a few cache lines at a time, in the order of `add`. It prefetches into the
+// second-level cache. With the first-level cache the bandwidth is half, because a line that is on its way occupies one of the
+// few miss buffers of this cache.
 class Ahead {
   public:
     void clear() { count_ = next_ = num_lines_ = 0; }
@@ -76,7 +77,7 @@ struct PlainCells {
     static VecF floats(Sum sums) { return sums; }
 };
 
-// In int8, with a factor per token.
+// Keys and values in int8, with one scale per token.
 struct Int8Cells {
     using Unit = uint16_t;
     using Weight = int16_t;
@@ -91,12 +92,12 @@ struct Int8Cells {
     }
     static Sum nothing() { return no_units(); }
     static VecU load(const Unit* p) { return widen_int8(p); }
-    // at most kChunkKeys or head_dim products of 15 and 7 bits: a sum stays below 2^31 up to 512 of them
+    // a product has at most 15 + 7 bits, so 512 of them fit into 32 bits; head_dim and kChunkKeys are at most 512
     static Sum dot(Sum sums, VecU a, VecU b) { return dot_int16(sums, a, b); }
     static VecF floats(Sum sums) { return to_floats(sums); }
 };
 
-// As much is fetched as is read: one line at least.
+// Cache lines that one step of the loops below reads, at least 1. Each step prefetches as many.
 template <typename Cells, int kVectors>
 constexpr int kLinesRead = std::max<int>(1, kVectors* kLanes * sizeof(typename Cells::Unit) / 64);
 
@@ -104,16 +105,16 @@ constexpr int kLinesRead = std::max<int>(1, kVectors* kLanes * sizeof(typename C
 
 template <typename Cells, int kVectors>
 struct Scoring {
-    const uint32_t* const* query;        // a row: its units, broadcast one by one
-    const float* factors;                // of each row: what its sums are multiplied with
+    const uint32_t* const* query;        // the units of each row
+    const float* factors;                // of each row: a score is a sum of products times this
     const typename Cells::Unit* const* keys;
-    const float* const* key_scales;      // where Cells::kScaled
+    const float* const* key_scales;      // used if Cells::kScaled
     int num_units;
     float* scores;                       // rows of kChunkKeys
     Ahead& ahead;
 
     template <int kRows>
-    __attribute__((noinline)) void run(int row) const {  // inlined, its sums would not stay in registers
+    __attribute__((noinline)) void run(int row) const {  // if it were inlined, `sums` would not stay in registers
         typename Cells::Sum sums[kRows][kVectors];
         for (int i = 0; i < kRows; i++)
             for (int j = 0; j < kVectors; j++) sums[i][j] = Cells::nothing();
@@ -140,16 +141,16 @@ struct Scoring {
 template <typename Cells, int kVectors>
 struct Weighing {
     const typename Cells::Weight* weights;          // rows of kChunkKeys
-    const float* weight_scales;                     // of each row, where Cells::kScaled
-    const typename Cells::Unit* const* groups;      // of values, by group of the chunk, at the first dimension
-    int first_unit, end_unit;                       // of the chunk
+    const float* weight_scales;                     // of each row; used if Cells::kScaled
+    const typename Cells::Unit* const* groups;      // the chunk's groups of values, from the first dimension to sum
+    int first_unit, end_unit;                       // units of the chunk's keys that some row sees
     int head_dim;
-    const float* factors;                           // of each row: what its values so far are multiplied with
+    const float* factors;                           // of each row: multiplies the values that are summed so far
     float* values;                                  // rows of head_dim
     Ahead& ahead;
 
     template <int kRows>
-    __attribute__((noinline)) void run(int row) const {  // inlined, its sums would not stay in registers
+    __attribute__((noinline)) void run(int row) const {  // if it were inlined, `sums` would not stay in registers
         constexpr int kUnits = kGroupKeys / Cells::kPerUnit;  // of a group
         typename Cells::Sum sums[kRows][kVectors];
         for (int i = 0; i < kRows; i++)
@@ -179,7 +180,7 @@ struct Weighing {
     }
 };
 
-// Calls `work.template run<rows>(first row)` over all rows, kRowsAtOnce at a time; the rest in one smaller call.
+// Calls `work.template run<count>(row)` for all rows in [first, end), with kRowsAtOnce rows in each call and fewer in the last.
 template <typename Work, int kRows = kRowsAtOnce>
 inline void in_groups_of_rows(const Work& work, int first, int end) {
     for (; end - first >= kRows; first += kRows) work.template run<kRows>(first);
@@ -193,8 +194,8 @@ inline void in_groups_of_rows(const Work& work, int first, int end) {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 struct Softened {
-    float factor;        // what the values summed so far have to be multiplied with
-    float weight_scale;  // where Cells::kScaled: of the weights as integers
+    float factor;        // the values that are summed so far have to be multiplied with it
+    float weight_scale;  // used if Cells::kScaled: the scale of the integer weights
 };
 
 inline bool has_nan(const float* scores, int from, int to) {
@@ -205,7 +206,7 @@ inline bool has_nan(const float* scores, int from, int to) {
 
 // Turns the scores (exponents of 2) of a chunk's vectors [first, end) into weights, and updates `largest_score` and `sum_so_far`.
 // The row sees the keys [from, to) only. `value_scales`: the scales of the chunk's vectors, if Cells::kScaled. If a score or a
-// scale is NaN, the sum becomes NaN, and so does the row's result: a maximum can lose a NaN, a sum cannot.
+// scale is NaN, the sum becomes NaN, and so does the row's result. (The maximum may lose a NaN, but the sum keeps it.)
 template <typename Cells>
 Softened soften(
     float* scores, typename Cells::Weight* weights, const float* const* value_scales, int first, int end, int from, int to,
@@ -226,7 +227,7 @@ Softened soften(
             std::fill(weights + first * kLanes, weights + end * kLanes, typename Cells::Weight{});
             return {1.0f, 0.0f};
         }
-        now = 0.0f;  // any number will do: the sum becomes NaN
+        now = 0.0f;  // any number will do, because the sum becomes NaN
     }
     VecF total = zero();
     most = zero();
@@ -236,7 +237,7 @@ Softened soften(
         total = add(total, x);
         if constexpr (Cells::kScaled) {
             x = mul(x, load(value_scales[i]));
-            if (is_cut(i)) x = cut(x, i, 0.0f);  // a scale behind the last token may be anything
+            if (is_cut(i)) x = cut(x, i, 0.0f);  // behind the last token a scale may have any value
             most = max(most, x);
             total = fma(x, zero(), total);  // adds 0, or NaN if x is not finite
             store(scores + i * kLanes, x);
@@ -257,16 +258,16 @@ Softened soften(
     return {factor, weight_scale};
 }
 
-// -- what a tile has summed up -----------------------------------------------------------------------------------------------
+// -- the state of a tile ----------------------------------------------------------------------------------------------------
 
-// Running softmax of one tile over some keys; rows are those of its first head, then of the next.
+// The running softmax of one tile over some keys. The rows of the tile's first head come first, then those of the next head.
 struct State {
     float* largest;  // [num_rows]
     float* sum;      // [num_rows]
     float* values;   // [num_rows][head_dim]
 };
 
-// Adds the keys and values behind `from` to those behind `into`. Into an empty state it is a copy, bit for bit.
+// Merges `from` into `into`: the result covers the keys of both. If `into` is empty, it becomes a copy of `from`, bit for bit.
 inline void merge(const State& into, const State& from, int num_rows, int head_dim) {
     for (int row = 0; row < num_rows; row++) {
         const float now = std::max(into.largest[row], from.largest[row]);

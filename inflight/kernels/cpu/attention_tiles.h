@@ -1,4 +1,4 @@
-// How a step's attention is divided among threads: tiles, parts of tiles, and the memory for results that are not merged yet.
+// How a step's attention is divided among threads: tiles, parts of tiles, and memory for the results that are to be merged.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 #include "attention_cells.h"
 
 constexpr int kTileRows = 48;
-constexpr int kSplitKeys = 1024;            // keys of a split: the smallest part of a sequence that a thread takes
+constexpr int kSplitKeys = 1024;            // keys of a split, the smallest part of a sequence that a thread works on
 constexpr int64_t kPartialBytes = 1 << 20;  // per thread: memory for results that are not merged yet
 
 struct Tile {
     int row;
     int first_head, end_head;    // key heads
-    int first, end;              // query rows of each: token * (heads per key head) + head
+    int first, end;              // query rows of each key head: row = token * (query heads per key head) + query head
     int first_split, end_split;  // its keys are [first_split, end_split) * kSplitKeys
     int64_t partial;             // index of the first float of its unmerged result; -1: the tile is not shared
 
@@ -30,10 +30,10 @@ struct Segment {  // tokens of one request that fall into one group of the cache
 
 struct Work {
     std::vector<Segment> segments;
-    std::vector<Tile> tiles;  // num_whole whole tiles; if threads share tiles, then the parts that they compute
+    std::vector<Tile> tiles;  // first `num_whole` whole tiles; then, if threads share tiles, the parts that threads compute
     size_t num_whole = 0;
     int num_threads = 1;
-    int first_splits = 0;        // splits in the first part of a shared tile; each other part has one; 0: no tile is shared
+    int first_splits = 0;        // splits in the first part of a shared tile; other parts have one split; 0: no tile is shared
     int64_t partial_floats = 0;  // memory of all unmerged results, in floats
 
     int num_parts(const Tile& whole) const { return std::max(1, whole.num_splits() - first_splits + 1); }
@@ -49,7 +49,7 @@ inline State state_at(float* memory, int num_rows, int head_dim) {
 
 // If there are few tiles for many threads, the threads share tiles: each part of a shared tile is one split. If the results of
 // all parts would take more than `kPartialBytes` per thread, the first part of each tile gets several splits, and merges them
-// itself. Either way splits are merged one by one, in order, so a row's result is the same bit for bit.
+// itself. In both cases the splits are merged one by one, in order, so that a row's result is the same bit for bit.
 inline void share_tiles(Work& work, int head_dim) {
     work.first_splits = 0;
     work.partial_floats = 0;
@@ -75,7 +75,7 @@ inline void share_tiles(Work& work, int head_dim) {
             few = middle + 1;
     }
     work.first_splits = few;
-    for (size_t i = 0; i < work.num_whole; i++) {  // whole tiles and first parts, before the shorter parts
+    for (size_t i = 0; i < work.num_whole; i++) {  // first the longest: tiles that are not shared, and first parts
         Tile part = work.tiles[i];
         if (work.num_parts(part) > 1) {
             part.partial = work.tiles[i].partial = work.partial_floats;

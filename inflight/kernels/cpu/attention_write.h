@@ -1,4 +1,4 @@
-// Writing keys and values of a step into their groups of the cache (attention_cells.h).
+// Writes the keys and values of a step into their groups of the cache (attention_cells.h).
 #pragma once
 
 #include "attention_cells.h"
@@ -14,13 +14,13 @@ struct StepTensors {  // strides in elements, from one token to the next
     T* out;
 };
 
-// Writes x as integers, and returns the factor with x = factor * integers. The largest element becomes the largest integer of the
-// type. If an element is infinite or NaN, the factor is NaN, so that all that is computed from the row is NaN. `size`: a multiple
-// of 16. Each row has a factor of its own, so its result does not depend on other rows of the step.
+// Converts x to integers and returns the scale: x = scale * integers. The largest absolute value becomes the largest integer of
+// the type. If an element is infinite or NaN, the scale is NaN, so that everything computed from the row is NaN. `size` is a
+// multiple of 16. Each row has its own scale, so a row's result does not depend on the other rows of the step.
 template <typename T, typename Integer>
 inline float quantise(const T* x, Integer* integers, int size) {
     constexpr float kTop = sizeof(Integer) == 1 ? 127.0f : 32767.0f;
-    VecF most = zero(), broken = zero();  // `broken` becomes NaN if an element is not finite; a maximum can lose a NaN
+    VecF most = zero(), broken = zero();  // `broken` becomes NaN if an element is not finite; `most` can lose a NaN
     for (int i = 0; i < size; i += kLanes) {
         const VecF values = load(x + i);
         most = max(most, max(values, sub(zero(), values)));
@@ -39,7 +39,7 @@ inline float quantise(const T* x, Integer* integers, int size) {
     return (is_zero ? 0.0f : top / kTop) + sum(broken);
 }
 
-// Writes `count` tokens that begin at the `first`-th of a group.
+// Writes `count` tokens into one group, to its places [first, first + count).
 template <typename T, typename Cells>
 struct GroupWriter {
     int head_dim, first, count;

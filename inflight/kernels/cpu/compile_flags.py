@@ -1,6 +1,6 @@
-"""How the C++ kernels are compiled; and the digest of the sources and of this file, by which a stale library is found.
+"""The compiler's flags for the C++ kernels, and a digest of sources and flags, by which a stale library is recognised.
 
-`setup.py` runs this file by its path, before anything is installed: it imports the standard library only.
+`setup.py` runs this file by its path, before anything is installed, so it may import only the standard library.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-INSTRUCTION_SET_FLAGS = {  # the names stand in library.py, with what the processor must have
+INSTRUCTION_SET_FLAGS = {  # library.py lists what a processor must have for each of these names
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
@@ -16,9 +16,9 @@ INSTRUCTION_SET_FLAGS = {  # the names stand in library.py, with what the proces
 COMMON_FLAGS = [
     "-std=c++17",
     "-O3",
-    # for the compiler only, not for the linker: the library uses the OpenMP runtime that torch has loaded; there must be one
+    # given to the compiler, not to the linker: at run time the library uses the OpenMP runtime that torch has loaded
     "-fopenmp",
-    # a cell of the cache holds integers and their float scales: both are read through pointers into the same memory
+    # a cell of the KV cache holds int8 and their float scales, which are read through pointers into the same memory
     "-fno-strict-aliasing",
     "-fno-exceptions",
     "-fvisibility=hidden",

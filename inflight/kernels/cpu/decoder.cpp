@@ -1,5 +1,5 @@
-// All decoder layers in one call. Between two kernels the Python interpreter is not used: another thread may hold its lock, and
-// the weights have evicted its memory from the cache.
+// All decoder layers in one call. Returning to Python between two kernels would be slow: another thread may hold the
+// interpreter's lock, and the weights have displaced the interpreter's memory from the cache.
 
 #include <cstring>
 
@@ -34,7 +34,7 @@ void run_layer(const DecoderLayer& layer, const DecoderStep& step, bool has_delt
         step.kv_groups[layer.kv_group], &layout, step.scale);
     int64_t num_rows = step.num_tokens;
     const void* attended = step.attended;
-    if (is_last && step.num_rows >= 0) {  // heads and hidden are free
+    if (is_last && step.num_rows >= 0) {  // `heads` and `hidden` are not needed any more, so they are used as buffers
         num_rows = step.num_rows;
         attended = step.heads;
         copy_rows(static_cast<char*>(step.attended), query_size * element, step.rows, num_rows, static_cast<char*>(step.heads));

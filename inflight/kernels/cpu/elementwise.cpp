@@ -1,4 +1,4 @@
-// RMSNorm, QK-norm with rotary embedding: one pass over each row, in float between load and store.
+// RMSNorm, and QK-norm with rotary embedding. Both compute in float, whatever the type of the rows.
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// Vectors of 32-bit integers beside those of simd.h: dot products of bytes, and the numbers they are scaled by.
+// Vectors of 32-bit integers, in addition to those of simd.h: dot products of bytes, and half-precision scales.
 #pragma once
 
 #include "simd.h"
@@ -27,10 +27,11 @@ static inline VecF load(const f16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// sums + products of four neighbouring bytes each; those of `a` are unsigned and below 2^kBits, those of `b` signed, above -128.
+// Adds to each sum the products of four neighbouring bytes. Bytes of `a` are unsigned and below 2^kBits. Bytes of `b` are signed
+// and above -128.
 template <int kBits>
 static inline VecI dot_bytes(VecI sums, VecU a, VecU b) {
-    // not the intrinsic: GCC 12 copies and spills its sums in every iteration, at half the speed
+    // not the intrinsic: with it GCC 12 copies and spills the sums in every iteration, at half the speed
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
     return sums;
 }
@@ -60,7 +61,7 @@ static inline VecU high_nibbles(VecU v) { return low_nibbles(_mm256_srli_epi16(v
 
 static inline VecF load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
-// The instruction adds two products in 16 bits, which products of 8-bit numbers exceed: these are taken in halves.
+// The instruction adds two products in 16 bits. Products of 8-bit numbers could overflow, so each byte of `a` is split in two.
 template <int kBits>
 static inline VecI dot_bytes(VecI sums, VecU a, VecU b) {
     if constexpr (kBits <= 7)

@@ -1,4 +1,4 @@
-"""`CpuLayerOps`: `LayerOps` by the C++ kernels. Each step is one call, which computes in float32 and rounds once."""
+"""`CpuLayerOps`: norms and rotary embedding by the C++ kernels. Each operation is one call, which computes in float32."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _load(wanted: str, required: bool) -> ctypes.CDLL | None:
     except KernelsUnavailableError as error:
         if required or wanted != "auto":
             raise ConfigError(f"the C++ kernels cannot be used: {error}") from error
-        logger.warning("no C++ kernels, plain torch serves, at a part of the speed: %s", error)
+        logger.warning("no C++ kernels: plain torch serves instead, which is slower: %s", error)
         return None
 
 
@@ -184,19 +184,23 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
         KernelsUnavailableError: the library cannot be used; the message gives the reason.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise KernelsUnavailableError(f"they are for Linux on x86-64, this is {platform.system()} {platform.machine()}")
+        raise KernelsUnavailableError(
+            f"they are for Linux on x86-64, and this is {platform.system()} {platform.machine()}"
+        )
     flags = _processor_flags()
     usable = [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
     if wanted != "auto" and wanted not in usable:
         known = ", ".join(INSTRUCTION_SETS)
-        raise KernelsUnavailableError(f"{wanted!r} is not one of {known} that this processor has ({', '.join(usable)})")
+        raise KernelsUnavailableError(
+            f"{wanted!r} cannot be used: of the sets {known}, this processor has {', '.join(usable) or 'none'}"
+        )
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
     name = usable[0] if wanted == "auto" else wanted
     path = _FOLDER / f"_{name}{EXTENSION_SUFFIXES[0]}"
     if not path.exists():
         raise KernelsUnavailableError(
-            f"{path.name} was not built; install a C++ compiler, then inflight again (the install's output says more)"
+            f"{path.name} was not built; install a C++ compiler, then inflight again (the output of the install has the reason)"
         )
     _share_openmp_runtime()
     try:

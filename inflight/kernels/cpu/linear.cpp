@@ -1,11 +1,12 @@
-// Linear layers: rows of activations times a packed weight (linear.h), in bfloat16, float, or integers of 8 and 4 bits.
+// Linear layers: rows of activations times a packed weight (linear.h) of bfloat16, float, or integers of 8 or 4 bits.
 //
-// First the rows are arranged in tiles of up to kTileRows, the same unit of all rows side by side; for integer weights they are
-// quantised on the way: symmetric, one scale a row. Then threads take panels of the weight and multiply all tiles with each
-// while it is in the cache: sums stay in registers over all input features.
+// First the rows are copied into tiles of up to kTileRows rows, where the same unit (32 bits) of all rows is side by side. (A
+// single row of floats stays where it is.) For integer weights the rows are also quantised: symmetric, with one scale per row.
+// Then each thread multiplies a panel of the weight (a part of its output features) with all tiles, while the panel is in the
+// cache. Sums stay in registers over all input features.
 //
-// Whatever the number of rows or threads, an output is one sum over the input features from first to last, so a row's
-// result is the same bit for bit in whatever company it is computed.
+// Whatever the number of rows or threads, an output is one sum over the input features from first to last. So a row's result is
+// the same bit for bit, whatever the other rows are.
 
 #include <omp.h>
 
@@ -19,12 +20,12 @@
 
 namespace {
 
-constexpr int kTileRows = kLanes == 16 ? 12 : 4;         // sums in registers: this times two
-constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // with sums per group beside them
-constexpr int64_t kParallelWork = 1 << 17;               // multiplications below which one thread is faster
-constexpr int64_t kCacheShare = 256 << 10;               // of a core's cache, for weights and for rows each
+constexpr int kTileRows = kLanes == 16 ? 12 : 4;         // rows of a tile: each needs two registers for its sums
+constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // the same if rows have several groups, whose sums need registers, too
+constexpr int64_t kParallelWork = 1 << 17;               // with fewer multiplications, one thread is faster
+constexpr int64_t kCacheShare = 256 << 10;               // bytes of a core's cache for weights, and as many for rows
 constexpr int kLine = 64;
-constexpr int64_t kAhead = 4096;                         // bytes
+constexpr int64_t kAhead = 4096;                         // how many bytes a prefetch is ahead of the computation
 
 struct Call {
     const char* x;
@@ -37,20 +38,20 @@ struct Call {
     const LinearWeight& weight;
 };
 
-struct Rows {  // of all tiles, arranged; row r of the tile that begins at row f, with n rows, is number r of the n in each entry
-    const uint32_t* units;      // [num_rows * units per row]: of each tile [unit][row]
-    const int32_t* group_sums;  // [num_rows * num_groups]: of each tile [group][row]; of integer rows only
-    const float* scales;        // [num_rows]; of integer rows only
+struct Rows {  // copied into tiles; a tile's part of an array begins where the rows before the tile end
+    const uint32_t* units;      // [num_rows * units per row]; within a tile: [unit][row]
+    const int32_t* group_sums;  // [num_rows * num_groups]; within a tile: [group][row]; only if the weight is of integers
+    const float* scales;        // [num_rows]; only if the weight is of integers
 };
 
 struct Tile {
     int64_t first, count;  // rows
 };
 
-// Prefetches memory during a computation: `at` is the address, and moves on by `step` bytes with each vector of the panel. The
-// prefetch goes to the first-level cache: a panel is read in the order of its addresses, and soon. Attention prefetches its
-// scattered groups to the second level; here that makes a product of one row up to 7 % slower in 8 bits, and 2 % in bfloat16
-// (measured on an AMD EPYC).
+// Prefetches memory during a computation. `at` is the address. It moves on by `step` bytes with each vector of the panel. The
+// prefetch goes to the first-level cache, because a panel is read soon, and in the order of its addresses. (Attention prefetches
+// into the second-level cache. Here this would make a product of one row up to 7 % slower in 8 bits, and 2 % in bfloat16,
+// measured on an AMD EPYC.)
 struct Fetch {
     const char* at;
     int64_t step;
@@ -76,7 +77,7 @@ struct Tiling {
     }
 };
 
-// -- formats: sums of one tile over one panel -------------------------------------------------------------------------
+// -- formats: the products of one tile and one panel ------------------------------------------------------------------
 
 template <typename T>
 struct Plain {
@@ -110,8 +111,8 @@ inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
 // Adds the integer products of one group to `sums`.
 template <int kBits, int kRows>
 inline void add_group(const uint32_t* x, const char* panel, int64_t group_size, const Fetch& fetch, VecI (&out)[kRows][2]) {
-    constexpr int kUnits = 8 / kBits;  // of the same features, in a vector
-    VecI sums[kRows][2];               // nothing points to these: they can be registers
+    constexpr int kUnits = 8 / kBits;  // each vector holds this many units of a feature
+    VecI sums[kRows][2];               // no pointer to these exists, so they can be registers
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; r++) {
         sums[r][0] = out[r][0];
@@ -142,7 +143,7 @@ inline void add_group(const uint32_t* x, const char* panel, int64_t group_size, 
     }
 }
 
-// As `add_group`: with no other sums beside them, these stay in registers, all of which they need.
+// Like `add_group`, for a weight with one group. As a function of its own it has no other sums, so these get all the registers.
 template <int kBits, int kRows>
 __attribute__((noinline)) void sum_only_group(
     const uint32_t* x, int32_t zero_point, const int32_t* group_sums, const char* panel, int64_t group_size, const Fetch& fetch,
@@ -288,10 +289,11 @@ void arrange_row(const uint32_t* from, int64_t num_units, int64_t step, uint32_t
     for (int64_t i = 0; i < num_units; i++) to[i * step] = from[i];
 }
 
-// To integers in [-127, 127] times the returned scale. `from` has `size` numbers, `to` every step-th of size / 4 units.
+// Writes `from` [size] as integers in [-127, 127], which are to be multiplied by the returned scale. Four integers are a unit;
+// the units are written to to[0], to[step], to[2 * step], ...
 template <typename T>
 float quantize_row(const T* from, int64_t size, int64_t group_size, int64_t step, uint32_t* to, int32_t* group_sums) {
-    VecF most = zero(), broken = zero();  // the second is NaN once a number is not finite: the whole result shall be
+    VecF most = zero(), broken = zero();  // `broken` becomes NaN if a number is not finite; then the whole result must be NaN
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) {
         const VecF x = load(from + i);
@@ -366,14 +368,14 @@ T* at_least(std::vector<T>& memory, int64_t count) {
 
 // -- the work ---------------------------------------------------------------------------------------------------------
 
-// All tiles in [first_tile, end_tile) with the panels [first, end). The next panel comes into the cache meanwhile.
+// Multiplies the tiles [first_tile, end_tile) with the panels [first, end), and prefetches the next panel meanwhile.
 void multiply(
     const Call& call, const PanelLayout& layout, const Rows& rows, const Tiling& tiling, int64_t first_tile, int64_t end_tile,
     int64_t first, int64_t end) {
     const char* weights = static_cast<const char*>(call.weight.packed);
     for (int64_t panel = first; panel < end; panel++) {
         const char* at = weights + panel * layout.panel_bytes;
-        // with one tile memory is the limit: it is read some lines ahead; several share the next panel
+        // one tile prefetches its own panel, some lines ahead; several tiles share the prefetch of the next panel
         const int64_t num_tiles = end_tile - first_tile;
         const char* ahead = num_tiles == 1 ? at + kAhead : panel + 1 < end ? at + layout.panel_bytes : at;
         for (int64_t i = 0; i < num_tiles; i++) {
@@ -385,7 +387,7 @@ void multiply(
 }
 
 void run(const Call& call) {
-    static thread_local Memory memory;  // the threads below reach it through references
+    static thread_local Memory memory;  // thread-local; through references all threads use the caller's
     const LinearWeight& weight = call.weight;
     const PanelLayout layout(weight);
     const Tiling tiling(call.num_rows, weight.bits <= 8 && layout.num_groups > 1 ? kGroupedTileRows : kTileRows);
@@ -400,7 +402,7 @@ void run(const Call& call) {
     Memory& shared = memory;
     const int64_t work = call.num_rows * weight.in_features * weight.out_features;
     const int num_threads = work < kParallelWork ? 1 : omp_get_max_threads();
-    // With many rows the work is cut both ways, so that a cut of the weight and one of the rows stay in the cache.
+    // With many rows, a task is a part of the tiles and a part of the panels, so that both parts stay in the cache.
     const int64_t tile_bytes = (tiling.base + 1) * units_per_row * static_cast<int64_t>(sizeof(uint32_t));
     const int64_t tiles_at_once = std::max<int64_t>(1, kCacheShare / tile_bytes);
     const int64_t num_row_cuts = (tiling.num_tiles + tiles_at_once - 1) / tiles_at_once;
@@ -416,7 +418,7 @@ void run(const Call& call) {
             for (int64_t row = 0; row < call.num_rows; row++) arrange(call, layout, tiling, row, shared);
         }
         if (num_row_cuts == 1) {
-            // neighbouring panels are one stream; towards the end the pieces become small, so that threads end together
+            // a piece is several neighbouring panels, one stream of memory; the last pieces are small, so threads end together
             for (int64_t first = next.load(std::memory_order_relaxed); first < num_tasks;) {
                 const int64_t end = first + std::max<int64_t>(1, (num_tasks - first) / (2 * num_threads));
                 if (!next.compare_exchange_weak(first, end, std::memory_order_relaxed)) continue;

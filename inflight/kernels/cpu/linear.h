@@ -1,14 +1,14 @@
-// How weights of linear layers lie in memory, which packing and multiplying share.
+// The layout of linear weights in memory, which packing and multiplying share.
 //
-// Output features are taken in panels of kPanel, two vectors. A panel holds all input features, so that a row of it is one
-// stream of memory:
+// Output features are divided into panels of kPanel features, two vectors. A panel holds all input features of its output
+// features, and is read from its beginning to its end:
 //
 //     plain     [in_features in units][kPanel] units (a unit is one float or two bfloat16, see simd.h)
-//     groups    for each group of input features: [group in units][kPanel] units of four bytes, or of four pairs of nibbles
-//               (low ones first, high ones for the unit after it); then kPanel scales, then kPanel offsets if there are any: halves,
-//               or floats where a row is one group
+//     groups    for each group of input features: [group in units][kPanel] units. With 8 bits a unit is four bytes. With 4 bits
+//               it is four pairs of nibbles: the low ones belong to one unit of the group, the high ones to the next. Then
+//               kPanel scales, then kPanel offsets if there are any: half-precision, or float if a row is one group
 //
-// In a gated weight the first vector of each panel is of the gate's features and the second of the same features' factors.
+// In a gated weight, a panel's first vector is features of the gate, and its second vector the features that they multiply.
 #pragma once
 
 #include "integer.h"
@@ -19,8 +19,8 @@ constexpr int kPanel = 2 * kLanes;
 struct PanelLayout {
     int64_t num_panels;
     int64_t panel_bytes;
-    int64_t group_bytes;   // of one group in a panel; of a plain weight all of it
-    int64_t weight_bytes;  // those of group_bytes that are weights
+    int64_t group_bytes;   // of one group in a panel; a plain weight has one group
+    int64_t weight_bytes;  // the weights' part of group_bytes
     int64_t num_groups;
     int64_t scale_bytes;   // of one scale or offset
 

@@ -1,4 +1,4 @@
-"""Linear layers by the C++ kernels. A weight is packed once, in its own dtypes, and then multiplies any number of rows."""
+"""Linear layers by the C++ kernels. A weight is packed once and then multiplied with any number of rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HugePages:
         self._used = 0
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Returns uint8 [num_bytes], zeroed, at an address that 64 divides. Pages that nobody touches take no memory."""
+        """Returns uint8 [num_bytes], zeroed, aligned to 64 bytes. Pages that nobody touches take no memory."""
         start = -(-self._used // _LINE) * _LINE
         if start + num_bytes > len(self._chunk):
             self._chunk, start = _map(max(num_bytes, _CHUNK)), 0
@@ -50,7 +50,7 @@ class PackedLinear:
     """One packed weight, with its bias. Several threads may use it at once.
 
     Args:
-        weight: a LinearWeight without its pointers.
+        weight: a LinearWeight whose pointers are not set yet.
         memory: where the weight is packed.
         bias: [out_features] or None.
     """
@@ -127,7 +127,7 @@ def pack_integers(
     *,
     is_gated: bool,
 ) -> PackedLinear:
-    """Packs integers. Scales and offsets of groups become float16, after they are divided by the largest of them."""
+    """Packs integers. Scales and offsets are divided by a power of two, so that those of groups can be stored as float16."""
     out_features, in_features = weight.shape
     scales, offsets = weight.scales, weight.offsets
     if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):

@@ -1,4 +1,5 @@
-// Weights of linear layers into the layout of linear.h, and from floats to integers of 8 or 4 bits; all cores, once, at loading.
+// Packs weights of linear layers in the layout of linear.h, and quantizes floats to integers of 8 or 4 bits. This happens once,
+// when a model is loaded, on all cores.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +32,7 @@ void store_scale(const PanelLayout& layout, char* scales, int i, float scale) {
         reinterpret_cast<f16*>(scales)[i] = to_f16(scale);
 }
 
-// The group of one output feature: to[i] is the unit of the lane in the i-th vector pair.
+// Packs one group of one output feature: its units become to[0], to[kPanel], to[2 * kPanel], ...
 void pack_group(const uint8_t* values, bool is_signed, const LinearWeight& weight, uint32_t* to) {
     const int64_t num_units = weight.group_size / 4;
     const uint32_t flip = is_signed ? 0x80808080u : 0;  // from [-128, 127] to [0, 255]
@@ -76,7 +77,8 @@ void quantize_symmetric(const T* row, int64_t size, uint8_t* values, float* scal
     *scale = most / 127.0f;
 }
 
-// To [0, 15]. Of some ranges, from the smallest to the largest weight and shrunk from there, the one with the least squared error.
+// Quantizes to [0, 15]. It tries the range from the smallest to the largest weight and four narrower ones, and uses the range
+// with the least squared error.
 template <typename T>
 void quantize_group(const T* group, int64_t size, uint8_t* values, float* scale, float* offset) {
     constexpr float kShrink[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f};

@@ -51,7 +51,7 @@ static inline VecF zero() { return _mm512_setzero_ps(); }
 static inline VecF splat(float x) { return _mm512_set1_ps(x); }
 static inline VecF load(const float* p) { return _mm512_loadu_ps(p); }
 static inline void store(float* p, VecF v) { _mm512_storeu_ps(p, v); }
-// Lane i where bit i of `lanes` is set. The others keep their values, but may be read and written back.
+// Stores the lanes whose bit in `lanes` is set. The other lanes keep their values, but may be read and written back.
 static inline void store_where(float* p, uint32_t lanes, VecF v) {
     _mm512_mask_storeu_ps(p, static_cast<__mmask16>(lanes), v);
 }
@@ -65,7 +65,7 @@ static inline VecF min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
 static inline float sum(VecF v) { return _mm512_reduce_add_ps(v); }
 static inline float largest(VecF v) { return _mm512_reduce_max_ps(v); }
 
-// Lanes [from, to) of v, the others replaced.
+// Keeps lanes [from, to) of v. The other lanes become those of `other`.
 static inline VecF keep(VecF v, int from, int to, VecF other) {
     const uint32_t upto = to >= kLanes ? 0xffffu : (to <= 0 ? 0u : (1u << to) - 1);
     const uint32_t before = from <= 0 ? 0u : (from >= kLanes ? 0xffffu : (1u << from) - 1);
@@ -95,14 +95,14 @@ static inline VecU load_units(const uint32_t* p) { return _mm512_loadu_si512(p);
 static inline void store_units(uint32_t* p, VecU v) { _mm512_storeu_si512(p, v); }
 static inline VecU splat_unit(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 
-// bfloat16 of two rows side by side: units whose first half is of `first` and whose second is of `second`.
+// Units whose first half is a bfloat16 of `first`, and whose second half is the one of `second`.
 static inline VecU pair_up(const bf16* first, const bf16* second) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
     return _mm512_or_si512(a, _mm512_slli_epi32(b, 16));
 }
 
-// Units of `into` whose second half is replaced by `second`.
+// The units of `into`, with their second halves replaced by `second`.
 static inline VecU replace_second(VecU into, const bf16* second) {
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
     return _mm512_or_si512(_mm512_and_si512(into, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(b, 16));
@@ -135,21 +135,21 @@ static inline VecF round_to_integer(VecF v) {
 static inline VecF times_power_of_2(VecF v, VecF exponent) { return _mm512_scalef_ps(v, exponent); }
 
 static inline VecU no_units() { return _mm512_setzero_si512(); }
-// Units of two int16 from units of two int8.
+// Converts units of two int8 to units of two int16.
 static inline VecU widen_int8(const uint16_t* p) {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-// Of each unit of two int16, the sum of their products, added to an int32.
+// Adds to each int32 of `sums` the two products of the int16 in a unit of `a` and of `b`.
 static inline VecU dot_int16(VecU sums, VecU a, VecU b) { return _mm512_dpwssd_epi32(sums, a, b); }
 static inline VecF to_floats(VecU integers) { return _mm512_cvtepi32_ps(integers); }
-// Rounded to nearest, saturated.
+// Both round to nearest and saturate.
 static inline void store_int16(int16_t* p, VecF v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
 }
 static inline void store_int8(int8_t* p, VecF v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
 }
-// x as `power`, an integer, and a rest in [-0.5, 0.5]; AVX2 takes x below -126 for -126.
+// Splits x into `power`, an integer, and the returned rest in [-0.5, 0.5]. With AVX2, x below -126 counts as -126.
 static inline VecF split_power(VecF x, VecF& power) {
     const VecF rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     power = sub(x, rest);
@@ -166,8 +166,8 @@ static inline VecF zero() { return _mm256_setzero_ps(); }
 static inline VecF splat(float x) { return _mm256_set1_ps(x); }
 static inline VecF load(const float* p) { return _mm256_loadu_ps(p); }
 static inline void store(float* p, VecF v) { _mm256_storeu_ps(p, v); }
-// Lane i where bit i of `lanes` is set. The others keep their values, but may be read and written back: a masked store would
-// take five times as long (measured on an AMD EPYC).
+// Stores the lanes whose bit in `lanes` is set. The other lanes keep their values, but may be read and written back, because a
+// masked store would be five times as slow (measured on an AMD EPYC).
 static inline void store_where(float* p, uint32_t lanes, VecF v) {
     const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(lanes)), bit), bit);
@@ -287,7 +287,7 @@ static inline VecF split_power(VecF x, VecF& power) {
 static inline VecF exponential(VecF x) {
     const VecF clamped = min(splat(88.3f), max(splat(-87.3f), x));
     const VecF n = round_to_integer(mul(clamped, splat(1.44269504f)));
-    // x - n ln 2, ln 2 in two parts so that the first product is exact
+    // r = x - n ln 2; ln 2 is in two parts, so that the first product is exact
     VecF r = fma(n, splat(-0.693359375f), clamped);
     r = fma(n, splat(2.12194440e-4f), r);
     VecF p = splat(1.9875691500e-4f);

@@ -1,4 +1,4 @@
-// Grammar masks: forbidden logits become -inf, in one pass that touches no words whose tokens are all allowed.
+// Grammar masks: forbidden logits become -inf, in one pass that skips the words (32 tokens each) that allow all tokens.
 
 #include <cstdint>
 #include <limits>

@@ -169,7 +169,7 @@ def attention_decode_kernel(
     tl.store(partials + own[:, None] * HEAD_DIM + d[None, :], acc, mask=inside)
     tl.store(partial_sums + own, largest, mask=m < PER_HEAD)
     tl.store(totals + own, total, mask=m < PER_HEAD)
-    tl.debug_barrier()  # all of this program's stores come before its one thread's release
+    tl.debug_barrier()  # all stores of this program come before the atomic addition
     arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel", scope="gpu")
     if arrived != used_splits - 1:
         return

@@ -5,9 +5,9 @@ Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of
     tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough
     tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     for any rows, so this is the size of the grid
 
-Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some have no tokens. Programs share no sum over keys, and tiles of
-keys begin at multiples of their size. So the result of a token depends only on its own row, not on the batch or on how the row
-was cut into chunks.
+Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some tiles have no tokens. A program computes whole sums over keys,
+and its blocks of keys begin at multiples of their size. So the result of a token depends only on its own row, not on the batch
+or on how the row was cut into chunks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def attention_mixed_kernel(
     q = tl.load(query + at, mask=inside, other=0.0)
     positions = num_computed + token
 
-    # All queries of the tile see the keys in [unmasked_from, unmasked_to). Some see the other keys in [first_key, end_key).
+    # All queries of the tile see the keys in [unmasked_from, unmasked_to), some see other keys in [first_key, end_key).
     first_key = 0
     first_tile = 0
     end_key = last_position + 1

@@ -64,7 +64,7 @@ def attend_keys(
                 visible = visible & (n[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
         highest = tl.maximum(largest, tl.max(scores, 1) * to_base_2)
-        shift = tl.where(highest == float("-inf"), 0.0, highest)  # a query that has seen no key yet
+        shift = tl.where(highest == float("-inf"), 0.0, highest)  # -inf: the query has seen no key yet
         weights = tl.exp2(scores * to_base_2 - shift[:, None])
         fade = tl.exp2(largest - shift)
         total = total * fade + tl.sum(weights, 1)

@@ -1,4 +1,4 @@
-"""x @ weight.T for few rows in Triton. It reads every weight once, with enough programs to keep the memory busy.
+"""The product x @ weight.T for few rows, in Triton. It reads every weight once, with enough programs to keep the memory busy.
 
 The weights are the left operand of the tensor cores, which has at least 64 rows on Hopper. The rows of x are the right operand,
 which needs only 8 columns, so a product with few rows wastes little work.

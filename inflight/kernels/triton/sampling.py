@@ -1,26 +1,30 @@
 """Draws one token per row of logits in Triton, in two launches: over the whole vocabulary, then over each row's candidates.
 
-    score_kernel    rows x blocks of the vocabulary    each block's best token; for a restricted row also the block's mass, the
-                                                       sum of exp(x - max), and the largest logit of each group of tokens
-    choose_kernel   rows                               the best of the blocks' tokens; for a restricted row first the cut, then
-                                                       a race of the tokens above it
+A row is *restricted* if it has min_p, top_k or top_p. Its *cut* is the lowest logit that may be drawn.
 
-Greedy and random rows read their logits once. A restricted row (min_p, top_k or top_p) reads all its logits once, in parallel.
-After that it reads only the groups that are listed: those with a token above a bound, where the bound is below the cut. For
-top_k the bound is the k-th largest maximum of a group, because each maximum is a token. For min_p it is the floor itself. For
-top_p alone, groups are added until the tokens above the bound reach top_p's share. Then the cut is found without a sort, by a
-search over the logits' bits, read as integers of the same order: each pass compares with four pivots, and tells in which of
-five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens) or the listed groups (20 for top_k = 20) from the
-caches. A row needs these passes:
+    score_kernel    rows x blocks of the vocabulary    finds each block's best token; for a restricted row also the block's
+                                                       mass, the sum of exp(x - max), and the largest logit of each group
+    choose_kernel   rows                               chooses the best of the blocks' tokens; for a restricted row it finds
+                                                       the cut, and draws one of the tokens above it
+
+Greedy and random rows read their logits once. A restricted row reads all its logits once, in parallel. After that it reads
+only the groups that are listed. A group is listed if it has a token above a bound, which is below the cut. For top_k the bound
+is the k-th largest maximum of a group, because each maximum is a token. For min_p it is the lowest logit that min_p allows.
+For top_p alone, groups are added until the tokens above the bound reach top_p's share of the probability.
+
+The cut is found without a sort, by a search over the logits' bits, read as integers of the same order. Each pass of the search
+compares with four pivots, and tells in which of five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens)
+or the listed groups (20 for top_k = 20) from the caches. A row needs these passes:
 
     top_k          a search over the maxima, to list groups; a search over the listed tokens. A search takes about 11 passes, or
                    14 if some of its logits are negative and some positive
     top_p          one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
-    top_p alone    also a search over the maxima and one pass, each time that groups are added; a flat row lists all groups
-    all            one pass to list the groups, one for the race
+    top_p alone    also a search over the maxima and one pass, each time that groups are added; a row of nearly equal logits
+                   lists all groups
+    all            one pass to list the groups, one to draw
 
-Graphs can record the launches: they do not depend on the rows' parameters, and what changes from step to step is read on the
-device. Blocks are summed in a fixed order, so a row's token does not depend on the other rows.
+CUDA graphs can record the launches, because they do not depend on the rows' parameters: what changes from step to step is read
+on the device. Blocks are summed in a fixed order, so a row's token does not depend on the other rows.
 
 Logits, divided by the temperature, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
 """
@@ -31,7 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The columns of a slot: int32 words. A number of 8 bytes takes two, low word first.
+# The sampling parameters are columns of int32 words, with one word for each slot. 8 bytes have two columns, low word first.
 MODE = tl.constexpr(0)
 TEMPERATURE = tl.constexpr(1)  # float32
 SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), see `seeds.seed_words`
@@ -70,8 +74,8 @@ def choose_tokens(
     group: int,
     search_block: int,
 ) -> None:
-    """See `DeviceSampler.draw`. The last three arguments are powers of two: the tokens of a program, of a group, and of
-    a pass's block.
+    """See `DeviceSampler.draw`. The last three arguments are powers of two: how many tokens a program, a group, and a block of
+    a pass have.
 
     Args:
         scratch: best int64 [>= n, blocks], mass float32 [>= n, blocks], maxima and listed, both int32 [>= n, groups of all
@@ -325,7 +329,7 @@ def draw_restricted(
         above = sum_above(cut, top, logits, listed, num_listed, temperature, vocab_size, GROUP, BLOCK)
         weight = tl.exp(logit_of(cut) - top).to(tl.float64)
 
-    # Race the tokens above the cut, and those at the cut before which top_p's share is not reached.
+    # Draw among the tokens above the cut, and as many of those at the cut as top_p's share needs.
     word0, word1 = draw_words(column, stride, position)
     winner = tl.cast(_NO_WINNER, tl.int64)
     num_ties = num_listed * 0
@@ -383,7 +387,7 @@ def sums_above(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """For each pivot, sum the weights exp(x - top) of the keys above it; if not WEIGHTED, count these keys. float64 [pivots].
+    """For each pivot, sum the weights exp(x - top) of the keys above the pivot; if not WEIGHTED, count them. float64 [pivots].
 
     If TOKENS, `source` is the row's logits, and the keys belong to the tokens in the `count` listed groups. If not,
     `source` has `count` keys.
@@ -432,9 +436,9 @@ def cut_of(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The lowest key in [lowest, highest] with less than `limit` above it; `highest` is the largest key.
+    """The lowest key in [lowest, highest] whose larger keys sum up to less than `limit`; `highest` is the largest key.
 
-    It is one of the keys, or `lowest`. The shortest prefix of the falling keys that reaches `limit` ends at this key.
+    The result is one of the keys, or `lowest`. The shortest prefix of the falling keys that reaches `limit` ends at this key.
     """
     top = logit_of(highest)
     low, high = lowest.to(tl.int64) - 1, highest.to(tl.int64)  # the cut is in (low, high]

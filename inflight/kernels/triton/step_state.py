@@ -1,4 +1,4 @@
-"""Two small Triton kernels on the state of a step: one applies the entries of a plan, one advances it by the drawn tokens."""
+"""Two small Triton kernels that change the state of a step: one writes a plan's entries, the other adds the drawn tokens."""
 
 from __future__ import annotations
 

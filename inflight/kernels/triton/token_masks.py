@@ -18,7 +18,7 @@ def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> Non
     Args:
         logits: float32 [num_rows, vocab_size], contiguous.
         rows: int32 or int64 [n], indices of rows of `logits`. If a row occurs twice, both masks apply.
-        masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 says that token t may be drawn;
+        masks: int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 is 1 if token t may be drawn;
             bits beyond the vocabulary are ignored.
     """
     vocab_size, num_words = logits.shape[1], masks.shape[1]

@@ -1,4 +1,4 @@
-"""x @ weight.T with weights of 4 or 8 bits in Triton. A program converts the weights to x's dtype in registers.
+"""The product x @ weight.T with weights of 4 or 8 bits, in Triton. A program converts weights to x's dtype in registers.
 
 Weights are stored group after group, so that a program reads one range of memory for its output features:
 
@@ -156,7 +156,7 @@ def weight_only_kernel(
     inputs = x + rows.to(tl.int64)[None, :] * x_stride + inner[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     last = num_groups - 1
-    # the compiler does not pipeline loads as narrow as those of scales: load them one group ahead, convert them when used
+    # The compiler does not pipeline loads as narrow as these. So scales are loaded one group ahead, and converted when used.
     scale, offset = load_scales(scales, offsets, tl.minimum(first, last), scale_stride, features, HAS_OFFSETS)
     for group in range(first, tl.minimum(first + per_split, num_groups)):
         held_scale, held_offset = scale, offset
@@ -188,7 +188,7 @@ def weight_only_linear(
     *,
     is_gated: bool = False,
 ) -> None:
-    """`linear` for such a weight."""
+    """Like `linear`, for a weight of 4 or 8 bits."""
     num_rows, in_features = x.shape
     assert x.stride(1) == 1 and out.stride(1) == 1 and in_features == weight.in_features
     assert weight.out_features == out.shape[1] * (1 + is_gated)
@@ -221,7 +221,7 @@ def weight_only_linear(
 
 
 def weight_only_configs(weight: PackedIntegers, num_multiprocessors: int) -> list[TileConfig]:
-    """`linear_configs` for such a weight."""
+    """Like `linear_configs`, for a weight of 4 or 8 bits."""
     return [
         TileConfig(block_n=n, block_k=weight.group_size, num_splits=splits, num_warps=warps, num_stages=stages)
         for n, warps, stages in TILES
@@ -248,7 +248,7 @@ def dequantize_kernel(
     HAS_OFFSETS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (tile of output features, group): `num_features` from `first_feature` on."""
+    """Each program computes one group of one tile of the features [first_feature, first_feature + num_features)."""
     BYTES: tl.constexpr = GROUP * BITS // 8
     wanted = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_there = (wanted < num_features)[:, None]

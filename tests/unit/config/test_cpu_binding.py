@@ -46,8 +46,8 @@ def test_what_is_no_list(setting: str) -> None:
         ("0-1|2", 2, 2, "does not give each of the 2 ranks"),
         ("0|1", 1, 1, "does not give each of the 1 ranks"),
         ("0,0", 2, 1, "names a core twice"),
-        ("0-1", 1, 1, "has 2 cores for the num_threads=1"),
-        ("0,6", 2, 1, r"names core 6, where this process may not run; it may on cores 0, 1, 2, 3$"),
+        ("0-1", 1, 1, "gives a rank 2 cores, but num_threads=1"),
+        ("0,6", 2, 1, r"names core 6, where this process may not run; it may run on cores 0, 1, 2, 3$"),
     ],
 )
 def test_what_does_not_fit(setting: str, num_threads: int, num_ranks: int, message: str) -> None:

@@ -51,7 +51,7 @@ UNUSABLE = [
     (replace(GOOD, torch_cuda=None), r"torch that is installed is a build without CUDA; .*for CUDA 13 at most"),
     (
         replace(GOOD, driver=(12, 8)),
-        r"the driver serves CUDA 12\.8 at most, and torch was built for 13\.0: update the driver to one for CUDA 13, or "
+        r"the driver supports CUDA 12\.8 at most, but torch was built for 13\.0: update the driver to one for CUDA 13, or "
         r"install a torch for CUDA 12",
     ),
     (replace(GOOD, packages=frozenset()), "package triton: pip install triton"),

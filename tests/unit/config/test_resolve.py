@@ -107,7 +107,7 @@ def test_steps_in_flight() -> None:
 @pytest.mark.parametrize(
     ("num_stages", "arguments", "message"),
     [
-        (1, {"pipeline_depth": 2}, "async_scheduling says"),
+        (1, {"pipeline_depth": 2}, "async_scheduling decides"),
         (1, {"pipeline_stagger": 1}, "pipeline_stagger=1 is for pipeline_parallel_size > 1"),
         (2, {"async_scheduling": False}, "async_scheduling=False"),
         (3, {"pipeline_stagger": 2}, "pipeline_stagger=2 is less than pipeline_parallel_size=3"),
@@ -189,7 +189,7 @@ def test_bound_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad, message in (("0-2", "core 2, where"), ("nobind", "neither"), (3, "not a text")):
         with pytest.raises(ConfigError, match=message):
             resolved(cpu_threads_bind=bad)
-    with pytest.raises(ConfigError, match="make them equal"):
+    with pytest.raises(ConfigError, match="make the two numbers equal"):
         resolved(num_threads=3)
 
 

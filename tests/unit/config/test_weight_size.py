@@ -123,7 +123,7 @@ def refusal(num_bytes: int, budget_bytes: int, free_bytes: int, memory_utilizati
 def test_weights_that_do_not_fit_are_refused_with_what_to_do() -> None:
     text = refusal(60 * GIB, 21 * GIB, 23 * GIB)
     assert text == (
-        "the weights of a rank are 60.00 GiB, and the engine may use 21.00 GiB of its GPU, which has 24.00 GiB, 23.00 GiB of "
+        "the weights of a rank are 60.00 GiB, but the engine may use 21.00 GiB of its GPU, which has 24.00 GiB, 23.00 GiB of "
         "them free (gpu_memory_utilization=0.9); set quantization, raise tensor_parallel_size or "
         "pipeline_parallel_size, or use a larger GPU"
     )
