@@ -2,29 +2,26 @@
 
 A row is *restricted* if it has min_p, top_k or top_p. Its *cut* is the lowest logit that may be drawn.
 
-    score_kernel    rows x blocks of the vocabulary    finds each block's best token; for a restricted row also the block's
-                                                       mass, the sum of exp(x - max), and the largest logit of each group
-    choose_kernel   rows                               chooses the best of the blocks' tokens; for a restricted row it finds
-                                                       the cut, and draws one of the tokens above it
+    score_kernel, for each row and block of the vocabulary: finds the block's best token; for a restricted row also the block's
+                  mass, the sum of exp(x - max), and the largest logit of each group of tokens
+    choose_kernel, for each row: the best of the blocks' tokens; for a restricted row the cut, and one of the tokens above it
 
 Greedy and random rows read their logits once. A restricted row reads all its logits once, in parallel. After that it reads
 only the groups that are listed. A group is listed if it has a token above a bound, which is below the cut. For top_k the bound
 is the k-th largest maximum of a group, because each maximum is a token. For min_p it is the lowest logit that min_p allows.
-For top_p alone, groups are added until the tokens above the bound reach top_p's share of the probability.
+For top_p alone, groups are added until the tokens above the bound reach top_p's share of the probability. The cut is found
+without a sort, by a search over the logits' bits, read as integers of the same order. Each pass of the search compares with
+four pivots, and tells in which of five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens) or the listed
+groups (20 for top_k = 20) from the caches. A row needs these passes:
 
-The cut is found without a sort, by a search over the logits' bits, read as integers of the same order. Each pass of the search
-compares with four pivots, and tells in which of five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens)
-or the listed groups (20 for top_k = 20) from the caches. A row needs these passes:
-
-    top_k          a search over the maxima, to list groups; a search over the listed tokens. A search takes about 11 passes, or
-                   14 if some of its logits are negative and some positive
+    top_k          a search over the maxima, to list groups; a search over the listed tokens. A search has about 11 passes, or
+                   14 if its logits have both signs
     top_p          one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
-    top_p alone    also a search over the maxima and one pass, each time that groups are added; a row of nearly equal logits
-                   lists all groups
+    top_p alone    also a search over the maxima and one pass, each time that groups are added
     all            one pass to list the groups, one to draw
 
-CUDA graphs can record the launches, because they do not depend on the rows' parameters: what changes from step to step is read
-on the device. Blocks are summed in a fixed order, so a row's token does not depend on the other rows.
+CUDA graphs can record the launches: they do not depend on the rows' parameters, which are read on the device. Blocks are summed
+in a fixed order, so a row's token does not depend on the other rows.
 
 Logits, divided by the temperature, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
 """

@@ -89,7 +89,7 @@ def test_what_structured_outputs_need() -> None:
         tokenizer, vocab_size=tokenizer.vocab_size, structured_outputs=config, generation_config={"eos_token_id": 3}
     )
     processor.process("r", [5], SamplingParams(structured_outputs=choice), arrival_time=0.0)
-    assert "give one" in refusal(processor, choice, allowed_token_ids=[7])
+    assert "give only one" in refusal(processor, choice, allowed_token_ids=[7])
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     assert "#/properties/a/not" in refusal(processor, StructuredOutputsParams(json=schema))
     lenient = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema, lenient=True))

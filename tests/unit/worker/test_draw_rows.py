@@ -76,7 +76,7 @@ def test_a_mask_for_each_draw(step: tuple[SchedulerOutput, StepInputs]) -> None:
         second, GrammarOutput(rows=ints(0, 3), num_masks=ints(2, 3), masks=masks), inputs.draw_start_loc
     )
     assert found.rows.tolist() == [0, 1, 5, 6, 7]
-    with pytest.raises(AssertionError, match=r"\[3, 2\] masks for \[2, 3\] draws"):
+    with pytest.raises(AssertionError, match=r"draw \[2, 3\] tokens, but have masks for \[3, 2\]"):
         grammar_masks(second, GrammarOutput(rows=ints(0, 3), num_masks=ints(3, 2), masks=masks), inputs.draw_start_loc)
 
 
