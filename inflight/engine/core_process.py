@@ -185,7 +185,8 @@ class CoreServer:
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
             case None:
                 left = [request_id for request_id, owner in self._owners.items() if owner is link]
-                logger.info("front end %d is gone; its %d sequences are aborted", link.index, len(left))
+                aborted = f"; its {len(left)} running sequences are aborted" if left else ""
+                logger.info("front end %d has disconnected%s", link.index, aborted)
                 self._abort(left)
                 self._links.remove(link)
         self._is_reported = False

@@ -252,7 +252,7 @@ def test_a_call_that_fails_names_method_and_rank(executor_factory: ExecutorFacto
 @pytest.mark.parametrize("method", ["fly", "_rank", "__init__"])
 def test_an_unknown_method_is_named(executor_factory: ExecutorFactory, method: str) -> None:
     executor = executor_factory()
-    with pytest.raises(StepError, match=f"no public method '{method}'; it has .*check_health"):
+    with pytest.raises(StepError, match=f"no public method '{method}'; its public methods are .*check_health"):
         executor.collective_rpc(method)
     executor.check_health()
 
