@@ -37,9 +37,7 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 64  # only the first errors are kept, because the cause is among them
-MAX_ASK_SECONDS = (
-    0.5  # this long before a deadline the ranks are asked, or a tenth of the time allowed if that is shorter
-)
+MAX_ASK_SECONDS = 0.5  # this long before a deadline the ranks are asked, or a tenth of the time allowed if shorter
 
 Settlement = Callable[[], None]  # settles a future; must be called once, without the lock
 
