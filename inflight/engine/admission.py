@@ -1,9 +1,9 @@
-"""Decides which requests the engine accepts. `Admission` limits the queue; `Drain` refuses new requests when the engine ends.
+"""Decides which requests the engine accepts. `Admission` limits the queue. `Drain` refuses new requests during a shutdown.
 
-The engine reports its state now and then, and `Admission` decides without asking it. It counts the sequences that waited at
-the newest report, and the sequences that were sent after it. A report contains the number of sequences that the engine has
-received, so no sequence is counted twice or forgotten. If no sequence waited at the report, the next sequences get the free
-slots at once, so they do not count as waiting.
+`Admission` never asks the engine. It uses the newest report that the engine has sent. It counts the sequences that waited when
+the report was made, and the sequences that were sent later. A report contains the number of sequences that the engine has
+received, so no sequence is counted twice or forgotten. A running sequence has one of the `max_num_seqs` slots. If no sequence
+waited when the report was made, the next sequences get the free slots at once, so they do not count as waiting.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from inflight.engine.input_processor import ProcessedRequest
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
 
-MAX_SEQUENCES = 1024  # the most sequences of requests that are submitted together
+MAX_SEQUENCES = 1024  # the largest number of sequences (prompts times n) that one call may submit
 MAX_RETRY_SECONDS = 60
-RATE_WINDOW = 64  # the rate at which requests end is computed from this number of newest ends
+RATE_WINDOW = 64  # the rate at which requests end is computed from the most recent ends, at most this many
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """The limits of the queue of requests that have not started. None means no limit. Each front end applies them by itself.
+    """Limits for the sequences that wait for a slot. None means no limit. If several front ends (API processes) share one
+    engine, each one checks these limits without knowing what the others have sent.
 
     Attributes:
         max_queued_requests: how many sequences may wait. A request with n=4 has four sequences. A sequence that gets a free
             slot does not wait.
-        max_queued_tokens: how many prompt tokens may wait. If no sequence waits, a request is accepted even if its prompts are
-            longer.
+        max_queued_tokens: how many prompt tokens may wait. If no sequence waits, a request of any length is accepted.
     """
 
     max_queued_requests: int | None = None
@@ -50,11 +50,11 @@ class Admission:
     def __init__(self, limits: QueueLimits, max_num_seqs: int) -> None:
         self._limits = limits
         self._max_num_seqs = self._free_slots = max_num_seqs
-        # requests sent since the newest report: (`_num_sent` after the request, its prompt tokens)
+        # for each request sent since the newest report: (`_num_sent` just after the request was sent, its prompt tokens)
         self._sent: deque[tuple[int, int]] = deque()
         self._num_sent = self._num_received = 0
         self._stats: SchedulerStats | None = None  # the newest report
-        # prompt tokens of the sequences that wait or were sent since the report, but have no free slot
+        # prompt tokens of all sequences without a slot: those that waited in the newest report, and those sent since then
         self._num_queued_tokens = 0
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
@@ -74,29 +74,29 @@ class Admission:
                 "fewer prompts at a time"
             )
         num_waiting = 0 if self._stats is None else self._stats.num_waiting
-        # how many sequences wait; a negative number means free slots
+        # how many sequences wait; if negative, how many slots are free
         queued = num_waiting + self._num_sent - self._num_received - self._free_slots
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
-                f"the queue is full: {max(queued, 0)} of {most} sequences wait, and this request has {num_sequences}; try "
-                "again later",
+                f"the queue has no room: {max(queued, 0)} sequences wait, at most {most} may wait, and this request would add "
+                f"{num_sequences}; try again later",
                 retry_after_seconds=self._retry_after(max(queued, 1)),
             )
         if queued > 0 and most_tokens is not None and tokens + num_tokens > most_tokens:
             raise OverloadedError(
-                f"the queue is full: {tokens} of {most_tokens} prompt tokens wait, and this request has {num_tokens}; try "
-                "again later",
+                f"the queue has no room: {tokens} prompt tokens wait, at most {most_tokens} may wait, and this request would "
+                f"add {num_tokens}; try again later",
                 retry_after_seconds=self._retry_after(queued),
             )
 
     def sent(self, request: ProcessedRequest) -> None:
-        """Count a request that was sent to the engine. Its prompt is computed once for all its sequences."""
+        """Count a request that was sent to the engine. Its prompt tokens count once, because all its sequences share them."""
         self._num_sent += len(request.children)
         self._sent.append((self._num_sent, len(request.prompt_token_ids)))
         self._num_queued_tokens += self._queued_tokens(*self._sent[-1])
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
-        """Process a new report of the engine, which had received `num_received` sequences of this front end by then."""
+        """Process a new report. By then the engine had received `num_received` sequences of this front end."""
         self._stats, self._num_received = stats, num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
@@ -108,8 +108,8 @@ class Admission:
         self._ends.append(time.monotonic())
 
     def _queued_tokens(self, num_sent: int, num_tokens: int) -> int:
-        """Returns how many prompt tokens a request adds to the queue. `num_sent` is the number of sequences sent up to and
-        including this request."""
+        """Returns how many prompt tokens a request adds to the queue: 0 if its last sequence gets a slot. `num_sent` is
+        `_num_sent` just after this request was sent."""
         return num_tokens if num_sent - self._num_received > self._free_slots else 0
 
     def _retry_after(self, queued: int) -> int:
@@ -121,8 +121,8 @@ class Admission:
 
 
 class Drain:
-    """The end of an engine on one event loop. When it `has_begun`, no more requests are accepted. A request that was accepted
-    before may still be submitted until the drain ends."""
+    """Shuts an engine down: refuses new requests and waits for the running ones. A request that was accepted before `run` may
+    still be submitted until `run` ends. All methods must be called on the same event loop."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -155,7 +155,7 @@ class Drain:
         self._has_changed.set()
 
     async def run(self, timeout: float) -> None:
-        """Wait until no request is accepted or running.
+        """Wait until every accepted request has been submitted and every submitted request has ended.
 
         Raises:
             TimeoutError: some requests have not ended after `timeout` seconds.
@@ -170,4 +170,4 @@ class Drain:
             self._has_ended = True
 
 
-_DRAINS = "the engine accepts no more requests, because it is about to end"
+_DRAINS = "the engine is shutting down and accepts no more requests"

@@ -1,4 +1,4 @@
-"""`AsyncFrontEnd`: the part of `AsyncLLM` that renders templates and tokenises, in threads, to keep the event loop free."""
+"""`AsyncFrontEnd`: the part of `AsyncLLM` that renders chat templates and tokenises. Threads do this work."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from inflight.sampling_params import SamplingParams
 T = TypeVar("T")
 
 NUM_TEXT_THREADS = 4
-LONG_TEXT = 2**16  # characters; longer texts have one thread of their own, so that no short text waits for them
-MAX_WAITING_CHARACTERS = 2**24  # the most characters that may wait to be tokenised; long and short texts count apart
-CHARACTERS_PER_SECOND = 2**19  # about how fast a thread tokenises; used to tell a refused client when to try again
+LONG_TEXT = 2**16  # characters; one thread tokenises all longer texts, so that shorter texts need not wait for them
+# at most this many characters of long texts may wait to be tokenised, and as many of shorter texts
+MAX_WAITING_CHARACTERS = 2**24
+CHARACTERS_PER_SECOND = 2**19  # roughly the speed of one thread; tells a refused client when to try again
 
 
 class AsyncFrontEnd:
     """
     Attributes:
-        tokenizer: None with skip_tokenizer_init.
-        chat_template: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that has none.
-        default_max_tokens: the `max_tokens` in generation_config.json, if there is one.
+        tokenizer: None if skip_tokenizer_init=True.
+        chat_template: None if skip_tokenizer_init=True.
+        default_params: used for a request without `SamplingParams`.
+        default_max_tokens: `max_new_tokens` in generation_config.json; None if it is not there.
     """
 
     def __init__(self, input_processor: InputProcessor, seed: int) -> None:
-        """If a request has no seed, its seed is made from `seed` and the number of the call of `process`."""
+        """If a request has no seed, its seed is derived from `seed` and from how often `process` was called before."""
         self.tokenizer = input_processor.tokenizer
         self.chat_template = input_processor.chat_template
         self.default_params = input_processor.default_params
@@ -44,7 +45,7 @@ class AsyncFrontEnd:
         self._numbers = itertools.count(1)
         self._threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="inflight-text")
         self._long_thread = ThreadPoolExecutor(1, thread_name_prefix="inflight-long-text")
-        self._num_waiting = {self._threads: 0, self._long_thread: 0}  # characters that wait or are being tokenised
+        self._num_waiting = {self._threads: 0, self._long_thread: 0}  # characters that have not been tokenised
         self._is_closed = False
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
@@ -68,7 +69,7 @@ class AsyncFrontEnd:
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         if self.tokenizer is None:
-            raise InvalidRequestError("the engine has no tokenizer (skip_tokenizer_init=True) to decode with")
+            raise InvalidRequestError("decoding needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
         return await self._on_thread(partial(self.tokenizer.decode, token_ids, skip_special_tokens))
 
     async def process(
@@ -85,15 +86,15 @@ class AsyncFrontEnd:
             OverloadedError: too much text waits to be tokenised.
         """
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        # now, and not when a thread is free
+        # set the time now, because the request may wait until a thread is free
         options.setdefault("arrival_time", time.monotonic())
-        seed = derive_seed(self._seed, next(self._numbers))  # here, because the threads may change the order
+        seed = derive_seed(self._seed, next(self._numbers))  # not in a thread, because threads may run in another order
         process = partial(self._input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._on_thread(process, len(text) if isinstance(text, str) else 0)
 
     async def _on_thread(self, function: Callable[[], T], num_characters: int = 0) -> T:
-        """Run `function` in a thread. `num_characters` is the length of its text. If no other text waits, any length is
-        accepted."""
+        """Run `function` in a thread. `num_characters` is the length of the text that it tokenises. If no other text waits in
+        the same pool, a text of any length is accepted."""
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
         threads = self._long_thread if num_characters > LONG_TEXT else self._threads

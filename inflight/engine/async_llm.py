@@ -1,10 +1,10 @@
-"""`AsyncLLM`: serves many requests at once on an event loop, with the engine in a process of its own. The server uses it.
+"""`AsyncLLM`: serves many requests at once on an event loop. The engine runs in its own process. The server uses this class.
 
-    process()  templates, text to tokens: in threads             |  engine core's process
+    process()  renders and tokenises in threads                  |  engine core's process
     submit()   -- AddRequest -->  ........................socket.|.......................  scheduler, executor, compute
     OutputStream  <-- detokenizer <-- slices of the event loop <-|-- EngineOutputs --
 
-Everything except `process` runs on the event loop. The engine's outputs are processed in short slices, see `Backlog`.
+Everything except `process` runs on the event loop. The engine's outputs are processed in short slices (see `Backlog`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(AsyncFrontEnd):
-    """Make an engine with `from_args` or `attach`, and end it with `close` or `async with`. For one event loop only.
+    """Make an engine with `from_args` or `attach`. End it with `close`, or use `async with`. All calls must be made on one
+    event loop.
 
         async with await AsyncLLM.from_args(EngineArgs(model="path/to/model")) as engine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -79,7 +80,7 @@ class AsyncLLM(AsyncFrontEnd):
         self._streams: dict[str, OutputStream] = {}
         self._serials = itertools.count()
         self._drain = Drain()
-        self._busy_since = 0.0  # since when `_streams` has not been empty
+        self._busy_since = 0.0  # the time since which `_streams` has not been empty
         self._death = ""  # why the engine has died; "" while it lives
         self._closing: asyncio.Task[None] | None = None
         client.on_outputs, client.on_end = self.on_outputs, self.on_end
@@ -93,7 +94,7 @@ class AsyncLLM(AsyncFrontEnd):
         """Start the engine's process. It loads the model while this process reads the tokenizer.
 
         Raises:
-            ConfigError: the arguments, the folder or the machine do not fit. No process is left running.
+            ConfigError: the arguments are wrong, or do not fit the model or the machine. No process is left running.
             EngineError: the engine could not start for another reason.
         """
         begin = time.perf_counter()
@@ -120,7 +121,7 @@ class AsyncLLM(AsyncFrontEnd):
         limits: QueueLimits | None = None,
         observers: Sequence[EngineObserver] = (),
     ) -> AsyncLLM:
-        """Make a further front end of an engine that another process has started with the same `args`; see `EngineProcess`. The
+        """Make another front end of an engine that another process has started with the same `args` (see `EngineProcess`). The
         front end owns `engine_socket`. The engine ends when all front ends have closed their sockets.
 
         Raises: the same as `from_args`.
@@ -156,12 +157,12 @@ class AsyncLLM(AsyncFrontEnd):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def check_admission(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Check that a request of this size would be accepted now. Useful, for example, before its prompt is tokenised.
+        """Check that a request of this size would be accepted now. Call it, for example, before the prompt is tokenised.
 
         Raises:
             InvalidRequestError: the request has more sequences than can ever be accepted together.
             OverloadedError: the queue is full.
-            EngineClosedError: the engine was closed, or it drains.
+            EngineClosedError: the engine was closed, or `drain` was called.
             EngineDeadError: the engine's process is gone.
         """
         self._check_open()
@@ -170,7 +171,7 @@ class AsyncLLM(AsyncFrontEnd):
 
     @contextlib.contextmanager
     def accepted(self) -> Iterator[None]:
-        """A context in which a request is prepared (for example tokenised) and submitted. `drain` waits until it ends.
+        """A context in which a request is prepared (for example tokenised) and submitted. `drain` waits until the context ends.
 
         Raises: the same as `check_admission`.
         """
@@ -203,8 +204,8 @@ class AsyncLLM(AsyncFrontEnd):
         Raises:
             InvalidRequestError: a request with one of these ids still runs, two of these requests have the same id, or
                 `check_admission` raises it.
-            OverloadedError, EngineClosedError, EngineDeadError: the same as `check_admission`. But requests that were
-                `accepted` before a drain began are started.
+            OverloadedError, EngineClosedError, EngineDeadError: as in `check_admission`. But if a request was `accepted` before
+                `drain` was called, it may still be submitted.
         """
         num_tokens = sum(len(request.prompt_token_ids) for request in requests)
         self._check_open()
@@ -237,7 +238,7 @@ class AsyncLLM(AsyncFrontEnd):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncIterator[RequestOutput]:
-        """`process` and `submit` in one call. If the generator is closed, the request is aborted."""
+        """Call `process` and `submit`, and yield the outputs. If the caller closes the generator, the request is aborted."""
         with self.accepted():
             request_id = f"request-{next(self._serials)}" if request_id is None else request_id
             request = await self.process(request_id, prompt, params, **options)
@@ -258,8 +259,8 @@ class AsyncLLM(AsyncFrontEnd):
         await self._client.reset_prefix_cache()
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
-        """Returns the request with new ids that the core has never received. So late outputs of an earlier request with the
-        same id, and outputs for other front ends, cannot be mistaken for outputs of this request."""
+        """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an
+        earlier request with the same id, or outputs for other front ends, for outputs of this request."""
         prefix = f"{self._id_prefix}{next(self._serials)}."
         children = [
             replace(
@@ -328,7 +329,8 @@ class AsyncLLM(AsyncFrontEnd):
         self._check_open()
 
     async def check_ready(self) -> None:
-        """Check that the engine makes steps. An idle engine must generate one token for this check, at most every 10 seconds.
+        """Check that the engine makes steps. If it is idle and the last step was more than 10 seconds ago, it must
+        generate one token for this check.
 
         Raises:
             EngineError: the engine makes no steps, or `check_health` raises an error.
@@ -348,7 +350,7 @@ class AsyncLLM(AsyncFrontEnd):
         try:
             await self._drain.run(timeout)
         except TimeoutError:
-            logger.warning("%d requests did not end within %g s; they are aborted", len(self._streams), timeout)
+            logger.warning("%d requests did not end within %g s, so they are aborted", len(self._streams), timeout)
             self._end(self._outputs.request_ids(), FinishReason.ABORT)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""`Backlog`: the engine's outputs that have arrived but are not processed yet. The event loop processes them in short slices.
+"""`Backlog`: holds outputs of the engine until the front end processes them. The event loop processes them in short slices.
 
-So the event loop can do other things while it processes a large batch. A large output is divided into pieces for the same
-reason. If outputs arrive faster than they are processed, the client stops reading. Then the engine keeps them and merges them.
+Between two slices the event loop can do other things, even if a large batch of outputs waits. For the same reason an output
+with many log-probabilities is divided into pieces. If outputs arrive faster than they are processed, the client stops reading.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 
 logger = logging.getLogger(__name__)
 
-SLICE_SECONDS = 0.001  # the length of a slice; after it the event loop can do something else
+SLICE_SECONDS = 0.001  # the length of a slice
 SLICE_OUTPUTS = 16  # after this number of outputs the clock is read again
-SLICE_LOGPROBS = 1024  # also after this number of log-probabilities; at worst twice as many, which takes 2 ms
-MAX_BACKLOG = 4096  # if more outputs than this wait, no further outputs are read
+SLICE_LOGPROBS = 1024  # or after this number of log-probabilities (at most twice as many, which takes 2 ms)
+MAX_BACKLOG = 4096  # while more outputs than this wait, the client does not read
 
 
 class Backlog:
-    """Only the event loop uses it.
+    """Only the event loop's thread may call the methods.
 
     Args:
-        process: called with some outputs, in order. If it raises, all other outputs are dropped and the stream is ended.
+        process: called with some outputs, in order. If it raises, all later outputs are dropped and the stream is closed.
     """
 
     def __init__(self, client: CoreClient, process: Callable[[Sequence[EngineCoreOutput]], None]) -> None:
@@ -69,7 +69,7 @@ class Backlog:
             self._client.resume()
 
     def _process_some(self) -> bool:
-        """Process a few of the oldest outputs. If this fails, end the client's stream and return False."""
+        """Process a few of the oldest outputs. If this fails, close the client's stream and return False."""
         some: list[EngineCoreOutput] = []
         num_logprobs = 0
         while self._outputs and len(some) < SLICE_OUTPUTS and num_logprobs < SLICE_LOGPROBS:
@@ -78,9 +78,9 @@ class Backlog:
         try:
             self._process(some)
         except Exception as error:
-            logger.exception("the engine's outputs cannot be processed")
+            logger.exception("the front end failed to process outputs of the engine, so it closes the connection")
             self._outputs.clear()
-            self._client.end(f"the engine's outputs cannot be processed: {error!r}")
+            self._client.end(f"the front end failed to process outputs of the engine: {error!r}")
             return False
         return True
 
@@ -90,7 +90,7 @@ def _num_logprobs(output: EngineCoreOutput) -> int:
 
 
 def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
-    """Divide `output` into outputs of a few positions each. If `output` ends the request, only the last piece ends it."""
+    """Divide `output` into pieces with a few positions each. If `output` has a finish reason, only the last piece has it."""
     unfinished = replace(
         output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
     )
@@ -108,7 +108,7 @@ def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
 
 
 def _parts(columns: LogprobsColumns | None) -> Iterator[tuple[int, LogprobsColumns]]:
-    """Yields the first position of each part, and the part."""
+    """Divide `columns` into parts of at most SLICE_LOGPROBS entries. Yields each part with the index of its first row."""
     if columns is not None:
         num_rows = max(SLICE_LOGPROBS // columns.token_ids.shape[1], 1)
         for start in range(0, len(columns.ranks), num_rows):

@@ -1,4 +1,4 @@
-"""A front end's side of the engine core's process. `EngineProcess` starts and ends it, `CoreClient` sends it messages."""
+"""`EngineProcess` starts and ends the engine core's process. `CoreClient` connects a front end to it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ from inflight.interface.serving import (
 logger = logging.getLogger(__name__)
 
 TITLE = "inflight: engine"
-MAX_END_SECONDS = 20.0  # how long the process may need to end; its workers may need 5 s, a step that hangs 15 s
+MAX_END_SECONDS = 20.0  # how long the process may need to end (its workers: 5 s; a step that hangs: 15 s)
 SOCKET_BUFFER_BYTES = 2**20
 
 
 class EngineProcess:
-    """The engine core in a process of its own, which begins to load the model at once. The process ends when all `sockets` are
-    closed.
+    """The process in which the engine core runs. It begins to load the model at once, and ends when all `sockets` are closed.
 
     Attributes:
-        sockets: one for each front end. If a front end runs in another process, close its socket in this process when the other
-            process has it.
+        sockets: one for each front end. To move a front end to another process, send it the socket, then close it here.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig, num_front_ends: int = 1) -> None:
@@ -68,8 +66,8 @@ class EngineProcess:
             raise
 
     def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
-        """Close the sockets that are still open here, wait until the process has ended, and kill it if it does not. Call this
-        once."""
+        """Close this process's sockets, wait until the engine's process has ended, and kill it if it does not end in time. Call
+        this once."""
         for ours in self.sockets:
             ours.close()
         stop_processes([self.process], grace_seconds)
@@ -80,13 +78,14 @@ class CoreClient(asyncio.BufferedProtocol):
     """The connection of one front end to the engine core, on the event loop.
 
     Attributes:
-        on_outputs: called with each `EngineOutputs`, in order. It must return soon. The engine sends none before it is ready.
-        on_end: called once, with the reason, when the engine has failed, its process is gone, or `close` was called.
-        ready: a future that is resolved when the engine has started. If the engine could not start, it raises the
-            `InflightError` that was raised there.
+        on_outputs: called with each `EngineOutputs`, in order. It must return soon. It is never called before `ready`.
+        on_end: called once, with the reason, when the connection has ended: the engine has failed, its process is gone, or
+            `close` or `end` was called.
+        ready: a future that is resolved when the engine has started. If the engine could not start, the future raises the error
+            that was raised in the engine's process.
         closed: a future that is resolved when the connection has ended.
         reason: why the connection has ended, if it has.
-        summary: why the engine has failed, in words for clients. "" if it has not failed, or if there are no such words.
+        summary: why the engine has failed, as clients may see it. "" if it has not failed, or if there is no such text.
     """
 
     def __init__(self) -> None:
@@ -125,7 +124,7 @@ class CoreClient(asyncio.BufferedProtocol):
         await self._resets[call_id]
 
     def pause(self) -> None:
-        """Stop reading. Until `resume` the engine keeps and merges its outputs."""
+        """Stop reading. Until `resume` is called, the engine keeps its outputs and merges those of one sequence."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -138,14 +137,14 @@ class CoreClient(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def end(self, reason: str) -> None:
-        """Like `close`, with a reason that `on_end` gets."""
+        """Like `close`, but `on_end` is called with this reason."""
         self.reason = reason
         self.close()
 
     # -- asyncio's calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass of asyncio's
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.buffer()
@@ -155,14 +154,14 @@ class CoreClient(asyncio.BufferedProtocol):
             for frame in self._reader.received(nbytes):
                 self._receive(self._decoder.decode(frame, _ALLOWED))
         except CodecError as error:
-            self.end(f"the engine's process sent a damaged frame: {error}")
+            self.end(f"the engine's process sent bytes that are not a valid message: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if not self.ready.done():
             self.ready.set_exception(EngineDeadError(self.reason))
         if not self.ready.cancelled():
-            self.ready.exception()  # otherwise asyncio would log that nobody has read the exception
+            self.ready.exception()  # reads the exception: asyncio logs an exception that nobody has read
         for reset in self._resets.values():
             if not reset.done():
                 reset.set_exception(EngineDeadError(self.reason))
@@ -186,7 +185,7 @@ class CoreClient(asyncio.BufferedProtocol):
                     reset.set_result(None)
             case EngineDied():
                 self.summary = message.summary
-                # at once, because the process may need seconds to end
+                # do not wait for the end of the process, which may take seconds
                 self.end(f"the engine has failed: {message.reason}")
 
 

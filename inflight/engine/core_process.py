@@ -3,18 +3,18 @@
     front end 0  <== socket ==>  inbox thread ---> arrivals ---> step loop (main thread) ---> outbox, sender thread
     front end 1  <== socket ==>  inbox thread --->    "              "          "        --->   "          "
 
-Only the step loop uses the core. If there are no requests, it sleeps until a message arrives. If there are requests, it
-processes messages directly before the next plan. If it waits for a step while one more step could be in flight, a message wakes
-it. No front end can delay a step. Side effects:
+Only the step loop uses the core. If there are no requests, the loop sleeps until a message arrives. If there are requests, it
+processes messages just before it plans a step. While it waits for a step, and one more step could be in flight, a message wakes
+it, so that a new request can be planned. No front end can delay a step. Side effects:
 
-1. If the stream of a front end ends, or contains something that is not a frame, the requests of this front end are aborted.
-2. If all front ends are gone, the loop ends. If this happens while the engine starts, the process ends at once. If a step hangs
-   then, the process ends after `MAX_END_SECONDS`.
-3. If a step fails, its requests end with an error, and the loop continues. But if the failure has killed the core, the process
-   sends the reason to the front ends and ends. Then the front ends end their requests. The death of a rank is also noticed
-   while there are no requests.
-4. The process and its workers ignore SIGINT and SIGTERM, which a terminal or a supervisor sends to the whole process group.
-   So a front end that gets such a signal can wait until its requests have ended.
+1. If a front end's stream ends or contains bytes that are not a valid message, the requests of this front end are aborted.
+2. When all front ends are gone, the loop ends. If the engine is still starting, the process ends at once. If a step hangs, the
+   process ends after `MAX_END_SECONDS`.
+3. If a step fails, its requests end with an error, and the loop continues. If the core cannot continue after the failure, the
+   process sends the reason to the front ends and ends. Then the front ends end their requests. The process also notices the
+   death of a rank (a worker) while there are no requests.
+4. The process and its workers ignore SIGINT and SIGTERM, because a terminal or a supervisor sends these to the whole process
+   group. A front end that gets such a signal can let its requests finish first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from inflight.tokenizer.source import read_tokenizer
 
 logger = logging.getLogger("inflight.engine.core_process")  # not `__name__`, which is "__main__" in a program
 
-STATS_SECONDS = 0.05  # the shortest time between two reports of the engine's state
+STATS_SECONDS = 0.05  # the shortest time between two reports of the engine's state to the front ends
 BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the shortest time between two garbage collections
 MAX_END_SECONDS = 15.0  # how long a step may still run when the last front end is gone
 MAX_GOODBYE_SECONDS = 1.0  # how long it may take to send a front end the reason of a failure
@@ -74,23 +74,24 @@ class FrontEndLink:
 
 
 class CoreServer:
-    """Serves the front ends. Must be created and run in the main thread of the process. `links`: all front ends."""
+    """Runs the engine core for all front ends, whose connections are `links`. For the main thread of the process."""
 
     def __init__(self, links: Sequence[FrontEndLink]) -> None:
         self._links = list(links)
-        # (link, message): a front end sent it; (link, None): the front end is gone; None: a rank has died, or a step is done
+        # (link, message): the front end of `link` sent the message. (link, None): this front end is gone.
+        # None: a rank has died, or the awaited step is done; the loop wakes and looks.
         self._arrivals: SimpleQueue[tuple[FrontEndLink, Message | None] | None] = SimpleQueue()
         self._owners: dict[str, FrontEndLink] = {}  # id of a sequence in the core -> the front end that sent it
-        self._awaited: Future[ModelRunnerOutput] | None = None  # the end of this step wakes the loop
+        self._awaited: Future[ModelRunnerOutput] | None = None  # when this step is done, the loop is woken
         self._num_streams = len(self._links)
         self._lock = threading.Lock()  # for `_num_streams`
         self._is_running = False
         self._next_report = 0.0
         self._last_collection = time.monotonic()
-        self._is_reported = False  # whether the front ends have the newest state of the engine
+        self._is_reported = False  # whether the newest state of the engine was sent to the front ends
 
     def start_reading(self) -> None:
-        """Start the inbox threads. If all streams end, the process ends, even while the engine starts."""
+        """Start the inbox threads. When all streams have ended, they end the process, even while the engine starts."""
         for link in self._links:
             name = f"inflight-inbox-{link.index}"
             threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
@@ -143,8 +144,8 @@ class CoreServer:
         self._collect_garbage(BUSY_COLLECTION_SECONDS)
 
     def _collect_garbage(self, seconds: float) -> None:
-        """Collect if the last collection was at least `seconds` ago. Python itself would collect during a step (5 ms at 256
-        requests)."""
+        """Collect garbage if the last collection was at least `seconds` ago. Python itself would collect at any time, also
+        during a step (5 ms at 256 requests)."""
         now = time.monotonic()
         if now - self._last_collection >= seconds:
             gc.collect()
@@ -157,7 +158,7 @@ class CoreServer:
             self._take(self._arrivals.get())
 
     def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
-        """Wait until `step` is done, and return False, or until a message has arrived and was processed, and return True."""
+        """Wait for the end of `step` or for a message. Returns False if the step is done, True if a message was processed."""
         if step is not self._awaited:
             self._awaited = step
             step.add_done_callback(lambda _: self._arrivals.put(None))
@@ -198,14 +199,14 @@ class CoreServer:
             del self._owners[request_id]
 
     def _read(self, link: FrontEndLink) -> None:
-        """Run the inbox thread. It only reads, so it sees the end of the stream even while a step hangs."""
+        """Runs in the inbox thread. It only reads, so it sees the end of the stream even while a step hangs."""
         try:
             while (message := link.stream.receive(ALLOWED)) is not None:
                 self._arrivals.put((link, message))
         except OSError as error:
             logger.debug("the stream of front end %d was lost: %s", link.index, error)
         except CodecError as error:
-            logger.error("front end %d sent a damaged message, so its requests end: %s", link.index, error)
+            logger.error("front end %d sent an invalid message, so its requests are aborted: %s", link.index, error)
         self._arrivals.put((link, None))
         with self._lock:
             self._num_streams -= 1
@@ -233,8 +234,8 @@ class CoreServer:
                 link.outbox.put(own, link.num_received, stats)
 
     def _fail_step(self, error: EngineError) -> None:
-        """End the requests that the error of a failed step names; if it names none, all requests. The other requests wait with
-        their tokens and are computed again. This cannot continue for ever, because each failure ends at least one request."""
+        """End the requests that the error of a failed step names. If it names none, end all. Other requests keep their
+        tokens and are computed again. This cannot repeat for ever, because each failure ends at least one request."""
         named = error.request_ids if isinstance(error, RankError) else ()
         failed = [request_id for request_id in named if request_id in self._owners] or list(self._owners)
         self._core.abort_requests(failed)
@@ -274,22 +275,24 @@ def main() -> int:
     server.start_reading()
     try:
         executor, core = _start(start_engine)
-    except Exception as error:  # the front ends will raise it
+    except Exception as error:  # sent to the front ends, which raise it
         if not isinstance(error, InflightError):
             logger.exception("the engine could not start")
         server.tell_all(EngineStartFailed(failure=failure_of(error)))
         server.say_goodbye()
         return EXIT_FAILED
     gc.collect()
-    gc.freeze()  # libraries and the model: to visit them in every collection would delay a step
-    gc.disable()  # `CoreServer` calls the collection itself, between steps
+    gc.freeze()  # collections skip libraries and the model, which would make them slow
+    gc.disable()  # `CoreServer` collects between steps
     logger.info("the engine is ready %.2f s after its process began", time.perf_counter() - start)
     for link in links:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=core.num_kv_cache_tokens))
     try:
         server.run(core, executor)
     except Exception as error:
-        logger.error("the engine cannot go on: %s", first_line(error), exc_info=not isinstance(error, InflightError))
+        logger.error(
+            "the engine has failed and ends: %s", first_line(error), exc_info=not isinstance(error, InflightError)
+        )
         server.say_goodbye()
         return EXIT_FAILED
     finally:
@@ -315,4 +318,4 @@ def _start(start_engine: StartEngine) -> tuple[Executor, EngineCore]:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    os._exit(code)  # without waiting for threads that still read a stream
+    os._exit(code)  # does not wait for threads that still read a stream

@@ -1,4 +1,4 @@
-"""`Detokenizer`: makes the text of one completion from its tokens, until a stop string ends it.
+"""`Detokenizer`: makes the text of one completion from its tokens. If the text contains a stop string, it ends there.
 
     tokens -> IncrementalDecoder -> text -> StopStrings -> [ released | held back: may be the beginning of a stop string ]
 
@@ -28,8 +28,7 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         stop_strings: StopStrings | None,
     ) -> None:
-        """`stop_strings` contains the stop strings of `params`, and is shared by all completions of the request. None if there
-        are none."""
+        """`stop_strings` finds the stop strings of `params`; None if there are none. All completions of a request share it."""
         self._decoder = None
         if tokenizer is not None and params.detokenize:
             self._decoder = tokenizer.incremental_decoder(prompt_token_ids, params.skip_special_tokens)
@@ -43,8 +42,8 @@ class Detokenizer:
         self.stop_string: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens. If one of them completes a stop string, the text is cut. Then return the number of tokens up to and
-        including this one, and add no more tokens. Otherwise return None.
+        """Add tokens. If a token completes a stop string, cut the text, ignore later tokens, and return the number of tokens
+        up to this one, including it. Otherwise return None.
 
         As in vLLM, a stop string may begin, but not end, in the text of the first `min_tokens` tokens.
         """
@@ -61,8 +60,11 @@ class Detokenizer:
         return None
 
     def finish(self, end_token_id: int | None = None) -> None:
-        """Release the text that is held back, and an incomplete character at the end. `end_token_id`: the token that ended the
-        request, if it was not pushed. With `include_stop_str_in_output` its text is added, but not searched for stop strings.
+        """Release the text that is held back, and an incomplete character at the end.
+
+        Args:
+            end_token_id: the token that ended the request, if `push` was not called with it. If `include_stop_str_in_output` is
+                set, its text is added, but stop strings are not searched for in it.
         """
         if self._decoder is not None and self.stop_string is None:
             if end_token_id is not None and self._includes_stop:
@@ -77,7 +79,7 @@ class Detokenizer:
         return text
 
     def _search(self, stop_strings: StopStrings, text: str) -> bool:
-        """Add the text of a token. Returns whether it completes a stop string."""
+        """Add the text of one token. Returns whether this text completes a stop string."""
         is_counted = self._num_tokens > self._min_tokens
         self._state, num_read, found = stop_strings.advance(self._state, text, search=is_counted)
         self._held += text[:num_read]

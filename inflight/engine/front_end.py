@@ -1,6 +1,6 @@
-"""Reads from a model's folder what a front end needs: configuration, tokenizer and chat template, but no weights.
+"""Reads what a front end needs from a model's folder: configuration, tokenizer and chat template, but no weights.
 
-`LLMEngine` and `AsyncLLM` make their `InputProcessor` from these. Nothing in this file imports torch, so the input processor of
+`LLMEngine` and `AsyncLLM` use this file to make their `InputProcessor`. Nothing here imports torch. So the input processor of
 `AsyncLLM` is ready before the engine's process has loaded the weights.
 """
 
@@ -31,7 +31,7 @@ class ModelInfo:
     """The model that is served.
 
     Attributes:
-        name: the model's name as the user gave it, or "embedded".
+        name: the model's name as the user gave it; "embedded" for the small model that Inflight contains.
         num_kv_cache_tokens: how many tokens fit into the KV cache.
     """
 
@@ -55,10 +55,10 @@ class ModelInfo:
 
 
 def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcessor:
-    """Reads the tokenizer, the chat template and the generation defaults.
+    """Make an input processor. Reads the tokenizer, the chat template and the generation defaults.
 
     Raises:
-        ConfigError: one of them cannot be read.
+        ConfigError: one of these files cannot be read.
     """
     tokenizer = chat_template = None
     if not args.skip_tokenizer_init:
@@ -75,10 +75,11 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
 
 
 def resolve_config(args: EngineArgs) -> EngineConfig:
-    """Returns the configuration of this model on this machine. Reads its config.json, and downloads a model given by hub id.
+    """Returns the configuration for this model on this machine. Reads the model's config.json. If `args.model` is the id of a
+    model on the Hugging Face hub, downloads the model.
 
     Raises:
-        ConfigError: the arguments, the folder or the machine do not fit.
+        ConfigError: the arguments are wrong, or do not fit the model or the machine.
     """
     folder = resolve_model_folder(args.model, args.revision)
     return resolve(
@@ -91,8 +92,8 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:
-    """Returns the manager that compiles grammars. `read` returns the tokenizer. It is called when the first request with a
-    grammar comes."""
+    """Returns the manager that compiles grammars. `read` returns the tokenizer. The manager calls `read` when it gets the first
+    request with a grammar."""
     architecture = config.model.architecture
 
     def create() -> GrammarBackend:

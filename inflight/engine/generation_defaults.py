@@ -1,7 +1,7 @@
 """Reads the defaults in a model's generation_config.json: sampling parameters and end tokens.
 
-As in vLLM, its fields replace the defaults of `SamplingParams`. Its `max_new_tokens` becomes `max_tokens`. `do_sample` is
-ignored. A caller who wants greedy tokens sets temperature=0.
+As in vLLM, the fields of this file replace the defaults of `SamplingParams`. Its `max_new_tokens` becomes `max_tokens`. Its
+`do_sample` is ignored. A caller who wants the most probable token at each position sets temperature=0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIELDS = {
 
 
 def default_sampling_params(generation_config: Mapping[str, Any] | None) -> SamplingParams:  # Any: JSON
-    """Returns the sampling parameters for a request that has none.
+    """Returns the parameters for a request that comes without `SamplingParams`.
 
     Raises:
         ConfigError: a value in generation_config.json is not allowed.
@@ -42,7 +42,7 @@ def default_sampling_params(generation_config: Mapping[str, Any] | None) -> Samp
 
 
 def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]:
-    """Returns the end tokens in generation_config.json. There may be none.
+    """Returns the end tokens in generation_config.json. The set may be empty.
 
     Raises:
         ConfigError: the end tokens are not token ids.
@@ -57,7 +57,7 @@ def eos_token_ids(generation_config: Mapping[str, Any] | None) -> frozenset[int]
 def model_eos_token_ids(
     architecture: ModelArchitecture, tokenizer: Tokenizer | None, generation_config: Mapping[str, Any] | None
 ) -> frozenset[int]:
-    """Returns the model's end tokens, from all its files together."""
+    """Returns all end tokens that the model's config.json, its tokenizer and its generation_config.json name."""
     own = {tokenizer.eos_token_id} if tokenizer is not None else set()
     ids = {*architecture.eos_token_ids, *eos_token_ids(generation_config), *own}
     return frozenset(i for i in ids if i is not None and i < architecture.vocab_size)

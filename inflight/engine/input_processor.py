@@ -1,7 +1,7 @@
 """`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes the requests that the engine core runs.
 
-All checks of a request against the model's limits are made here. The processor counts the requests. If a request has no seed,
-its seed is derived from the engine's seed and the count.
+This file checks each request against the model's limits. The processor also counts the requests. If a request has no seed, its
+seed is derived from the engine's seed and the count.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class RequestOptions(TypedDict, total=False):
     Attributes:
         arrival_time: when the request arrived, as a time of `time.monotonic()`. Default: now.
         priority: if the scheduling policy is "priority", lower numbers are served first. Default: 0.
-        cache_salt: only requests with the same salt share cached prompts. A "cache_salt" in a dict prompt replaces it.
-        add_special_tokens: whether to add the tokenizer's special tokens. Use False for the text of a chat template, which
-            already contains them. Default: True.
-        thinks_first: whether a grammar starts only after the engine's `reasoning_end` marker, if the engine has one. Use False
-            if the model is not asked to think: for a raw prompt, or to continue an answer. Default: True.
+        cache_salt: only requests with the same salt share cached prompts. A "cache_salt" in a dictionary prompt replaces it.
+        add_special_tokens: whether the tokenizer adds its special tokens. Set it to False if the text was rendered with a chat
+            template, because such a text already contains them. Default: True.
+        thinks_first: if True, the grammar of the request applies only after the engine's `reasoning_end` marker, if there is
+            one. Use False if the model does not think first: for a raw prompt, or to continue an answer. Default: True.
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
     """
 
@@ -89,15 +89,16 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Several threads may use it. If this can change the order of requests, the caller gives each request its `default_seed`.
+    """Several threads may use it. A derived seed depends on the order of the calls of `process`. A caller
+    whose threads may change this order must give each request a `default_seed`.
 
     Attributes:
         config: the resolved configuration.
-        tokenizer: None with skip_tokenizer_init.
-        chat_template: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that has none.
-        default_max_tokens: the `max_tokens` in generation_config.json, if there is one.
-        eos_token_ids: the model's end tokens, from all its files.
+        tokenizer: None if skip_tokenizer_init=True.
+        chat_template: None if skip_tokenizer_init=True.
+        default_params: used for a request without `SamplingParams`.
+        default_max_tokens: `max_new_tokens` in generation_config.json; None if it is not there.
+        eos_token_ids: all end tokens that the model's files name.
     """
 
     def __init__(
@@ -145,9 +146,9 @@ class InputProcessor:
 
         Args:
             params: the sampling parameters. None means `default_params`. If the context has room for fewer than `max_tokens`
-                tokens, the request ends when the context is full, with the finish reason "length". If `min_tokens` is larger
-                than this room, end tokens are never drawn.
-            default_seed: the seed if `params` has none. If both are None, a seed is derived from the count of requests.
+                tokens, the request ends when the context is full, with the finish reason "length". If the room is smaller than
+                `min_tokens`, end tokens are never drawn.
+            default_seed: used if `params` has no seed. If it is None too, a seed is derived from the count of requests.
 
         Raises:
             ContextLengthExceededError: the prompt leaves no room for a generated token.
@@ -165,7 +166,7 @@ class InputProcessor:
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params, self.config.structured_outputs.backend)
         check_num_logprobs(params, self._vocab_size)
-        # requests with a seed of their own are counted, too, so that they do not change the seeds of later requests
+        # count also requests with a seed of their own: then `params.seed` does not change the seeds of later requests
         seed = derive_seed(self._seed, next(self._numbers)) if default_seed is None else default_seed
         thinks_first = params.structured_outputs is not None and options.get("thinks_first", True)
         eos = frozenset() if params.ignore_eos else self.eos_token_ids
@@ -212,7 +213,7 @@ class InputProcessor:
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """Returns the parameters for a chat with these tools. A grammar makes the calls of strict tools match their schemas."""
+        """Returns `params` for a chat with these tools. For strict tools it adds a grammar, so that calls match the schemas."""
         if not tools or self.chat_template is None:
             return params
         given = params or self.default_params
@@ -221,7 +222,7 @@ class InputProcessor:
 
     @cached_property
     def tool_markup(self) -> ToolMarkup | None:
-        """The format in which the model writes tool calls, found in its chat template."""
+        """The format in which the model writes tool calls, found in its chat template. None if it was not found."""
         return detect_parsers(self.chat_template).markup
 
     # -- parameters ----------------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class InputProcessor:
         return tokenize_bad_words(params.bad_words, self.tokenizer, self._vocab_size)
 
     def _reasoning_end_of(self, prompt_token_ids: Int32Array) -> tuple[int, ...]:
-        """Returns the tokens of the marker after which the grammar starts, or () if the prompt's last turn contains it."""
+        """Returns the tokens of the `reasoning_end` marker, or () if the prompt's last turn already contains them."""
         marker, prompt = self._reasoning_end_ids, prompt_token_ids.tolist()
         turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self.eos_token_ids), 0)
         last = range(turn, len(prompt) - len(marker) + 1)
@@ -241,17 +242,18 @@ class InputProcessor:
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
-        """Returns the text (None if the prompt was given as token ids), the token ids and the cache salt."""
+        """Returns the text (None if the prompt was given as token ids), the token ids, and the cache salt."""
         given, salt = open_prompt(prompt, options.get("cache_salt", ""))
         text = given if isinstance(given, str) else None
         if text is not None:
             given = self.encode(text, add_special_tokens=options.get("add_special_tokens", True))
         token_ids = as_token_ids(given)
-        self._check_length(len(token_ids))  # before the tokens are copied
+        self._check_length(len(token_ids))  # before `token_array` copies the tokens
         return text, token_array(token_ids, self._vocab_size), salt
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a prompt. A text that is far too long is refused first, because to tokenise it would take seconds.
+        """Tokenise a prompt. If a text is so long that its tokens cannot fit, it is refused before it is tokenised, which would
+        take seconds.
 
         Raises:
             ContextLengthExceededError: the text is too long.
@@ -273,8 +275,8 @@ class InputProcessor:
 
 
 def _make_children(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """Returns the n sequences of a request, each with its own seed. The first sequence computes the prompt and its
-    log-probabilities for all of them."""
+    """Returns the n sequences of a request, each with its own seed. The first computes the prompt and its log-probabilities,
+    and the others use them."""
     params, seed = parent.sampling.params, parent.sampling.seed
     if params.n == 1:
         return (parent,)

@@ -10,11 +10,11 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
-    """Put layers with equal specs into groups of about equal size, so that a block has about as many bytes in every group.
+    """Put layers with equal specs into groups of about equal size. Then a block needs about as many bytes in every group.
 
-    A request has one block table for each group, on all ranks. So each rank has as many groups of a kind (layers with one spec)
-    as the whole model needs, and divides its own layers of this kind among them. A group may have no layer on a rank. The size
-    of a group is the number of layers of the rarest kind. The blocks of smaller groups are padded.
+    Layers with equal specs are of one kind. A request has one block table for each group, and it is the same on all ranks. So
+    each rank has as many groups of a kind as the whole model needs, and divides its own layers of this kind among them. A group
+    may have no layer on a rank. A group has at most as many layers as the rarest kind. Blocks of smaller groups are padded.
 
     Args:
         ranks: for each rank: layer name -> spec.
@@ -34,10 +34,9 @@ def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: 
 
 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
-    """Returns the largest number of blocks that one sequence of `num_tokens` needs, over all groups.
+    """Returns the largest number of blocks that one sequence of `num_tokens` needs, summed over all groups.
 
-    In a group with a sliding window, the sequence needs blocks for the window and for the tokens of the current step, even if
-    it is longer.
+    In a group with a sliding window, a sequence needs blocks only for the window and for the tokens of the current step.
     """
     total = 0
     for group in groups:
@@ -57,8 +56,8 @@ def make_kv_cache_configs(
     max_num_seqs: int = 0,
     usual_sequence_len: int | None = None,
 ) -> list[KVCacheConfig]:
-    """Returns one config for each rank, with as many blocks as fit. All ranks use the same block ids, so the rank with the
-    least room determines the number of blocks.
+    """Returns one config for each rank. All ranks use the same block ids, so all have the same number of blocks: as many as fit
+    on the rank with the least room.
 
     If `usual_sequence_len` is set, there are at most as many blocks as `max_num_seqs` sequences of this length need, but always
     enough for one sequence of `max_model_len` tokens.
@@ -67,7 +66,7 @@ def make_kv_cache_configs(
         ranks: for each rank: layer name -> spec.
         available_bytes: for each rank: the memory for the cache. Negative if the weights and the working memory of a step are
             too large even without a cache.
-        is_measured: True if `available_bytes` is what the measurement found free, False if the user has set it.
+        is_measured: True if `available_bytes` was measured, False if the user has set it.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit. The message contains the length that would fit.
@@ -94,7 +93,7 @@ def make_kv_cache_configs(
 
 
 def describe_size(config: KVCacheConfig, cache: CacheConfig, scheduler: SchedulerConfig) -> str:
-    """Returns a log line: the size of a rank's cache, the reason for this size, and the option that changes it."""
+    """Returns a log line with the size of a rank's cache, the reason for this size, and the option that changes the size."""
     size = f"the KV cache of a rank is {_size(config.total_bytes)}, {num_tokens_held(config)} tokens"
     if cache.memory_bytes is not None:
         return f"{size}, as set by kv_cache_memory_bytes"

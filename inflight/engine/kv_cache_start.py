@@ -1,4 +1,4 @@
-"""Sets up the KV cache at the start: asks the ranks for block sizes and free memory, computes its size, and allocates it."""
+"""Sets up the KV cache at the start: asks the ranks for their layers and free memory, computes the size, allocates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig:
-    """Allocate the caches of all ranks. Returns the first rank's configuration. All ranks have the same number of blocks.
+    """Allocate the caches of all ranks, which have the same number of blocks. Returns the configuration of rank 0's cache.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
@@ -38,6 +38,6 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
     sized = time.perf_counter()
     logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))
     executor.initialize_from_config(kv_cache_configs)
-    logger.info("memory was measured in %.2f s", sized - start)
+    logger.info("the free memory was measured in %.2f s", sized - start)
     logger.info("the KV cache was allocated, and a first step was run, in %.2f s", time.perf_counter() - sized)
     return kv_cache_configs[0]

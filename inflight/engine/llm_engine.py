@@ -1,4 +1,4 @@
-"""`LLMEngine`: makes `RequestOutput`s from prompts. Input processor, engine core and output processor are in one process."""
+"""`LLMEngine`: makes `RequestOutput`s from prompts in one process. `LLM` uses it. The caller calls `step` again and again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inflight.timeline import Event
 
 logger = logging.getLogger(__name__)
 
-MAX_UNENFORCED_LINES = 1000  # the most log lines about parts of schemas that are not enforced
+MAX_UNENFORCED_LINES = 1000  # at most this many log lines about parts of schemas that are not enforced
 
 
 class LLMEngine:
@@ -32,8 +32,8 @@ class LLMEngine:
     Attributes:
         core: the engine core, with the scheduler and the engine's timeline.
         executor: runs the model.
-        tokenizer: None with skip_tokenizer_init.
-        default_params: the `SamplingParams` of a request that has none.
+        tokenizer: None if skip_tokenizer_init=True.
+        default_params: used for a request without `SamplingParams`.
     """
 
     def __init__(self, core: EngineCore, executor: Executor, input_processor: InputProcessor) -> None:
@@ -51,7 +51,7 @@ class LLMEngine:
         """Read the model's folder, load the model and allocate the KV cache.
 
         Raises:
-            ConfigError: the arguments, the folder or the machine do not fit. No worker is left running.
+            ConfigError: the arguments are wrong, or do not fit the model or the machine. No worker is left running.
         """
         start = time.perf_counter()
         config = resolve_config(args)
@@ -76,10 +76,10 @@ class LLMEngine:
         kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Queue a request. `step` computes it. `InputProcessor.process` describes the arguments.
+        """Queue a request. Calls of `step` compute it. `InputProcessor.process` describes the arguments.
 
         Args:
-            kind: which outputs of the request `step` returns.
+            kind: what the outputs of the request contain, and when `step` returns one.
 
         Raises:
             InvalidRequestError: the request is wrong (the message says what to do), or a request with this id still runs.
@@ -96,15 +96,15 @@ class LLMEngine:
         for place in places:
             if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
                 self._logged_unenforced.add(place)
-                logger.warning("%s: the grammar library cannot enforce it, and it is ignored", place)
+                logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns an output for each request that the step changed and whose `kind` wants an output now.
+        """Run one step. For each request that the step changed, returns an output if its `kind` asks for one now.
 
         Raises:
             EngineError: the step failed. If the engine has one rank, and this rank can still compute, the engine keeps the
-                requests: abort them, or call `step` again. Otherwise the engine cannot continue, and this error is the cause.
-            EngineDeadError: an earlier call failed, and the engine could not continue.
+                requests. Then abort them or call `step` again. Otherwise the engine cannot continue.
+            EngineDeadError: an earlier call failed, and the engine cannot continue.
         """
         self._check_open()
         update = self._output_processor.update(self.core.step())
@@ -136,8 +136,8 @@ class LLMEngine:
         """Returns the events of `first_step` and later steps, if the timelines still contain them. The keys are "engine",
         "rank 0", "rank 1" and so on.
 
-        The steps in flight are committed first. Ranks on other machines are left out, because their clocks differ. With
-        external_launcher every engine must call this method, and gets its own events under "engine".
+        Before that, this method commits the steps in flight. Ranks on other machines are left out, because their clocks differ.
+        With external_launcher every engine must call this method, and gets its own events under "engine".
         """
         self._check_open()
         of_ranks = self.core.collective_rpc("timeline_events")

@@ -1,8 +1,8 @@
 """`OutputProcessor`: makes `RequestOutput`s from the tokens that the engine core commits.
 
 It owns the front end's state of every request: the text, tokens and log-probabilities so far. Only this class searches for stop
-strings. Its results do not depend on how the tokens of a request are divided into `EngineCoreOutput`s. The side effects of
-`update` are:
+strings. An `EngineCoreOutput` contains new tokens of one sequence. The results do not depend on how many outputs the core used
+to send the tokens. Side effects of `update`:
 
     1. A completion gets its new tokens. If one of them completes a stop string, later tokens are dropped and not counted.
     2. `requests_to_abort` contains the completions that a stop string has ended. Their later outputs are ignored.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Update:
-    """The requests that have changed, and the ids of the sequences (children of requests) that the core must abort."""
+    """The requests that have changed, and the ids of the sequences that the core must abort."""
 
     changed: list[RequestState] = field(default_factory=list)
     requests_to_abort: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Update:
 
 
 class OutputProcessor:
-    """Not thread-safe. If `tokenizer` is None, all texts are empty. `observers` are told of new tokens and ended requests."""
+    """Not thread-safe. If `tokenizer` is None, all texts are empty. Calls `observers` for new tokens and ended requests."""
 
     def __init__(self, tokenizer: Tokenizer | None, observers: Sequence[EngineObserver] = ()) -> None:
         self._tokenizer = tokenizer
@@ -88,7 +88,7 @@ class OutputProcessor:
         changed: dict[str, RequestState] = {}
         for output in outputs:
             if output.request_id not in self._children:
-                continue  # the completion has ended, but the core has not received the abort yet
+                continue  # the completion has ended here, but the core sent this before it received the abort
             state, completion = self._children[output.request_id]
             try:
                 self._add(state, completion, output, now)
@@ -136,7 +136,7 @@ class OutputProcessor:
             k = state.request.params.prompt_logprobs or 0
             state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
         if completion.index == 0:
-            # only the count of the first child: the others find the prompt in the cache only because the first computed it
+            # the first child's count: the other children find the whole prompt cached, but only because the first computed it
             state.num_cached_tokens = output.num_cached_tokens
         num_before = completion.num_tokens
         completion.add(output)

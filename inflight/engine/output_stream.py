@@ -11,11 +11,11 @@ from inflight.outputs import RequestOutput
 
 
 class OutputStream:
-    """Yields `RequestOutput`s of the request's `RequestOutputKind`. The last one is `finished`. For one reader, on the event
-    loop.
+    """Yields `RequestOutput`s, in the form that the request's `RequestOutputKind` asks for. The last output is `finished`. Only
+    one reader may use the stream, on the engine's event loop.
 
-    An output is made when it is read, and contains all tokens that have arrived until then. So a slow reader gets fewer and
-    longer outputs, but all tokens.
+    An output is made when it is read. It contains all tokens that have arrived by then. So a slow reader gets fewer and
+    longer outputs, but no token is lost.
     """
 
     def __init__(self, state: RequestState, abort: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class OutputStream:
             EngineDeadError: the engine has failed.
             EngineClosedError: the engine was closed.
 
-        Outputs that came before an error are returned before it is raised.
+        Outputs that arrived before the error are returned first.
         """
         while True:
             if self._unread is not None and not self._is_over:
@@ -59,7 +59,7 @@ class OutputStream:
             await self._wakes.wait()
 
     def abort(self) -> None:
-        """End the request if it runs. The engine forgets it at once, and the iterator yields one last output."""
+        """End the request if it has not ended. The engine forgets it at once, and the iterator yields one last output."""
         if not self._state.finished:
             self._abort()
 
@@ -76,7 +76,7 @@ class OutputStream:
         self._wakes.set()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with this error, which is raised after the unread outputs. Call it only while the request runs."""
+        """End the stream. The reader gets the unread outputs, then this error. Call it only while the request runs."""
         if not self._is_over:
             self._unread = self._state.take_output() if self._has_news else None
             self._error = error

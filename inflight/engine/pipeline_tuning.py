@@ -1,19 +1,19 @@
-"""Measures the best *stagger* of a pipeline at the start: with a stagger of 3, a request draws a token in every third step.
+"""Measures the best *stagger* of a pipeline at the start. With a stagger of 3, a request gets a token in every third step.
 
     stage 0   | a 0 | b 0 | c 0 | a 1 | ...        a, b, c: shares of the requests; 0, 1: their tokens
     link            | a 0 | b 0 | c 0 | ...
     stage 1               | a 0 | b 0 | c 0 | ...  with a stagger of 3, token 0 of share a is back in time for its token 1
               |------- loop -------|
 
-A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a token's step on the first stage until
-the drawn token is back on the first stage. It contains all stages, the links between them, and the way back. Both times are
-known only when the ranks run. They are measured with real steps of invented requests, on any executor and device:
+A step takes max(slowest stage, loop / stagger). The loop is the time from the start of a step on the first stage until its
+drawn tokens are back on it. It contains all stages, the links between them, and the way back. The time of the slowest
+stage and the time of the loop cannot be computed before the start. They are measured with real steps of invented requests:
 
     loop    every step has the same rows, so each step waits for the tokens of the previous step
     stage   every step has different rows, so no step waits for another step
 
-If the stagger is larger than necessary, steps have few requests, and the tokens of a request come late. So the smallest stagger
-that keeps all stages busy is chosen. The stagger does not change which tokens are drawn.
+If the stagger is larger than necessary, each step has few requests, and a request waits longer for its tokens. So the smallest
+stagger that keeps all stages busy is chosen. The stagger does not change which tokens are drawn.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from inflight.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15. 1.1 leaves room for errors of measurement.
+# A step may take TOLERANCE times as long as the slowest stage. The goal is 1.15; 1.1 allows for errors of measurement.
 TOLERANCE = 1.1
-MAX_ROWS = 8  # the most rows of a measured step
+MAX_ROWS = 8  # at most this many requests are in a measured step
 NUM_STEPS = 6  # how many steps of each kind are timed
 
 
 def tuned(config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> tuple[SchedulerConfig, int]:
-    """Returns the scheduler's configuration with a stagger and depth that fit the pipeline, and the id of the next step. It
-    measures nothing if the user has set the stagger, or if there is only one stage.
+    """Returns the scheduler's configuration with a stagger and depth (steps in flight) that fit the pipeline, and the id of the
+    next step. If the user has set the stagger, or if there is only one stage, nothing is measured.
 
     Raises:
         EngineError: a step failed.
     """
     scheduler = config.scheduler
-    # a measured request draws one token in each step, or more with drafts
+    # a measured request gets one token in each step, or more with speculative decoding
     num_drafts = config.speculative.num_speculative_tokens if config.speculative is not None else 0
     max_tokens = (2 + NUM_STEPS) * (1 + num_drafts) + 1
     if scheduler.max_stagger is None or max_tokens >= config.model.max_model_len:
@@ -88,7 +88,7 @@ class _Measurement:
         assert config.scheduler.max_stagger is not None
         self._config, self._executor, self._kv_cache_config = config, executor, kv_cache_config
         self._num_drafts, self._max_tokens = num_drafts, max_tokens
-        self._depth = config.scheduler.max_stagger + 1  # the most steps that the workers hold at once
+        self._depth = config.scheduler.max_stagger + 1  # at most this many steps are in flight
         block_size = kv_cache_config.groups[0].spec.block_size
         blocks_of_request = len(kv_cache_config.groups) * math.ceil((1 + max_tokens) / block_size)
         room = min(config.scheduler.max_num_seqs // self._depth, (kv_cache_config.num_blocks - 1) // blocks_of_request)
@@ -96,7 +96,7 @@ class _Measurement:
         self.next_step_id = 0
 
     def run(self) -> tuple[float, float]:
-        """Returns the times of the loop and of the slowest stage in seconds, measured with steps of `num_rows` requests."""
+        """Returns the time of the loop and the time of the slowest stage, in seconds, for steps of `num_rows` requests."""
         rows, depth = self.num_rows, self._depth
         loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
         stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)

@@ -18,8 +18,8 @@ FRESH_SECONDS = 10.0  # how long after a step the engine counts as ready
 
 
 class Readiness:
-    """Only the event loop uses it. `step_budget` is how many seconds a step may take. Even a busy engine may send nothing for
-    this time."""
+    """Only the event loop's thread may use it. `step_budget` is how many seconds a step may take. A busy engine may be silent
+    for so long."""
 
     def __init__(self, step_budget: float) -> None:
         self._step_budget = step_budget
@@ -30,8 +30,8 @@ class Readiness:
         self._canary: asyncio.Future[None] | None = None
 
     def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
-        """Learn from outputs of requests and of the canary, and from the engine's state if it was sent. The state also shows
-        steps that had no outputs."""
+        """Note what the engine has sent: outputs of requests and of the canary, sometimes also its state (`stats`). The state
+        also shows that the engine has made steps without outputs."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)
         if stats is not None:
             has_stepped |= stats.step_id != self._step_id
@@ -51,7 +51,7 @@ class Readiness:
                 self.end(EngineError(f"the engine makes no steps: {output.error}") if failed else None)
 
     def end(self, error: EngineError | None) -> None:
-        """End the canary. `error` says why the engine makes no steps; None if it does."""
+        """End the check with the canary. `error` is None if the engine makes steps, otherwise the reason why it makes none."""
         canary, self._canary = self._canary, None
         if canary is None or canary.done():
             return

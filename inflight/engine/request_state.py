@@ -19,9 +19,9 @@ from inflight.tokenizer.tokenizer import Tokenizer
 class RequestOutputKind(Enum):
     """What an output of a request contains.
 
-    CUMULATIVE: everything so far; one output for each change. The total cost is quadratic in the number of outputs.
-    DELTA: only the completions that have changed, and of each only what was added since the last output.
-    FINAL_ONLY: everything; only one output, at the end.
+    CUMULATIVE: each output contains everything so far. The total cost is quadratic in the number of outputs.
+    DELTA: each output contains only the completions that have changed, and of these only what is new since the last output.
+    FINAL_ONLY: there is one output, at the end, with everything.
     """
 
     CUMULATIVE = auto()
@@ -53,7 +53,7 @@ class RequestState:
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
-        # None if they are not wanted. The first entry is None, because the first prompt token has no log-probabilities
+        # None if the request wants none. The first entry is None, because the first prompt token has no log-probabilities
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None
         self.prompt_logprobs = None if request.params.prompt_logprobs is None else [None]
         self._kind = kind
@@ -158,9 +158,9 @@ class Completion:
         self._cumulative_logprob = 0.0
 
     def add(self, output: EngineCoreOutput) -> None:
-        """Add the tokens of `output`, but none after a token that completes a stop string. The completion ends with a stop
-        string, or if `output` has a finish reason. If a token ended the request in the core (EOS or a stop token), it counts as
-        a token, but the text does not contain it.
+        """Add the tokens of `output` up to a token that completes a stop string. The completion ends with a stop string, or if
+        `output` has a finish reason. If EOS or a stop token ended the request in the core, it is counted, but the text does
+        not contain it.
         """
         assert self.finish_reason is None
         token_ids = output.new_token_ids

@@ -1,8 +1,8 @@
 """Figures of steps: how long devices were idle, and which share of the host's work was *hidden* (done while a device computed).
 
-`step_figures` computes exact figures from the timelines. It divides time at the ends of steps. A device is busy in the phases
-`forward` and `sample` of a step. The *period* of a step is the time from the end of the step before it to its own end. So
-periods do not overlap, and every time is in one of them:
+`step_figures` computes exact figures from the timelines. A device is busy in the phases `forward` and `sample` of a step. The
+*period* of a step is the time from the end of the step before it to the step's own end. So periods do not overlap, and there is
+no time between them:
 
     device  | forward 7 | sample 7 |      | forward 8 ......... |    | sample 8 | ...
                                    | idle |                     |idle|
@@ -35,14 +35,14 @@ from inflight.timeline import Event
 DEVICE_PHASES = frozenset({"forward", "sample"})
 HOST_PHASES = frozenset({"plan", "mask", "commit", "prepare", "drain"})  # in the other phases the host waits
 ENGINE = "engine"  # the key of the engine's own timeline
-MAX_GAPS = 1024  # the most idle times that a `StepClock` keeps until `take`
+MAX_GAPS = 1024  # a `StepClock` keeps at most this many idle times until `take`
 
 Interval = tuple[int, int]  # [start, end) in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median and the 99th percentile of some times, in microseconds. Both are times that occurred."""
+    """The median and the 99th percentile of some measured times, in microseconds. Both are among the measured times."""
 
     p50: float
     p99: float

@@ -1,8 +1,9 @@
 """`StopStrings`: finds the first of several strings in a growing text, and reads each character only once.
 
 It is an Aho-Corasick automaton (Aho and Corasick 1975). The state is the longest suffix of the text that is a prefix of one of
-the strings. A stream must hold this suffix back. The rest of the text is not needed any more. The match that ends first wins.
-If several matches end at the same character, the longest one wins. So the result does not depend on how the text is divided.
+the strings. A stream must hold this suffix back, because it may become a stop string. The rest is not needed any more.
+If several strings match, the match that ends first counts. If several matches end at the same character, the longest counts.
+So the result does not depend on how the text is divided into pieces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks the parameters of a request that are text: stop strings, bad words and grammars. They need the tokenizer."""
+"""Checks the parameters of a request that need the tokenizer: stop strings, bad words and grammars."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def unenforced_places(params: SamplingParams, backend: str) -> tuple[str, ...]:
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the tokens that each word has at the beginning of a text, and those that it has after a space, if they differ.
+    """Returns the tokens of each word at the beginning of a text, and its tokens after a space if these differ.
 
     Raises:
         InvalidRequestError: a word has no tokens in the vocabulary.

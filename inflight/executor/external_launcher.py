@@ -10,7 +10,7 @@ Each engine sends the replies of its rank to all other engines, so all engines s
 
 If the engines submit different commands, all of them end at once with an error.
 
-Only the I/O thread reads and changes the executor's state, except what the constructor makes.
+After the constructor, only the I/O thread reads and changes the executor's state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from inflight.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-FAILURE_DELAY_SECONDS = 0.05  # reports of failed steps wait so long, because a rank's death may be the cause
+FAILURE_DELAY_SECONDS = 0.05  # a failed step is reported this much later: the death of a rank may be the cause
 
 
 class ExternalLauncherExecutor(Executor):
@@ -82,7 +82,7 @@ class ExternalLauncherExecutor(Executor):
                 f"{parallel.world_size} are needed; change one of them"
             )
         super().__init__(config)
-        atexit.register(self.shutdown)  # the other ranks must be told even if the script does not call it
+        atexit.register(self.shutdown)  # even if the script does not call `shutdown`, the other ranks must get Stop
         self._worker_factory = worker_factory
         self._io = IoThread("inflight-io")
         self._peers: dict[int, _Peer] = {}
@@ -143,7 +143,7 @@ class ExternalLauncherExecutor(Executor):
         if rank == self._me.rank:
             assert self._rank_thread is not None
             if not isinstance(command, ProvideGrammarOutput):  # nobody replies to masks, and every engine makes its own
-                self._io.call_soon(partial(self._submit, command))  # before the rank gets it, so before its reply
+                self._io.call_soon(partial(self._submit, command))  # before the rank gets the command and can reply
             self._rank_thread.loop.put(command)
 
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
@@ -161,8 +161,8 @@ class ExternalLauncherExecutor(Executor):
             self._deliver_held(peer)
 
     def _answer(self, reply: WorkerReply) -> None:
-        """Publish this rank's replies in the order of the commands, so that all engines see the same order. Replies may come in
-        another order: a step that cannot begin may be answered before an older step."""
+        """Publish this rank's replies in the order of the commands, so that all engines see the same order. The rank itself may
+        reply in another order: a step that cannot begin may be answered before an older step."""
         assert not isinstance(reply, WorkerActivity), reply
         self._answers[reply.key] = reply
         while self._commands and (answer := self._answers.pop(self._commands[0], None)) is not None:
@@ -178,7 +178,8 @@ class ExternalLauncherExecutor(Executor):
         self._deliver_reply(reply)
 
     def _deliver_reply(self, reply: StepReply | RpcReply) -> None:
-        """A failed step is delivered a moment later. If another rank's death is the cause, its news must come first."""
+        """Publish this rank's replies in the order of the commands, so that all engines see the same order. The rank may reply
+        must come first."""
         if isinstance(reply, StepReply) and reply.failure is not None:
             self._io.loop.call_later(FAILURE_DELAY_SECONDS, partial(self._deliver, reply))
         else:
@@ -218,8 +219,8 @@ class ExternalLauncherExecutor(Executor):
                 self._lose(rank, f"it sent a message of type {type(message).__name__}, which is not allowed now")
 
     def _deliver_held(self, peer: _Peer) -> None:
-        """Hold the replies of a peer that is ahead until this engine has submitted the same commands, too, because the
-        table drops replies to unknown commands."""
+        """Deliver replies of a peer to commands that this engine has submitted too. Other replies are held, because the table
+        drops replies to unknown commands."""
         while peer.held and peer.num_delivered < self._num_submitted:
             peer.num_delivered += 1
             self._deliver_reply(peer.held.popleft())
@@ -239,7 +240,7 @@ class ExternalLauncherExecutor(Executor):
             self._lose(rank, f"it has shut its engine down, but rank {self._me.rank} has submitted {peer.ours[0].name}")
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """If the peer has sent Stop and has answered every command, the end of its stream is ignored. Later commands fail."""
+        """Ignore the end of the stream if the peer has sent Stop and has answered every command. Otherwise the rank is lost."""
         peer = self._peers[rank]
         if not peer.has_stopped.is_set() or peer.num_delivered < self._num_submitted:
             self._lose(rank, reason)
@@ -278,7 +279,7 @@ class ExternalLauncherExecutor(Executor):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
-        """Waits until the other ranks stop, too, because a slower rank still needs the replies of this one."""
+        """Stop this rank. First wait until the other ranks stop, because a slower rank still needs the replies of this one."""
         atexit.unregister(self.shutdown)
         end = self._shutdown_deadline(is_broken=any(p.is_gone or not p.is_ready for p in self._peers.values()))
         self._io.call_soon(partial(self._send_to_peers, Stop()))

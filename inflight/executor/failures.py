@@ -21,7 +21,8 @@ def failure_of(error: BaseException) -> WorkerFailure:
 def failed_reply(
     to: ExecuteModel | RpcCall | StepReply | RpcReply, rank: int, failure: WorkerFailure
 ) -> StepReply | RpcReply:
-    """Returns a reply with `failure`. It is sent if `to` cannot be encoded: the command, or the reply to the command."""
+    """Returns a reply with `failure`. It is sent when a command, or the reply to a command, cannot be encoded. `to` is that
+    command or that reply."""
     kind, number = to.key
     if kind == "step":
         return StepReply(epoch=to.epoch, step_id=number, rank=rank, failure=failure)
@@ -38,8 +39,8 @@ def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
 
 
 def start_up_error(rank: int, failure: WorkerFailure) -> InflightError:
-    """Returns the error that the executor raises if a rank could not start: an error of the same class if Inflight has this
-    class, otherwise a `WorkerDiedError`."""
+    """Returns the error that the executor raises if a rank could not start. It has the class that the rank raised if Inflight
+    has this class. Otherwise it is a `WorkerDiedError`."""
     if (error := named_error(rank, failure)) is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"

@@ -1,4 +1,4 @@
-"""Connects the ranks of other nodes to node 0: each opens a TCP connection and first sends a `Hello` with the cluster's token.
+"""Connects ranks on other nodes to node 0. Each opens a TCP connection and first sends a `Hello` with the cluster's token.
 
 Node 0 has a `Listener` in the executor's I/O thread. The other nodes call `connect`. The token is compared in constant time. A
 peer without the right token gets a `Refused`, and nothing else that it sends is decoded. The size of a `Hello` is limited.
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 MAX_HELLO_BYTES = 4096
 MAX_HELLO_SECONDS = 10.0
-MAX_STRANGERS = 256  # the most connections that have not sent a valid `Hello` yet
+MAX_STRANGERS = 256  # at most this many connections may be open that have not sent a valid `Hello`
 RETRY_SECONDS = 0.5
 
 
 class Listener:
-    """Accepts one connection for each rank of the other nodes, until `close`. All methods but the constructor run in the I/O
+    """Accepts one connection for each rank of the other nodes, until `close`. All methods except the constructor run in the I/O
     thread.
 
     Args:
@@ -121,7 +121,7 @@ class Listener:
     def _refusal(self, hello: Hello) -> str:
         """Returns why this peer may not join, or "" if it may."""
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            return "its INFLIGHT_CLUSTER_TOKEN is not that of node 0; set the same value on all nodes"
+            return "its INFLIGHT_CLUSTER_TOKEN is not the same as on node 0; set the same value on all nodes"
         if hello.schema != schema_digest():
             return "it runs another version of Inflight than node 0; install the same version on all nodes"
         if (hello.world_size, hello.nnodes) != (self._world_size, self._nnodes):
@@ -130,7 +130,7 @@ class Listener:
                 f"on {self._nnodes} nodes; use the same parallel sizes and --nnodes on all nodes"
             )
         if hello.rank not in self._ranks:
-            return f"rank {hello.rank} is not a rank of another node; check the --node-rank"
+            return f"rank {hello.rank} does not belong to a node other than node 0; check the --node-rank"
         if hello.rank not in self._missing:
             return f"rank {hello.rank} has joined before; give each node a --node-rank of its own"
         return ""
@@ -179,4 +179,6 @@ def connect(address: tuple[str, int], hello: Hello, *, max_seconds: float) -> so
     stream.close()
     if isinstance(answer, Refused):
         raise ConfigError(f"node 0 ({host}:{port}) refused rank {hello.rank}: {answer.reason}")
-    raise EngineError(f"node 0 ({host}:{port}) closed the connection of rank {hello.rank}; see if its start failed")
+    raise EngineError(
+        f"node 0 ({host}:{port}) closed the connection of rank {hello.rank}; the log of node 0 may say why"
+    )

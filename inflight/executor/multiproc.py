@@ -3,9 +3,10 @@
     caller ── _send ── encode ── Stream ══ socket ══ inbox thread ── main thread (WorkerLoop)
     _deliver ◀── decode ── I/O thread ══ socket ═══════════════════════════╯
 
-At a start, node 0 (the engine's machine) listens if there are other nodes, starts its own processes, and waits for all ranks.
-The I/O thread starts the processes, because the kernel ends a process with the thread that started it, and this thread lives as
-long as the executor. A rank is dead when its stream or its process has ended. Messages that it sent before are delivered first.
+Node 0 is the engine's machine. At a start it listens for connections if there are other nodes, starts its own processes, and
+waits for all ranks. When a thread ends, the kernel ends the processes it started. So the I/O thread starts them, because it
+lives as long as the executor. A rank is dead when its stream or its process has ended. Messages that it sent before its death
+are delivered first.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class MultiprocExecutor(Executor):
         self._listener: Listener | None = None
         self._terminating = False
         self._ranks = [_Rank() for _ in range(self.world_size)]
-        # the last command and its bytes: a step is encoded once for all ranks
+        # the last command and its encoded bytes, so that a step is encoded only once for all ranks
         self._encoded: tuple[WorkerCommand | None, list[Buffer]] = (None, [])
         self._start()
 
@@ -205,7 +206,7 @@ class MultiprocExecutor(Executor):
         self._lose(rank, process.state)
 
     def _stream_ended(self, rank: int, reason: str) -> None:
-        """A process that dies closes its stream first. Its exit code comes a moment later. It is the better reason."""
+        """Wait a moment for the exit code of the process, which is a better reason. A dying process closes its stream first."""
         if self._ranks[rank].process is None or reason.startswith("it sent"):
             self._lose(rank, reason)
         else:

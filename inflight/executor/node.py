@@ -1,7 +1,7 @@
-"""`run_node`: what `inflight worker` runs on each node but node 0: it starts the node's ranks and waits until they end.
+"""`run_node`: the program `inflight worker`, for each node but node 0. It starts the node's ranks and waits until they end.
 
-It makes one connection to node 0 for each rank and gives the connection to the rank's process. So worker processes run the same
-program on all nodes, and never know the cluster's token.
+It makes one connection to node 0 for each rank, and passes it to the rank's process. So worker processes run the same
+program on all nodes, and never get the cluster's token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST_RANKS_SECONDS = 10.0  # when one rank of the node has ended, the others mus
 
 @dataclass(frozen=True, kw_only=True)
 class NodeArgs:
-    """Which node this is, and the sizes. The sizes must be the same as on node 0."""
+    """The arguments of `inflight worker`. All except `node_rank` must be the same as on node 0."""
 
     nnodes: int
     node_rank: int

@@ -1,8 +1,8 @@
 """`ChildProcess`: a process that the engine starts on this machine, and watches by a pidfd (Linux only) until it ends.
 
-The new process gets three standard streams (stdin is empty), the descriptors of its byte streams, and the import path of
-the old one. It ends when its byte streams end. A worker process also asks the kernel to end it with the thread that
-started it (PR_SET_PDEATHSIG).
+The new process gets the standard streams (stdin is empty), the descriptors of its byte streams, and the import path of this
+process. It ends when its byte streams end. A worker process also asks the kernel to kill it when the thread that started it
+ends (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class ChildProcess:
     Args:
         title: the program's first argument, shown in log lines.
         module: the module that `python -m` runs.
-        stream_fds: the descriptors of the program's byte streams, its other arguments. The caller closes its own copies.
+        stream_fds: the descriptors of the program's byte streams, passed as arguments. The caller closes its copies.
         other_fds: further descriptors that the process inherits, with the same numbers.
-        keeps_secrets: whether the process gets the cluster's token, too.
+        keeps_secrets: whether the process gets the cluster's token (INFLIGHT_CLUSTER_TOKEN).
         variables: further environment variables of the process.
     """
 
@@ -84,7 +84,7 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Asks the pidfd, because `Popen.poll` returns None while another thread polls."""
+        """Whether the process runs. Uses the pidfd, because `Popen.poll` returns None while another thread polls."""
         if self._popen.returncode is not None:
             return False
         return not wait([self.pidfd], 0)
@@ -126,8 +126,8 @@ class WorkerProcess(ChildProcess):
         title: the name that `ps` shows, see `worker_title`.
         stream_fd: the descriptor of the worker's byte stream.
         listen_fd: see `Rendezvous`.
-        is_one_node: whether all ranks are on this machine. Then NCCL need not listen on the network, unless the user has chosen
-            an interface.
+        is_one_node: whether all ranks are on this machine. Then NCCL uses only the loopback interface, unless the user has
+            chosen an interface (NCCL_SOCKET_IFNAME).
     """
 
     def __init__(self, title: str, stream_fd: int, listen_fd: int | None = None, *, is_one_node: bool = False) -> None:
@@ -172,7 +172,7 @@ def _environment(environment: Mapping[str, str], import_path: Iterable[str]) -> 
     for name in envs.API_KEY_VARIABLES:
         result.pop(name, None)
     level = logging.getLogger("inflight").level
-    if level != logging.NOTSET:  # it was set, by `-v` or by the program that uses Inflight
+    if level != logging.NOTSET:  # `-v`, or the program that uses Inflight, has set it
         known = [name for name in ("DEBUG", "INFO", "WARNING", "ERROR") if getattr(logging, name) <= max(level, 10)]
         result["INFLIGHT_LOG_LEVEL"] = known[-1]
     return result

@@ -1,9 +1,9 @@
-"""`RankActivities`: the ranks' answers to the question what they are doing, and the timeout errors that are made from them.
+"""`RankActivities`: what each rank says that it is doing. Timeout errors are made from these answers.
 
 Shortly before a deadline the `ReplyTable` asks each rank that has not replied to its command what it is doing. On the rank, a
-thread with no other work answers. So if a rank does not answer this question, its process is stopped, or it hangs while it
+thread with no other work answers. If a rank does not answer even this question, its process is stopped, or it hangs while it
 holds the GIL, or the link to it is broken. Then the timeout error names this rank. If all ranks answer, the error names a rank
-that is not waiting for another rank.
+that does not wait for another rank.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RankActivities:
         return pending.error(StepTimeoutError, message, ranks[0])
 
     def silence_behind(self, error: RankError, pending: Pending) -> RankError:
-        """Returns an error which says that some ranks have not replied to `pending`. Used if all errors that came, such as
-        `error`, are echoes (other ranks caused them), so that a silent rank must be the cause."""
+        """Returns an error that names the ranks that have not replied to `pending`. Used if all errors are echoes, like
+        `error`: the failure of another rank caused each of them. Then a silent rank must be the cause."""
         ranks, silent = self._describe_silent(pending)
         message = f"{pending.name} had no reply from {silent}, for which rank {error.rank} waited: {error}"
         return pending.error(StepTimeoutError, message, ranks[0])

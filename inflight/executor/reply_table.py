@@ -1,4 +1,4 @@
-"""`ReplyTable`: the commands that not all ranks have answered yet. A reply finds its command by epoch and key, in any order.
+"""`ReplyTable`: holds the commands that not all ranks have answered. A reply finds its command by epoch and key, in any order.
 
 It owns every pending step and call, the errors of steps in the order of their arrival, and one thread that watches deadlines.
 Any thread may call any method. A future is *settled* when it has its result or error. Futures are settled outside the lock, so
@@ -6,11 +6,11 @@ a future's callback may call methods of the table.
 
 These rules are applied to a reply, in this order, until one of them drops the reply or settles the future:
 
-1. The reply is dropped if its epoch is not the table's, if its key is not in the table (never sent, or answered by all ranks),
-   or if its rank has replied before.
+1. The reply is dropped if its epoch is not the table's (an epoch is one start of the ranks), if its key is not in the table
+   because the command was never sent or all ranks have answered it, or if its rank has answered it already.
 2. The rank is removed from `missing`. If `missing` is empty then, the command is removed from the table.
-3. If the future does not wait for this rank any more (it was settled by an error, by a timeout, or by the one reply that the
-   caller asked for), the future does not change. A failure is logged. The failure of a step is kept for `root_cause`.
+3. The future may not wait for this rank any more, because an error, a timeout, or the one reply that the caller asked for has
+   settled it. Then it does not change. A failure is logged. The failure of a step is kept for `root_cause`.
 4. A failure settles the future with an error at once, because the ranks that wait for the failed rank may never reply.
 5. If the future waits for no other rank, it is settled with the result. For a step this is the output of `output_rank`. For a
    call it is a list of all values, or the value of the one rank that the caller asked for.
@@ -36,8 +36,8 @@ from inflight.interface.messages import ReplyKey, RpcReply, StepReply, WorkerAct
 
 logger = logging.getLogger(__name__)
 
-MAX_ERRORS = 64  # the most errors that are kept; they are the first ones, so the cause is among them
-MAX_ASK_SECONDS = 0.5  # how long before a deadline the ranks are asked, but at most a tenth of the time allowed
+MAX_ERRORS = 64  # only the first errors are kept, because the cause is among them
+MAX_ASK_SECONDS = 0.5  # this long before a deadline the ranks are asked, or a tenth of the time allowed if shorter
 
 Settlement = Callable[[], None]  # settles a future; must be called once, without the lock
 
@@ -189,7 +189,7 @@ class ReplyTable:
             on_death()
 
     def set_death_callback(self, on_death: Callable[[], None]) -> None:
-        """After each death, the thread that reports it calls `on_death`. If a rank has already died, it is called at once."""
+        """After each death, the thread that reports it calls `on_death`. If a rank died before, `on_death` is called now."""
         with self._changed:
             self._on_death = on_death
             has_news = bool(self._dead_ranks)
@@ -236,20 +236,20 @@ class ReplyTable:
             self._changed.notify_all()
         for settlement in settlements:
             settlement()
-        if threading.current_thread() is not self._watcher:  # it is, if a future's callback shuts the executor down
+        if threading.current_thread() is not self._watcher:  # a future's callback may call `close` in this thread
             self._watcher.join()
 
     # -- deadlines -------------------------------------------------------------------------------------------
 
     def _mark_settled(self, pending: Pending) -> None:
-        """Mark a command as settled, and begin the time of the next step. The caller sets the future after it has released the
-        lock."""
+        """Mark a command as settled, and start the time limit of the next step. The caller settles the future later,
+        without the lock."""
         pending.settled = True
         pending.deadline = pending.ask_at = math.inf
         self._start_oldest()
 
     def _start_oldest(self) -> None:
-        """Begin the time of the oldest step, unless it has already begun or the step still waits for its masks."""
+        """Start the time limit of the oldest step, unless it has started or the step still waits for its masks."""
         steps = (step for step in self._pending.values() if isinstance(step, PendingStep) and not step.settled)
         oldest = next(steps, None)
         if oldest is not None and not oldest.awaits_masks and oldest.deadline == math.inf:
@@ -279,7 +279,7 @@ class ReplyTable:
             self._ask_all(asked)
 
     def _due_questions(self, now: float) -> list[int]:
-        """Returns the ranks that must be asked now. If this is late, the deadline is moved, so that ranks can still answer."""
+        """Returns the ranks that must be asked now. If this comes late, moves the deadline, so that they can answer."""
         asked: set[int] = set()
         for pending in self._pending.values():
             if pending.ask_at <= now:

@@ -1,4 +1,4 @@
-"""Byte streams between an executor and its workers: `Stream` on the executor's side, `BlockingStream` on the worker's side.
+"""Byte streams between an executor and its workers. The executor uses a `Stream`, the worker a `BlockingStream`.
 
 There is one stream per rank: a socket pair on one machine, TCP between machines. The executor's `IoThread` reads and writes all
 `Stream`s. It reads and writes a bounded number of bytes at a time, so a rank that does not read, or a message of a gigabyte,
@@ -28,8 +28,8 @@ EXIT_STREAM_ENDED = 3  # exit code of a worker whose executor is gone
 
 
 def use_heartbeats(tcp_socket: socket.socket, max_silence_seconds: float) -> None:
-    """Make the kernel probe the link every second. If nothing comes back for `max_silence_seconds` (at least 1 s), it ends the
-    stream.
+    """Make the kernel probe the link every second. If no answer comes for `max_silence_seconds` (at least 1 s),
+    the kernel ends the stream.
 
     The kernel sends and answers the probes, so a process that is busy, or holds the GIL, is not mistaken for dead. But if a
     process does not read, and its receive buffer is full, the kernel ends the stream after this time, although the probes are
@@ -83,7 +83,7 @@ class Stream:
     # -- out -------------------------------------------------------------------------------------------------------
 
     def send(self, buffers: list[Buffer]) -> None:
-        """Send the bytes, and queue those that the socket does not accept at once. Never waits, never raises: if the stream is
+        """Send the bytes. Those that the socket does not accept at once are queued. Never waits or raises. If the stream is
         broken, `on_end` is called.
 
         The calling thread sends what fits. Most frames fit completely, so they need no switch to the I/O thread.
@@ -139,7 +139,7 @@ class Stream:
         except OSError as error:
             self._end(f"its stream was lost: {error.strerror or error}")
         except Exception as error:  # a defect: end the stream, so that the executor notices it
-            logger.exception("a message of a peer cannot be processed")
+            logger.exception("a received message could not be processed, so its stream is closed")
             self._end(f"its message cannot be processed: {error!r}")
         return self._is_open
 
@@ -167,7 +167,7 @@ class Stream:
 
 
 class BlockingStream:
-    """The worker's end of the stream. One thread receives. Any thread may send, and waits until the kernel has the bytes.
+    """The worker's end of the stream. One thread may receive. Any thread may send; it waits until the kernel has all bytes.
 
     With `read_ahead=False`, bytes after the received message remain in the socket.
     """

@@ -1,10 +1,10 @@
 """`UniProcExecutor`: every rank is a thread of this process, without sockets and without other processes.
 
-With `non_block` the caller can plan the next step while the ranks compute, because the computation releases the interpreter
-lock. Messages are passed by reference: no plan, argument or result is copied.
+The computation releases the interpreter lock (GIL). So, with `non_block`, the caller can plan the next step while the ranks
+compute. Messages are passed by reference: no plan, argument or result is copied.
 
-A thread cannot be killed. `shutdown` frees a rank that waits for another one. If a rank hangs in a call, its thread is left
-behind with a warning. It is a daemon thread and ends with the process.
+A thread cannot be killed. If a rank waits for another one, `shutdown` ends its wait. If a rank hangs in a call, its thread is
+left running, with a warning in the log. It is a daemon thread, so it ends with the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RankThread:
         died: called with the reason if an error has ended the loop.
 
     Attributes:
-        loop: commands are put into it.
+        loop: the queue of the rank's commands, and the code that runs them.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class RankThread:
             return
         self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive():
-            logger.warning("rank %d did not end in time and is left behind: %s", self._rank, self.loop.activity)
+            logger.warning(
+                "rank %d did not end in time; its thread is left running: %s", self._rank, self.loop.activity
+            )
 
     def _run(self) -> None:
         worker: WorkerBase | None = None
@@ -144,14 +146,17 @@ def _as_inflight_error(rank: int, error: BaseException | None) -> InflightError 
 
 
 def _real_workers(config: EngineConfig) -> tuple[WorkerFactory, Callable[[], None] | None]:
-    """Returns a function that makes real workers, and, for several ranks, a function that frees ranks that wait for others."""
+    """Returns a function that makes real workers. If there are several ranks, also returns a function that ends their waits
+    for each other, otherwise None."""
     start = time.perf_counter()
-    from inflight.worker.worker import Worker  # not at the top, because it loads torch, which mock workers do not need
+    from inflight.worker.worker import (
+        Worker,
+    )  # not at the top, because this loads torch, which mock workers do not need
 
     logger.info("libraries were imported in %.2f s", time.perf_counter() - start)
     if config.parallel.world_size == 1:
         return Worker, None
-    from inflight.distributed.thread_world import ThreadWorlds  # here for the same reason
+    from inflight.distributed.thread_world import ThreadWorlds  # not at the top, for the same reason
 
     worlds = ThreadWorlds(config.parallel.layout, config.execute_model_timeout_seconds)
     return lambda config, rank, _: Worker(config, rank, worlds), lambda: worlds.close("the executor was shut down")

@@ -1,4 +1,4 @@
-"""`WorkerLoop`: the main loop of a rank. It gets a command, runs it on the worker, and replies, until it is stopped."""
+"""`WorkerLoop`: the main loop of a rank. It waits for a command, runs it on the worker and replies, until it is stopped."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from inflight.interface.worker import WorkerBase
 class WorkerLoop:
     """Runs one rank's commands. Only the thread that calls `run` uses the worker. Other threads `put` the commands.
 
-    A worker may return a future for a step. Then the loop gets the next command, and the thread that completes the future
-    replies. A call is run only when all steps before it have been answered. Until then all later commands wait, too. There is
-    one exception: the masks of a step that has begun do not wait, because the step cannot end without them.
+    A worker may return a future for a step. Then the loop goes on to the next command, and the thread that completes the future
+    replies. A call (`RpcCall`) waits until all earlier steps have been answered, and all commands after the call wait too.
+    There is one exception: the masks of a step that has begun do not wait, because the step cannot end without them.
 
     If a command raises an exception, the reply contains it, and the loop continues. SystemExit and KeyboardInterrupt end `run`.
     Then the rank dies, and the caller of `run` reports it.
@@ -44,9 +44,9 @@ class WorkerLoop:
     def __init__(self, rank: int, reply: Callable[[WorkerReply], None]) -> None:
         self._rank = rank
         self._reply = reply
-        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: check again what `_waiting` may run
+        self._commands: SimpleQueue[WorkerCommand | None] = SimpleQueue()  # None: check `_waiting` again
         self._waiting: deque[WorkerCommand] = deque()  # the first may wait for steps, the others wait for the first
-        self._steps: dict[int, ExecuteModel] = {}  # steps in flight; single operations of a dictionary are atomic
+        self._steps: dict[int, ExecuteModel] = {}  # steps in flight; no lock: single dict operations are atomic
         self._num_unanswered = 0  # how many steps have not been answered
         self._lock = threading.Lock()  # for `_num_unanswered`, and for decisions about `_waiting` that depend on it
         self._method = ""  # name of the call that runs now
@@ -102,7 +102,7 @@ class WorkerLoop:
             self._run(self._waiting.popleft())
 
     def _may_run(self, command: WorkerCommand) -> bool:
-        """If this returns False, the loop is woken when the last step has been answered."""
+        """Whether `command` need not wait. If it must wait, the loop is woken when the last step has been answered."""
         with self._lock:
             return not isinstance(command, RpcCall) or self._num_unanswered == 0
 
@@ -138,7 +138,7 @@ class WorkerLoop:
             return  # the step has failed
         try:
             self._worker.provide_grammar_output(command.step_id, command.grammar_output)
-        except Exception as error:  # there is no reply to masks, so the failure is the reply of their step
+        except Exception as error:  # masks have no reply of their own, so the step is answered with the failure
             self._answer_step(step, failure=failure_of(error))
 
     def _step_done(self, command: ExecuteModel, future: Future[ModelRunnerOutput]) -> None:

@@ -2,12 +2,12 @@
 
 A frame (framing.py) has a kind, a body and segments. The kind is the index of the message's class in `MESSAGE_TYPES`. The body
 is the message in MessagePack, a binary relative of JSON. The decoder checks the body against the annotations of the class. If
-it does not fit, the decoder raises a `CodecError`, and no other exception. In the body, an array is an extension of MessagePack
+the body is not valid, it raises a `CodecError`, and no other exception. In the body, an array is an extension of MessagePack
 that holds an `_Array`. The bytes of a large array are not in the body, but in a segment of the frame.
 
 The arguments and results of remote calls (`RpcCall`, `RpcReply`) are typed Any. They are trees of plain data. MessagePack does
-not distinguish a tuple from a list, and has no dataclasses. So each container in such a tree is sent as a list whose first
-entry is a `_Tag`.
+not distinguish a tuple from a list, and has no dataclasses. So each container or dataclass in such a tree is a list. The
+first entry of the list is a `_Tag`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ _array_decoder = msgspec.msgpack.Decoder(_Array)
 
 
 def schema_digest() -> str:
-    """Returns a digest of all message classes, fields and annotations: different messages have different digests."""
+    """Returns a digest of all message classes with their fields and annotations. Two versions of Inflight whose messages
+    differ have different digests."""
     seen: dict[str, str] = {}
     queue: list[Any] = [*MESSAGE_TYPES, *_VALUE_TYPES.values()]
     for kind in queue:
@@ -136,7 +137,7 @@ def _write(segments: list[ByteArray], value: object) -> object:
 
 
 def _pack(value: Any) -> Any:
-    """Returns a value as a tree of plain data. Refuses objects of subclasses: the receiver would get the base class instead."""
+    """Returns a value as a tree of plain data. Refuses objects of subclasses: the receiver would get the base class."""
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return value

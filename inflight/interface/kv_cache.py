@@ -6,8 +6,8 @@ every layer of that group, contiguously:
 
     block  | layer 0 | layer 1 | ... | layer L-1 | (padding up to block_bytes)
 
-All groups have equal `block_bytes`, so one pool of block ids serves all of them. Block 0 is the dummy block. It is never given
-to a request. The rows that pad a batch write to it.
+All groups have the same `block_bytes`, so one pool of block ids serves all of them. Block 0 is the dummy block. No request gets
+it. If a batch is padded with rows that belong to no request, these rows write to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = TypeVar("Kind", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """The cache of one attention layer. `sliding_window`: how many tokens a query sees, with its own; None if it sees all."""
+    """The cache of one attention layer. `sliding_window`: how many tokens a query sees, including its own; None for all."""
 
     block_size: int
     num_kv_heads: int
@@ -66,7 +66,8 @@ class KVCacheConfig:
 
 
 def count_groups(kinds: Iterable[Kind]) -> dict[Kind, int]:
-    """Returns for each kind how many groups its layers form. A group has at most as many layers as the rarest kind has.
+    """Returns how many groups each kind of layer forms. Layers with equal specs are of one kind. A group has at most as many
+    layers as the rarest kind has.
 
     Args:
         kinds: the kind of every layer of the whole model, all pipeline stages included.

@@ -1,7 +1,7 @@
 """The messages between an executor and its workers after the start: commands, and the replies to them.
 
-A command has an epoch and an id. The epoch counts the starts of the workers, so that a late reply of earlier workers is not
-mistaken for a reply of the present ones. A reply has the `key` of its command: ("step", step id) or ("call", call id).
+A command has an epoch and an id. Each start of the workers is a new epoch, so a late reply of earlier workers is not taken for
+a reply of the present ones. A reply has the `key` of its command: ("step", step id) or ("call", call id).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProvideGrammarOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcCall:
-    """Call `method` of the worker. The arguments are plain data, typed Any because methods have different ones."""
+    """Call `method` of the worker. The arguments are plain data (see codec.py), typed Any because methods differ."""
 
     epoch: int
     call_id: int
@@ -57,7 +57,7 @@ class AskActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """A worker's exception, as text. `is_echo`: the worker failed only because another rank has failed or does not answer."""
+    """A worker's exception, as text. `is_echo` is True if the cause is another rank, which has failed or does not answer."""
 
     type_name: str
     message: str
@@ -101,8 +101,8 @@ class RpcReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """One rank's answer to `AskActivity`: a text such as "running step 7: forward of step 7 for 3.9 s". `is_waiting`: the rank
-    waits for another rank."""
+    """One rank's answer to `AskActivity`. `text` names the steps or the call that the rank runs, then their phase:
+    "running step 7: forward of step 7 for 3.9 s". `is_waiting` says whether the rank waits for another rank now."""
 
     rank: int
     text: str

@@ -25,15 +25,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSampling:
-    """The user's `SamplingParams`, and values that the engine adds: from the tokenizer, from the model, or a drawn seed.
+    """The user's `SamplingParams`, and values that the engine adds from the tokenizer and the model. It also adds a seed.
 
     Attributes:
         params: the parameters as the user gave them.
-        seed: 64 bits; a draw is a pure function of (seed, position). With n > 1 each sequence has its own derived seed.
-        max_tokens: the most tokens to emit, at least 1.
-        stop_token_ids: tokens that end the request: EOS ids (unless ignored) and the user's stop tokens. Before `min_tokens`
-            tokens are emitted, they cannot be drawn.
-        eos_token_ids: the model's own tokens in `stop_token_ids`. If one of them ends the request, its `stop_reason` is None.
+        seed: 64 bits. A draw depends on the logits, the parameters, the seed and the position. With n > 1 each sequence has
+            its own seed.
+        max_tokens: after this number of tokens the request ends. At least 1.
+        stop_token_ids: tokens that end the request: the `eos_token_ids` and the user's stop tokens. They cannot be drawn before
+            `min_tokens` tokens are emitted.
+        eos_token_ids: the model's end tokens (none with ignore_eos). If one ends the request, `stop_reason` is None.
         reasoning_end_ids: the grammar of `params.structured_outputs` starts after these tokens, or at once if there are none.
         bad_words_token_ids: sequences of tokens that must not be emitted. If all tokens of a sequence but the last have been
             emitted, the last one cannot be drawn.
@@ -68,12 +69,12 @@ class EngineCoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobsColumns:
-    """Log-probabilities at n positions. Column 0 is the token itself. Columns 1 to k are the most probable tokens, in falling
-    order."""
+    """Log-probabilities at n positions. Column 0 is the token itself. Columns 1 to k are the k most probable tokens, the most
+    probable one first."""
 
     token_ids: Int32Array  # [n, 1 + k]
     logprobs: Float32Array  # [n, 1 + k], of the raw logits
-    ranks: Int32Array  # [n], the token's place among all tokens, 1 for the most probable one
+    ranks: Int32Array  # [n], of column 0: 1 if the token is the most probable one, 2 if it is the second, ...
 
     def rows(self, start: int, stop: int) -> LogprobsColumns:
         return LogprobsColumns(
@@ -93,9 +94,9 @@ class EngineCoreOutput:
     """What one commit (the scheduler's update after a step) adds to one request.
 
     `prompt_logprobs` comes in several parts, in order. They start at prompt position 1, because position 0 has none.
-    `stop_reason` is the stop token id, given by the user, that ended the request; None if EOS or the length ended it. Times are
-    values of `time.monotonic()`. `error` says why the request failed. With `engine_failed` the engine is the cause, otherwise
-    the request itself.
+    `stop_reason` is the user's stop token that ended the request; None if something else ended it. Times are values of
+    `time.monotonic()`. `error` says why the request failed. If `engine_failed`, the engine is the cause of the error, otherwise
+    the request is.
     """
 
     request_id: str

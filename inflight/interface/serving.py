@@ -1,6 +1,6 @@
 """The messages between a front end and the process of the engine core. Each front end has a stream of its own.
 
-whoever starts it  -- StartEngine (on the stream of the first front end) -->  core
+the core's starter   -- StartEngine (on the stream of the first front end) -->  core
 core               -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache -->  core
 core               -- EngineOutputs, PrefixCacheReset; EngineDied, if it has failed -->  front end
@@ -30,7 +30,7 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """The core accepts requests from now on. `front_end` is this front end's number, with which its request ids begin."""
+    """The core accepts requests from now on. `front_end` is the number of the front end that gets this message."""
 
     front_end: int
     num_kv_cache_tokens: int
@@ -45,7 +45,7 @@ class EngineStartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddRequest:
-    """One request: its n sequences, ordered by index. A request id is never used twice."""
+    """One request, as its n sequences in order. An id of a sequence is never used twice."""
 
     children: tuple[EngineCoreRequest, ...]
 
@@ -71,7 +71,7 @@ class PrefixCacheReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutputs:
-    """What commits have added to sequences of this front end, one entry per sequence. Sometimes also the engine's state.
+    """What steps have added to sequences of this front end, one entry for each sequence. `stats` may be the engine's state.
 
     `num_received`: how many sequences the core had received from this front end when it made `stats`.
     """

@@ -20,7 +20,7 @@ from inflight.interface.worker import Rendezvous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first frame of a TCP connection, one for each rank. Node 0 compares its fields, to find an option that differs."""
+    """The first message on the TCP connection of a rank. Node 0 refuses it if a field does not fit its own options."""
 
     token: str
     schema: str  # `codec.schema_digest()`, because two versions of Inflight may have different messages

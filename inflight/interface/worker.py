@@ -1,4 +1,4 @@
-"""`WorkerBase`: the methods that an executor calls on each rank. `inflight.worker.worker` implements them; tests have mocks."""
+"""`WorkerBase`: the methods that an executor calls on each rank. The real worker is in inflight/worker/worker.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The address at which the ranks of one epoch (start) find each other: rank 0 serves a store there, the others connect.
+    """The address at which the ranks find each other at a start. Rank 0 serves a store (of torch.distributed) there, and the
+    other ranks connect to it. An epoch is one start of the ranks.
 
-    Whoever can connect to the address can read the store, so the store contains no secret. The secret that the ranks need to
+    Any program that can connect to the address can read the store, so it contains no secret. The secret that the ranks need to
     connect to each other is sent in this message.
 
     Attributes:
@@ -50,16 +51,17 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        """Returns layer name -> spec, in layer order, for the layers of this rank."""
+        """Returns the spec of each layer of this rank's cache, by layer name, in layer order."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Returns how many bytes are free for the KV cache, measured by running the largest batch. 0 or less if none are.
-        Idempotent."""
+        """Returns how many bytes are free for the KV cache. To measure this, the worker runs the largest batch. The result is
+        0 or negative if no memory is left. Idempotent."""
 
     @abstractmethod
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the arena, bind it to the layers, warm up. Idempotent for an equal config."""
+        """Allocate the KV cache, connect it to the layers, and run first steps to warm up. A second call with an
+        equal config does nothing."""
 
     @abstractmethod
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | Future[ModelRunnerOutput]:
@@ -72,7 +74,7 @@ class WorkerBase(ABC):
 
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
         """Receive the masks of a step that has begun and has `grammar_rows`. Called only on the ranks of the last stage. Must
-        not wait. This default is for workers that draw no tokens under a grammar."""
+        not wait. By default it does nothing, for workers that draw no tokens under a grammar."""
 
     @abstractmethod
     def execute_dummy_batch(self) -> None:

@@ -25,7 +25,7 @@ class BlockHasher:
         return hashlib.sha256(len(self._fingerprint).to_bytes(8, "little") + self._fingerprint + salt).digest()
 
     def extend(self, root: bytes, hashes: list[bytes], token_ids: Int32Array, num_blocks: int) -> None:
-        """Append names to `hashes` until it has `num_blocks`. `token_ids` must have at least that many full blocks."""
+        """Append names to `hashes` until it has `num_blocks` names. `token_ids` must contain at least that many full blocks."""
         size = self.block_size
         assert len(token_ids) >= num_blocks * size, (len(token_ids), num_blocks)
         for i in range(len(hashes), num_blocks):

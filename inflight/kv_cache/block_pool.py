@@ -1,16 +1,17 @@
 """`BlockPool`: which KV blocks are in use, which are free, and what the cached blocks contain.
 
-It owns the reference counts, the lists of free blocks, and the index (name of a content -> block). Every block is in one of
-these states:
+It owns the reference counts, the lists of free blocks, and the index: a map from the name of a content to the block that holds
+it. The name is a hash of the tokens (block_hash.py). Every block is in one of these states:
 
     in use       reference count > 0; if it is in the index, other requests can share it
     empty        count 0, was used before, has no content
     untouched    count 0, was never allocated; on a CPU its bytes take no memory yet
-    cached       count 0, is in the index: `lookup` finds it until it is evicted
+    cached       count 0, is in the index: `lookup` finds it until its content is evicted
 
 `allocate` first uses empty blocks (the block that was freed last comes first, because its bytes are still in the processor's
 cache), then untouched blocks in the order of their ids. If there are no more of these, it evicts cached blocks, the least
-recently used first. The cost of each block is O(1).
+recently used first. The cost of each block is O(1). Block 0, the *dummy block*, is never given out. In block tables it replaces
+blocks that a request does not need any more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable
 
 from inflight.interface.kv_cache import DUMMY_BLOCK
 
-BlockKey = tuple[bytes, int]  # (name of the content as in block_hash.py, KV group)
+BlockKey = tuple[bytes, int]  # (name of the content, KV group)
 
 
 class BlockPool:
@@ -58,7 +59,7 @@ class BlockPool:
         return block_id
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each block, so that a cached block is in use again. Skips the dummy block."""
+        """Add a reference to each block but the dummy block. A cached block is in use again."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
@@ -67,7 +68,7 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Remove a reference from each block. The first of these blocks will be evicted first. Skips the dummy block."""
+        """Remove a reference from each block but the dummy block. The first of `block_ids` will be evicted first."""
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
                 continue
@@ -86,14 +87,14 @@ class BlockPool:
         return self._index.get(key)
 
     def register(self, block_id: int, key: BlockKey) -> None:
-        """Put a block in use into the index. If another block already has this name, nothing changes."""
+        """Add a block to the index. It must be in use. If another block already has this name, nothing changes."""
         assert self._ref_counts[block_id] > 0 and self._keys[block_id] in (None, key), block_id
         if key not in self._index:
             self._index[key] = block_id
             self._keys[block_id] = key
 
     def forget_all(self) -> None:
-        """Empty the index. Blocks in use remain in use."""
+        """Remove all blocks from the index. Blocks in use stay in use; cached blocks become empty."""
         for block_id in list(self._index.values()):
             self._forget(block_id)
         self._empty += self._cached

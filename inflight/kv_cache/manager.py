@@ -1,20 +1,20 @@
-"""`KVCacheManager`: the block tables of requests, and the prefix cache. Both use the blocks of one `BlockPool`.
+"""`KVCacheManager`: owns the block tables of requests and the prefix cache. Both use the blocks of one `BlockPool`.
 
 It owns the pool and, in `RequestBlocks`, every block table. What happens in the life of a request:
 
     1. `get_computed_blocks` finds blocks of the request's tokens in the prefix cache, or `share_prompt` finds blocks of its
        leader (the request that computes the same prompt, with n > 1). No block changes.
     2. `allocate_slots` gives the request these blocks and new ones. If too few blocks are free, it gives none.
-    3. `commit` is called after each step. It gives full blocks their names, so other requests can find them from now on. It
-       frees blocks that a sliding window has left.
+    3. `commit` is called after each step. It names each full block by the hash of its content. From now on other requests
+       can find the block. `commit` also frees blocks that are outside the sliding window now.
     4. `free` frees all other blocks.
 
-`reset_prefix_cache` removes all names. Requests that run at this moment keep their blocks. `commit` names none of their later
-blocks, because these depend on tokens from before the reset. The same holds for followers, the requests that share blocks of a
-leader. Requests that are admitted later are not affected.
+`reset_prefix_cache` removes all names. Requests that run at this moment keep their blocks. `commit` will not name their later
+blocks, because these blocks depend on tokens from before the reset. The same is true for followers, the requests that share
+blocks of a leader. Requests that are admitted after the reset are not affected.
 
-All KV groups have the same block size, so all tables of a request have the same length. When a sliding window has left a block,
-the block's entry in the table becomes the dummy block.
+All KV groups have the same block size, so all tables of a request have the same length. When a block is outside the sliding
+window, it is freed, and its entry in the table becomes the dummy block (block 0, which no request gets).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class KVCacheManager:
         return RequestBlocks(tables=tuple([] for _ in self._windows), root=self._hasher.root(cache_salt))
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
-        """Returns for each group the blocks of the longest beginning of `token_ids` that is cached. It never includes the last
-        token, because the last token must be computed."""
+        """Returns for each group the blocks of the longest cached prefix of `token_ids`. It never includes the last token,
+        because the last token must be computed to draw the next one."""
         if not self._caching:
             return NO_BLOCKS
         blocks.may_be_named = True
@@ -78,8 +78,8 @@ class KVCacheManager:
         return tuple(self._cached_table(group, blocks.hashes, num_hit) for group in range(self.num_groups))
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
-        """Returns the leader's first blocks. They are for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
-        if this request needs a block that the leader's sliding window has left."""
+        """Returns the leader's first blocks for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
+        if this request needs a block that the leader has freed, because it is outside the leader's sliding window."""
         tables = tuple(table[:num_blocks] for table in leader.tables)
         for group, table in enumerate(tables):
             if DUMMY_BLOCK in table[self._first_live_block(group, num_blocks * self.block_size) :]:
@@ -115,8 +115,8 @@ class KVCacheManager:
         return num_computed_tokens // self.block_size > blocks.num_committed
 
     def commit(self, blocks: RequestBlocks, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Tokens `[0, num_computed_tokens)` are in the cache now: name full blocks, free blocks that a window has left. Call it
-        only if `has_full_blocks` is true."""
+        """Call this when tokens `[0, num_computed_tokens)` are computed, and only if `has_full_blocks` is true. It names full
+        blocks and frees blocks that are outside the sliding window now."""
         num_full = num_computed_tokens // self.block_size
         is_named = self._caching and blocks.may_be_named
         if is_named:
@@ -169,7 +169,8 @@ class KVCacheManager:
         self.pool.free(reversed(left))
 
     def _longest_hit(self, group: int, hashes: list[bytes], limit: int) -> int:
-        """Returns the largest n <= limit for which all blocks that a token at n * block_size sees in this group are cached."""
+        """Returns the largest n <= limit for which a request with n cached blocks could continue: all blocks that
+        the token at n * block_size sees in this group must be cached."""
         window = self._windows[group]
         if window is None:
             for i in range(limit):

@@ -4,7 +4,7 @@ Markup is the text around a call or around the reasoning, such as `<tool_call>`.
 
 1. White space next to markup is left out too: before the first call, between calls, after the last call, and at both ends of
    the reasoning. White space is held back until it is known whether markup follows. If none follows, it becomes content.
-2. Text that may be markup of a call is held (`hold`) until this is certain. If it was markup, `accept` drops it. If not,
+2. Text that may be markup of a call is held (`hold`) until this is certain. If the text was markup, `accept` drops it. If not,
    `reject` makes it content, so no text is lost. At most `MAX_HELD` characters and one tag are held.
 3. Calls after the first `max_tool_calls` calls are left out.
 """
@@ -24,7 +24,7 @@ class MalformedCallError(Exception):
 
 
 class _Trimmed:
-    """Removes the white space at both ends of a text, or only at its end (`keeps_start`).
+    """Removes the white space at both ends of a text. With `keeps_start`, it removes only that at the end.
 
     If more than `MAX_HELD` characters of white space are at the end, they are kept.
     """
@@ -137,8 +137,8 @@ class EventWriter:
         self._is_call_open = False
 
     def cut(self) -> None:
-        """The text has ended within markup. If a call is open, the held part of its closing markup is dropped. If none is
-        open, the held text is not markup and stays held."""
+        """The text has ended within what may be markup. If a call is open, the held text is part of its closing markup and is
+        dropped. If no call is open, the held text is not markup and stays held."""
         if self._is_call_open:
             self.accept()
 

@@ -43,7 +43,7 @@ Event = Delta | ToolCallStart
 
 
 def join_deltas(events: Iterable[Event]) -> list[Event]:
-    """Returns the same events, but neighbouring deltas of one kind (and of one call) are joined."""
+    """Returns the same events, but joins successive deltas of one kind. Deltas of different calls are not joined."""
     joined: list[Event] = []
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
         first, *others = group

@@ -1,7 +1,7 @@
-"""`ToolMarkup`: the exact characters with which a family of models writes a tool call.
+"""`ToolMarkup`: the exact text that a family of models writes around the name and the arguments of a tool call.
 
-A grammar that forces a model to write a call is built from its markup. To find the markup of a model, a call is rendered
-with the model's chat template, and the rendered text is searched for each known markup.
+A grammar that makes a model write calls is built from this markup. To find a model's markup, an invented call
+is rendered with the model's chat template. Then the rendered text is searched for each known markup.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _CALL_ID = "abcdefghi"  # Mistral's templates accept only ids of this length
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkup:
-    """A call is this text: `before_name`, the name, `before_arguments`, the arguments as JSON, `end`.
+    """A call is this text, in this order: `before_name`, the name, `before_arguments`, the arguments as JSON, `end`.
 
     Attributes:
         parser: the name of the tool parser that reads such calls.
-        trigger: the beginning of every call. Other text must not contain the trigger. If `whole_message` is set, a text
-            without calls may contain it, but must not begin with it.
+        trigger: the beginning of every call. Text outside calls must not contain the trigger. Exception: if `whole_message` is
+            set, a text without calls may contain it, but must not begin with it.
         separator: the text between two calls.
-        is_list: the calls are the items of one JSON list. The part of `before_name` before "[" is then written only once.
-        whole_message: a text that contains calls contains nothing else.
+        is_list: the calls are the items of one JSON list. `before_name` contains the "[" of the list. All text of `before_name`
+            before the "[" is written once, before the list.
+        whole_message: a message has either calls or other text, not both.
     """
 
     parser: str
@@ -61,7 +62,7 @@ MARKUPS = (
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", ""),
     ToolMarkup("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", ""),
 )
-# If a rendered call matches one of these patterns, this parser can read the model's calls, even if no markup above fits.
+# parser name -> pattern. If no markup above fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
     "qwen3_coder": re.compile(f"<function={_NAME}>"),
     "hermes": re.compile(rf'<tool_call>\s*\{{\s*"(name": "{_NAME}"|arguments": )'),
@@ -70,14 +71,14 @@ _SIGNS = {
 
 
 def default_markup(parser: str) -> ToolMarkup | None:
-    """The first markup of the parser's family. None if the family does not write arguments as JSON."""
+    """Returns the first markup of the parser's family. None if the family does not write arguments as JSON."""
     return next((markup for markup in MARKUPS if markup.parser == parser), None)
 
 
 def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | None]:
-    """Find the parser and the markup for calls in the form in which `template` writes them. Each may be None.
+    """Returns the name of the parser and the markup for the calls that `template` writes. Each may be None.
 
-    First the arguments of the rendered call are an object. If nothing fits, the call is rendered again, with its arguments as
+    A call is rendered whose arguments are a JSON object. If nothing fits, the call is rendered again with its arguments as JSON
     text, because some templates accept only one of the two forms.
     """
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
@@ -92,8 +93,8 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
 
 
 def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
-    """Render a conversation with a call. If the template refuses it, the result of the call is added, because some templates
-    refuse a call without a result."""
+    """Render a conversation that ends with a call. If the template refuses it, the call's result is added, because
+    some templates refuse a call without a result."""
     function = {"name": _NAME, "arguments": arguments}
     turn = {
         "role": "assistant",
@@ -115,7 +116,7 @@ def render_or_nothing(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = False,
 ) -> str:
-    """The rendered messages. They are "" if the template refuses them."""
+    """Returns the rendered messages; "" if the template refuses them."""
     try:
         return template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequestError:

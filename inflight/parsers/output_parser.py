@@ -48,7 +48,7 @@ class OutputParser:
         max_tool_calls: int | None = None,
         make_call_id: Callable[[], str] | None = None,
     ) -> None:
-        """`make_call_id` is given by tests. By default the tool parser makes the ids of calls."""
+        """`make_call_id` makes the ids of calls. By default the tool parser makes them; tests give another function."""
         make_id = make_call_id or (tool_parser or ToolParser).make_call_id
         self._reader = TextReader()
         self._writer = EventWriter(make_id, max_tool_calls)
@@ -68,7 +68,7 @@ class OutputParser:
         return self._writer.num_tool_calls
 
     def push(self, text: str) -> list[Event]:
-        """Takes the next piece of the text. Returns the events that are certain now."""
+        """Read the next piece of the text. Returns the events that are certain now."""
         if text:
             self._reader.push(text)
             next(self._steps)

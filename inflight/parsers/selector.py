@@ -1,4 +1,4 @@
-"""Chooses the tool and reasoning parsers of a model, by their names or by what its chat template writes."""
+"""Chooses the tool parser and the reasoning parser of a model, by name or from the model's chat template."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ def _look_up(option: str, name: str | None, table: Mapping[str, _T]) -> _T | Non
     if name is None:
         return None
     if name not in table:
-        raise ConfigError(f"{option}={name!r} is none of {', '.join([AUTO, NONE, *table])}")
+        raise ConfigError(f"{option}={name!r} is unknown; allowed are {', '.join([AUTO, NONE, *table])}")
     return table[name]
 
 
 def _find_reasoning(template: ChatTemplate) -> str | None:
-    """Find the parser whose tags the template writes around reasoning, or at the start of an answer, or removes from an
-    earlier answer. None if the template does nothing of this."""
+    """Find the parser for the template's reasoning tags. It fits if the template writes its tags around reasoning or at the
+    start of an answer, or removes the reasoning between such tags from an earlier answer. Returns None if no parser fits."""
     question = {"role": "user", "content": "?"}
     opened = render_or_nothing(template, [question], add_generation_prompt=True).rstrip()
     thought = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}

@@ -1,9 +1,9 @@
 """`TextReader`: lets a generator read a text that arrives in pieces. The generator pauses until the next piece comes.
 
 A parser is written as if the whole text were there. If it needs more text, its generator yields, and continues after the next
-push. If a parser reads only through the methods of `TextReader`, its result does not depend on how the text was split. Each
-character is looked at a bounded number of times, because the text that is kept from one push to the next is at most a part
-of a literal (a fixed text, such as `<tool_call>`).
+call of `push`. If a parser reads only through the methods of `TextReader`, its result does not depend on how the text was
+split. Each character is looked at a bounded number of times, because the text that is kept from one push to the next is at most
+a part of a literal (a fixed text, such as `<tool_call>`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TextReader:
         self._is_finished = True
 
     def peek(self) -> Steps[str]:
-        """The next character; "" at the end of all text."""
+        """Returns the next character without consuming it; "" at the end of all text."""
         while self._position == len(self._text):
             if self._is_finished:
                 return ""

@@ -188,7 +188,7 @@ def test_a_call_or_the_json_comes_and_what_is_not_enforced_is_told_once(
     assert kinds == {"{", "<"}
     told = [record.getMessage() for record in caplog.records if "cannot enforce" in record.getMessage()]
     assert told == [
-        "response_format: #/properties/tags/uniqueItems: the grammar library cannot enforce it, and it is ignored"
+        "response_format: #/properties/tags/uniqueItems: the grammar library cannot enforce this part, so it is ignored"
     ]
 
 

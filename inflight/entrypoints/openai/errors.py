@@ -176,7 +176,11 @@ def add_error_handlers(app: FastAPI) -> None:
 def _http_error(request: Request, error: HTTPException) -> ApiError:
     """The answer for an error of the router: the server has no such path, or the path does not support the method."""
     if error.status_code == 404:
-        return ApiError(404, f"there is no {request.url.path} here; the API is under /v1, its description at /docs", code="not_found")
+        return ApiError(
+            404,
+            f"there is no {request.url.path} here; the API is under /v1, its description at /docs",
+            code="not_found",
+        )
     if error.status_code == 405:
         message = f"{request.url.path} does not support the method {request.method}"
         allowed = (error.headers or {}).get("Allow", "")

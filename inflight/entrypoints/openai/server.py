@@ -69,7 +69,12 @@ class ApiServer:
         if name is None:
             return self.model_names[0]
         if name not in self.model_names:
-            raise ApiError(404, f"The model `{name}` does not exist. This server has: {', '.join(self.model_names)}.", param="model", code="model_not_found")
+            raise ApiError(
+                404,
+                f"The model `{name}` does not exist. This server has: {', '.join(self.model_names)}.",
+                param="model",
+                code="model_not_found",
+            )
         return name
 
     def log_started(self, request: Request, streams: Sequence[OutputStream]) -> None:

@@ -253,7 +253,9 @@ def test_a_full_queue_refuses_at_once() -> None:
             streams = [await submit(engine, str(i), "x", endless()) for i in range(6)]  # two slots, four wait
             for _ in range(3):  # before and after a report of the engine
                 start = time.monotonic()
-                with pytest.raises(OverloadedError, match="the queue is full: 4 of 4") as caught:
+                with pytest.raises(
+                    OverloadedError, match="the queue has no room: 4 sequences wait, at most 4 may"
+                ) as caught:
                     engine.submit(await engine.process("more", "x", endless()))
                 assert time.monotonic() - start < 0.05
                 assert 1 <= caught.value.retry_after_seconds <= 60
@@ -277,7 +279,7 @@ def test_a_queue_full_of_tokens() -> None:
             await streams[0].__anext__()
             await until(lambda: engine._admission._stats is not None and engine._admission._stats.num_running == 1)
             streams += [await submit(engine, f"{i}", [7] * 140, endless()) for i in range(2)]
-            with pytest.raises(OverloadedError, match="280 of 300 prompt tokens wait, and this request has 140"):
+            with pytest.raises(OverloadedError, match="280 prompt tokens wait, at most 300 may wait"):
                 await submit(engine, "more", [7] * 140, endless())
             streams.append(await submit(engine, "small", [7] * 20, endless()))
             for stream in streams:

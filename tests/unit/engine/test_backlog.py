@@ -91,7 +91,7 @@ def test_what_cannot_be_taken_in_ends_the_client() -> None:
 
         backlog, client = make(take_in)
         backlog.extend(outputs(50))
-        assert client.ended == ["the engine's outputs cannot be processed: ZeroDivisionError('a defect')"]
+        assert client.ended == ["the front end failed to process outputs of the engine: ZeroDivisionError('a defect')"]
         backlog.finish()
         assert len(client.ended) == 1, "what else is here is not tried"
 

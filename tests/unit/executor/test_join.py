@@ -189,12 +189,12 @@ HELLO = Hello(token=TOKEN, schema=schema_digest(), rank=1, world_size=2, nnodes=
 
 def test_a_hello_that_does_not_fit_is_refused(waiting: int) -> None:
     for changes, text in (
-        ({"token": "guessed"}, "INFLIGHT_CLUSTER_TOKEN is not that of node 0"),
-        ({"token": ""}, "INFLIGHT_CLUSTER_TOKEN is not that of node 0"),
+        ({"token": "guessed"}, "INFLIGHT_CLUSTER_TOKEN is not the same as on node 0"),
+        ({"token": ""}, "INFLIGHT_CLUSTER_TOKEN is not the same as on node 0"),
         ({"schema": "old"}, "another version of Inflight"),
         ({"world_size": 4}, "started for 4 ranks on 2 nodes, but node 0 for 2 ranks on 2 nodes"),
         ({"nnodes": 3}, "on 3 nodes"),
-        ({"rank": 0}, "rank 0 is not a rank of another node"),
+        ({"rank": 0}, "rank 0 does not belong to a node other than node 0"),
         ({"rank": 7}, "rank 7 is not a rank"),
     ):
         hello = replace(HELLO, **changes)  # type: ignore[arg-type]  # of both types

@@ -229,9 +229,11 @@ def test_what_must_not_be_skipped() -> None:
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(ConfigError, match="tool_call_parser='hermse' is none of auto, none, hermes, llama3_json"):
+    with pytest.raises(
+        ConfigError, match="tool_call_parser='hermse' is unknown; allowed are auto, none, hermes, llama3_json"
+    ):
         create_output_parser("hermse", None, tools=TOOLS)
-    with pytest.raises(ConfigError, match="reasoning_parser='r1' is none of auto, none, deepseek_r1"):
+    with pytest.raises(ConfigError, match="reasoning_parser='r1' is unknown; allowed are auto, none, deepseek_r1"):
         create_output_parser(None, "r1", tools=None)
 
 

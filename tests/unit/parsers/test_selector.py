@@ -162,9 +162,9 @@ def test_settings_are_resolved() -> None:
         assert resolve_parsers(name, "none", None).tool == name
     for name in _REASONING:
         assert resolve_parsers("none", name, None).reasoning == name
-    with pytest.raises(ConfigError, match="tool_call_parser='x' is none of auto, none, hermes"):
+    with pytest.raises(ConfigError, match="tool_call_parser='x' is unknown; allowed are auto, none, hermes"):
         resolve_parsers("x", "auto", template)
-    with pytest.raises(ConfigError, match="reasoning_parser='x' is none of auto, none, deepseek_r1"):
+    with pytest.raises(ConfigError, match="reasoning_parser='x' is unknown; allowed are auto, none, deepseek_r1"):
         resolve_parsers("auto", "x", template)
 
 
