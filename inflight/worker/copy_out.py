@@ -26,9 +26,8 @@ class CopiedStep:
     them. This object keeps the tensors alive until the copies have ended."""
 
     def __init__(self) -> None:
-        self.prompt_pieces: list[
-            list[LogprobsTensors]
-        ] = []  # one list per `PromptLogprobsSpan`; the forward fills them
+        # one list per `PromptLogprobsSpan` (prompt tokens of one request); the forward fills the lists
+        self.prompt_pieces: list[list[LogprobsTensors]] = []
         self._logprobs: list[LogprobsTensors] = []
         self._tokens: list[Tensor] = []
         self._on_host: list[LogprobsTensors] = []
