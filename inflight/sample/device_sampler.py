@@ -1,8 +1,8 @@
 """`DeviceSampler`: draws one token per row on a GPU, by kernels that a CUDA graph can record.
 
 The sampler owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. When a
-request gets its slot (its place in the batch), the host writes a column of parameters. The device computes everything else. This
-includes the keys of the draws (two numbers per draw that select its noise, see seeds.py).
+request gets its slot (its place in the batch), the host writes a column of parameters. The device computes everything else,
+including the keys of the draws (two numbers per draw that select its noise, see seeds.py).
 """
 
 from __future__ import annotations
