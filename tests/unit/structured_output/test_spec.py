@@ -91,7 +91,7 @@ def test_a_structural_tag() -> None:
         ({"at_least_one": True}, "at_least_one needs a separator"),
         ({"excludes": []}, "unknown field `excludes`; docs/structured-output.md has its fields"),
         ({"otherwise": {**STRUCTURE, "begin": ""}}, "otherwise needs a separator"),
-        ({"otherwise": {**STRUCTURE, "begin": ""}, "separator": "", "at_least_one": True}, "must not be used with at_least_one"),
+        ({"otherwise": {**STRUCTURE, "begin": ""}, "separator": "", "at_least_one": True}, "must not be used"),
         ({"otherwise": {}, "separator": ""}, r"missing required field `begin` - at `\$.otherwise`"),
         ({"structures": [{**STRUCTURE, "parts": [["#", "a"]]}]}, r"at `\$.structures\[0\].parts\[0\]`"),
         ({"structures": [{**STRUCTURE, "parts": 3}]}, r"Expected `array`, got `int` - at `\$.structures\[0\].parts`"),
