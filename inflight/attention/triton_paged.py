@@ -47,7 +47,7 @@ class TritonPagedMetadata(AttentionMetadata):
 
 
 class TritonPagedBackend(AttentionBackend):
-    """Owns the scratch memory of the decode kernel. It has a few megabytes, whatever the size of the batch.
+    """Owns the scratch memory of the decode kernel, which is a few megabytes for any batch size.
 
     The first decode step allocates this memory, so no graph may record this step. The memory never moves, because graphs record
     its address.

@@ -1,4 +1,4 @@
-"""`ActivationLink`: moves activations from one pipeline stage to the next; `LinkSpec`: what both ends must agree on."""
+"""`ActivationLink`: moves activations from one pipeline stage to the next. `LinkSpec`: the sizes that both ends must share."""
 
 from __future__ import annotations
 

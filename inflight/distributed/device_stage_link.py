@@ -144,7 +144,7 @@ class DeviceStageLink(ActivationLink):
         slot.free = stream.record()
 
     def _pair(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """`delta` and `residual` in `memory`, to be sent as one tensor: [2, num_tokens, hidden_size], contiguous."""
+        """A view of `memory` for `delta` and `residual`, which are sent as one tensor [2, num_tokens, hidden_size]."""
         return memory[: 2 * num_tokens * self._spec.hidden_size].view(2, num_tokens, self._spec.hidden_size)
 
     def _gather(self, num_tokens: int, pair: Tensor) -> None:

@@ -100,7 +100,7 @@ class ProcessWorld(World):
         gloo_class: Any = ProcessGroupGloo  # Any: torch's stubs lack some of its members
         gloo = gloo_class._Options()
         gloo._timeout = timedelta(seconds=self._timeout)
-        gloo._threads = 1  # collectives of a group come one after the other
+        gloo._threads = 1  # the collectives of a group run one after the other
         gloo._devices = [gloo_class.create_device(hostname=self._host)]
         return gloo_class(store, self.tp_rank, size, gloo)
 

@@ -1,4 +1,4 @@
-"""`SocketChannel`: tensors over one TCP connection; `SocketMesh`: how two processes make such a connection."""
+"""`SocketChannel`: sends tensors over one TCP connection. `SocketMesh`: connects the processes of the ranks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from inflight.distributed.world import World
 
 
 class Mailbox:
-    """Tensors on their way from one thread to another, in order."""
+    """A queue of tensors from one rank to another."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: the mailbox is closed

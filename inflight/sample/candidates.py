@@ -4,8 +4,8 @@ The filters, on logits already divided by the temperature, in this order:
 
     min_p   keep p >= min_p * max(p)
     top_k   keep the k most probable tokens, and all tokens that tie with the k-th
-    top_p   renormalise the probabilities of the tokens left, and order these tokens by falling probability, then rising id;
-            keep the shortest prefix whose probabilities add up to top_p
+    top_p   renormalise the probabilities of the remaining tokens, order these tokens by falling probability, then rising id,
+            and keep the shortest prefix whose probabilities add up to top_p
 
 If all tokens are ordered in this way, the tokens that pass the filters are a prefix. First only a window of the most probable
 tokens is examined. If the prefix ends inside the window, its tokens race: each token gets a noisy score, and the largest score
@@ -25,7 +25,7 @@ from inflight.sample.rows import RestrictedRows
 
 
 def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row. Waits for the device, to see for which rows the window was wide enough.
+    """Draw one token per row. Waits for the device, because the host must know for which rows the window was wide enough.
 
     Args:
         logits: float32 [n, vocab_size], the rows of `restricted`, divided by their temperatures; not modified.

@@ -56,7 +56,7 @@ def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor
         # the margin is larger than any rounding error
         at_least[finite] = leader_scores[finite] - (1e-3 + 1e-5 * np.abs(leader_scores[finite]))
         found_rows, found = np.divmod(np.flatnonzero(bounds.numpy() >= at_least[:, None]), logits.shape[1])
-        if len(found) > np.count_nonzero(finite):  # candidates besides the leaders
+        if len(found) > np.count_nonzero(finite):  # tokens other than the leaders can win
             found_scores = _scores(chunk, words, found_rows, found)
             order = np.lexsort((found, -found_scores, found_rows))
             contested, first = np.unique(found_rows[order], return_index=True)

@@ -1,4 +1,4 @@
-"""The noise of the draws: one Gumbel variate per (seed, position, token id). It is a hash, so it is never stored.
+"""The noise of the draws: one Gumbel variate per (seed, position, token id), computed by a hash when it is needed.
 
 A token is drawn by the Gumbel-max trick: argmax(logits / T - log E) with E ~ Exp(1) independent per token id is distributed
 as softmax(logits / T) (Gumbel 1954; Maddison, Tarlow, Minka 2014). It is better than an inverted cumulative distribution,

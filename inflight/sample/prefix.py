@@ -103,7 +103,7 @@ class Prefix:
         return (weight < self.share) | (weight == 0) | weight.isnan()
 
     def before(self, tokens: Tensor) -> Tensor:
-        """The tokens that come before each row's token, by falling logit and rising id: bool [n, vocab_size]."""
+        """Which tokens come before each row's token, if ordered by falling logit, then rising id: bool [n, vocab_size]."""
         logit = self.logits.gather(1, tokens)
         columns = torch.arange(self.logits.shape[1], device=self.logits.device)
         return (self.logits > logit) | ((self.logits == logit) & (columns < tokens))

@@ -62,7 +62,7 @@ CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}
 class TokenLists:
     """The parameters of a request that are lists of tokens. Ids beyond the vocabulary are left out, as they cannot be drawn.
 
-    Built once, when the request takes its slot.
+    Built once, when the request gets its slot (its place in the batch).
     """
 
     allowed: Int32Array | None  # [ceil(vocab_size / 32)], a mask as in `GrammarMasks`; None allows all

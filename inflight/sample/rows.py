@@ -114,7 +114,7 @@ class GrammarMasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Sampling parameters, one row per draw. `SamplingState.take` makes them."""
+    """The sampling parameters of some rows, one row per draw. `SamplingState.take` makes these objects."""
 
     vocab_size: int
     device: torch.device  # where the metadata's tensors go
@@ -195,6 +195,6 @@ class SamplingRows:
             window=min(int(enough.max()), MAX_WINDOW, self.vocab_size),
         )
 
-    def _column(self, values: npt.NDArray[Any]) -> Tensor:  # Any: of whatever dtype
+    def _column(self, values: npt.NDArray[Any]) -> Tensor:  # Any: all dtypes
         """Copy one parameter of some rows from their records to a contiguous tensor [n, 1]."""
         return to_device(np.ascontiguousarray(values)[:, None], self.device)

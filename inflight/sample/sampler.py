@@ -1,4 +1,4 @@
-"""`Sampler`: logits in, one token per row out.
+"""`Sampler`: draws one token from each row of logits.
 
 The sampler works in these steps, and skips a step that no row needs:
 

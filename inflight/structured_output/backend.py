@@ -259,6 +259,6 @@ def single_token_id(row: MaskRow) -> int:
 
 
 def one_line(error: str) -> str:
-    """A library's message in one line. It is shortened, because it may quote the grammar."""
+    """A library's error message in one line. A long message is cut, because it may quote the whole grammar."""
     text = " ".join(error.split())
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}..."

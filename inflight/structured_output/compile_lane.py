@@ -24,7 +24,7 @@ from inflight.structured_output.backend import CompiledGrammar
 TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # the front end recognises this text
 RETRY_SECONDS = 1
 
-SETTLE_SECONDS = 0.05  # the next compilation starts this long after nobody waits for a running one any more
+SETTLE_SECONDS = 0.05  # the time from the write-off of a running compilation to the start of the next one (see 1.)
 MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compilations
 
 

@@ -65,7 +65,7 @@ class SchemaSupport:
 def relax_schema(
     schema: object, support: SchemaSupport, parts: Sequence[SchemaPart] = (), where: str = "json"
 ) -> list[str]:
-    """Remove from `schema`, in place, the keywords that `support` does not cover, as the table at the top says.
+    """Remove from `schema`, in place, the keywords that `support` does not cover. The table at the top has the rules.
 
     Args:
         schema: JSON data; it is changed.
@@ -222,7 +222,7 @@ class _Walk:
                 yield self._resolve(value, here), value
 
     def _resolve(self, reference: str, path: str) -> object:
-        """The subschema that a reference such as "#/$defs/a" leads to."""
+        """The subschema to which a reference such as "#/$defs/a" refers."""
         if reference == "#":
             return self._root
         if not reference.startswith("#/"):

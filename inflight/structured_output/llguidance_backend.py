@@ -137,7 +137,7 @@ class LLGuidanceBackend(GrammarBackend):
         if inner.is_error():
             raise InvalidRequestError(f"{spec.subject}: {self._explain(spec, inner.get_error())}")
 
-        def matcher() -> LLGuidanceMatcher:  # a copy takes microseconds; `inner` itself stays at the start of the text
+        def matcher() -> LLGuidanceMatcher:  # a copy needs microseconds; `inner` itself accepts no tokens
             return LLGuidanceMatcher(inner.deep_copy(), self.vocab_size, self.eos_token_ids)
 
         # A lexer state needs about 2 kB, but the library does not report the number of states. So the size is a guess.

@@ -167,7 +167,7 @@ class XGrammarMatcher(GrammarMatcher):
     def _fill_mask(self, row: MaskRow) -> None:
         try:
             self._inner.fill_next_token_bitmask(row[None], 0)
-            row[-1] &= self._last_word  # the library sets the bits after the vocabulary, too
+            row[-1] &= self._last_word  # clear the bits after the vocabulary, which the library sets
         except RuntimeError as error:
             self._error = _shorten(error)
 

@@ -18,7 +18,7 @@ from inflight.device.accelerator import Accelerator, Graph, no_garbage_collectio
 logger = logging.getLogger(__name__)
 
 GraphKey = tuple[str, int]  # (name of a program, size)
-GRAPH_BYTES = 4 << 20  # bytes that the driver needs for one graph, in addition to the memory that its kernels use
+GRAPH_BYTES = 4 << 20  # bytes that the driver needs for one graph, without the memory that the graph's kernels use
 
 Program = Callable[[int], None]  # launches the kernels for one size
 

@@ -84,7 +84,7 @@ class DeviceState:
         for name, shape in sizes.parts().items():
             self.start[name] = total
             total += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        # the earlier check of the configuration counted less: for example only the block tables of one KV cache group
+        # The configuration was checked with an estimate, which counts the block tables of only one KV cache group.
         check_device_state(total, max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len)
         self.flat = torch.zeros(total, dtype=torch.int32, device=device)
 

@@ -6,7 +6,7 @@ called emitted.
 
 plan      1 + max_draft_tokens tokens for the row; their positions are not known yet
 forward   the last drawn token of the row's slot, then the drafts that exist         `resolve_drafts`
-sample    one draw after each of these tokens                                        `grammar_masks`: a mask for each draw
+sample    one draw after each of the forward's tokens                                `grammar_masks`: a mask for each draw
 message   the emitted tokens (`message_of`), then the next drafts; sent to the other ranks
 """
 
@@ -64,12 +64,12 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
 
 
 def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
-    """Match the grammar masks of a step with its draws. A row under a grammar has one mask for each of its draws.
+    """Match the grammar masks of a step with its draws. A row with a grammar has one mask for each of its draws.
 
     Args:
         draw_start_loc: [num_sampling_rows + 1]; the draws of sampling row j are `[draw_start_loc[j], draw_start_loc[j + 1])`.
     """
-    assert plan.samples[output.rows].all(), "there are masks for rows that draw no token"
+    assert plan.samples[output.rows].all(), f"step {plan.step_id} has grammar masks for rows that draw no token"
     sampling_rows = np.cumsum(plan.samples)[output.rows] - 1
     starts, counts = draw_start_loc[sampling_rows], np.diff(draw_start_loc)[sampling_rows]
     assert np.array_equal(counts, output.num_masks), (

@@ -29,7 +29,7 @@ class DrawnTokens:
     """
     Args:
         num_speculative_tokens: k, the most drafts per row.
-        senders: each sends every message to one earlier stage. Only the last of several stages has senders.
+        senders: each sends every message to one earlier stage. Empty except on the last pipeline stage.
     """
 
     def __init__(

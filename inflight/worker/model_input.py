@@ -1,4 +1,4 @@
-"""The data that one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
+"""The data of one step of `ModelRunner`, handed from stage to stage: prepare -> forward -> sample -> drain.
 
 After a stage has ended, nobody writes to the arrays that it made, because the drain thread and later steps may still read them.
 """

@@ -4,11 +4,12 @@ A step has two stages: its forward and its sample. A command is a new plan (the 
 masks of a step. After each command, all stages that may go are submitted to the device, in the order of their steps:
 
     forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
-    sample N    may go after forward N, after the samples of all older steps, and after its masks have come
+    sample N    may go after forward N, after the samples of all older steps, and, if step N has a grammar, after its masks
 
-So late masks delay the sample of their step and the stages that depend on it. Other forwards go on:
+So late masks delay only the sample of their step and the stages that depend on this sample. Here step 0 waits for masks, and
+step 2 computes tokens that step 0 draws:
 
-    commands   plan 0 (masks)   plan 1            plan 2: its inputs are draws of step 0   masks 0
+    commands   plan 0           plan 1            plan 2                                   masks 0
     device     forward 0        forward 1                                                  sample 0, sample 1, forward 2, ...
 
 Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives match. A

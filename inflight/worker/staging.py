@@ -2,7 +2,7 @@
 
 An entry is a pair (destination, value). Each slot of the ring has pinned memory on the host, and memory on the device:
 
-    prepare thread    take slot k, write entries              waits only if the ring is too short
+    prepare thread    take slot k, write entries              (waits only if the ring is too short)
     copy_in stream                       | pinned k -> device k |
     compute stream                                             | apply k | forward ...
 

@@ -30,8 +30,8 @@ Column = tuple[IndexArray, Int32Array]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The padded sizes of a step. In a step of the `kind` "decode" every row computes one token and draws one. Any other
-    step is "mixed" if there is a CUDA graph for its size, and "eager" otherwise. The tokens of eager steps are not padded."""
+    """The padded sizes of a step. If `kind` is "decode", every row computes one token and draws one. Any other step is "mixed"
+    if there is a CUDA graph for its size, and "eager" otherwise. The tokens of eager steps are not padded."""
 
     kind: str
     num_tokens: int
@@ -124,7 +124,7 @@ class StepEntries:
                 self._run("seq_lens", _padded(inputs.seq_lens, padding, 1)),
                 self._run("slots", _padded(plan.slots, padding, dummy)),
             ]
-        else:  # the padding is one more row, of the dummy slot
+        else:  # all padding tokens are in one more row, which belongs to the dummy slot
             rows_of_padding = 1 if padding else 0
             beyond = shape.num_rows - num_rows - rows_of_padding
             num_indices = max(shape.num_draws, 1)  # if nothing is drawn, the model still returns one row

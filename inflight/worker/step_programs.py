@@ -4,8 +4,9 @@
     mixed(n)    forward of rows with n tokens in total                   -> hidden [n]
     head(n)     LM head of n of the hidden states that `mixed` made      -> logits [n]
     eager(...)  forward and LM head of rows with any number of tokens    -> logits
-    draw(n)     draw n tokens, one from each row of logits; advance the  -> tokens [n]
-                state to the next step
+    draw(n)     draw n tokens, one from each row of logits               -> tokens [n]
+
+`draw` also advances the `DeviceState` (the inputs of a step, on the GPU) to the next decode step.
 
 Only the last pipeline stage has an LM head and draws. On the other stages the forward writes the activations for the next stage
 to `sent`.
