@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.sample.noise import bound_from_below, log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks
 
-FEW_NUMBERS = 64 * 1024  # up to this many logits a CPU is faster without bounds: more logarithms, but fewer calls
+FEW_NUMBERS = 64 * 1024  # a CPU draws from up to this many logits without bounds: more logarithms, but fewer calls
 
 IndexArray = npt.NDArray[np.intp]
 

@@ -13,7 +13,7 @@ MAX_WHITESPACE = 64  # characters between two JSON tokens; without this limit so
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
 
 _COMPACT = (",", ":")
-RESPONSE_FORMAT = "response_format"  # how messages call the schema of a constraint with `is_lenient`
+RESPONSE_FORMAT = "response_format"  # error messages use it as the name of the schema if `is_lenient`
 
 
 @dataclass(frozen=True, slots=True)

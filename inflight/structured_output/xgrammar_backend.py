@@ -63,7 +63,7 @@ class XGrammarBackend(GrammarBackend):
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         try:
             inner = self._compile_inner(spec)
-        except RuntimeError as error:  # the base class of the library's own errors, and the class of its C++ checks
+        except RuntimeError as error:  # the class or base class of all errors of the library
             raise InvalidRequestError(f"{spec.kind}: {_shorten(error)}") from error
 
         def matcher() -> XGrammarMatcher:

@@ -55,7 +55,7 @@ class ModelInput:
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
     new_histories: tuple[NewRequestData, ...]  # the new requests whose older tokens affect their draws or drafts
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
-    message: Future[torch.Tensor] | None  # before the last stage: the tokens that the last stage draws
+    message: Future[torch.Tensor] | None  # on stages before the last: the tokens that the last draws
     forward: ForwardInput | None = None
 
 

@@ -63,9 +63,8 @@ class PromptLogprobsProgress:
     it."""
 
     def __init__(self) -> None:
-        self._wanted: dict[
-            int, tuple[int, int]
-        ] = {}  # slot -> (log-probabilities per token, number of prompt positions done)
+        # slot -> (log-probabilities per token, number of prompt positions done)
+        self._wanted: dict[int, tuple[int, int]] = {}
 
     def add(self, data: NewRequestData) -> None:
         self._wanted.pop(data.slot, None)
