@@ -44,7 +44,9 @@ def check_num_logprobs(params: SamplingParams, vocab_size: int) -> None:
     """
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
-            raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {vocab_size} tokens")
+            raise InvalidRequestError(
+                f"{name}={count} is more than the vocabulary's {vocab_size} tokens; give at most {vocab_size}"
+            )
 
 
 def _check_within(name: str, ids: Iterable[int], vocab_size: int) -> None:
