@@ -1,1 +1,1 @@
-"""Attention over the block arena: one ABC, one file per backend."""
+"""Paged attention: one ABC, and one file for each backend."""

@@ -14,16 +14,17 @@ from inflight.interface.request import Int32Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
-    """The inputs of attention in one step, for one KV group. A row is one of the step's requests.
+    """The inputs of attention in one step, for one KV group (layers that share a block table). A row is one of the step's
+    requests.
 
     Row i has the query tokens `[query_start_loc[i], query_start_loc[i + 1])` of the flat batch, at the positions
     `[num_computed_tokens[i], seq_lens[i])` of its sequence. Position p is in block `block_table[i, p // block_size]`.
-    If no query of the row can see a block, its entry in `block_table` may be stale. Such entries are never read.
+    If no query of the row can see a block, the block's entry in `block_table` may be stale. Such entries are never read.
     """
 
     query_start_loc: Int32Array  # [num_rows + 1]
-    seq_lens: Int32Array  # [num_rows], the tokens of this step included
-    num_computed_tokens: Int32Array  # [num_rows], tokens in the cache before this step
+    seq_lens: Int32Array  # [num_rows], how many tokens are in the cache after this step
+    num_computed_tokens: Int32Array  # [num_rows], how many tokens are in the cache before this step
     block_table: Int32Array  # [num_rows, max_blocks]
     block_size: int
 
@@ -40,16 +41,17 @@ class AttentionBackend(ABC):
 
     The methods are called in this order:
 
-    1. at start-up the worker calls `kv_cache_view` once per layer. The view shares the memory of the arena (all KV blocks), and
-       the device still owns the arena;
-    2. once per step and KV group the model runner calls `build_metadata`, on any thread. The method reads no device memory
-       and keeps no reference to the arrays of its inputs, so staging buffers may be reused as soon as it returns;
-    3. once per layer the model calls `attend`, which by default calls `forward`. All forwards of a backend run one after the
-       other, in step order, on the device's compute thread or stream. So a backend may keep workspaces between them.
+    1. At start-up the worker calls `kv_cache_view` once per layer. The view shares the memory of the arena (all KV blocks), but
+       the device still owns the arena.
+    2. Once per step and KV group the model runner calls `build_metadata`, on any thread. The method reads no device memory
+       and keeps no reference to the arrays of its inputs. So the caller may reuse these arrays as soon as it returns.
+    3. In each step the model calls `attend` once per layer. By default `attend` calls `forward`. All forwards of a backend run
+       one after the other, in step order, on the device's compute thread or stream. So a backend may keep temporary memory
+       and use it again in the next forward.
 
     A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence. Other bytes of the
-    arena (blocks of other sequences, stale entries of the block table, the rest of the last block) never influence the result,
-    even if they hold NaN. Code that fills a block without `forward` (a KV connector) must fill the whole block.
+    arena (blocks of other sequences, blocks in stale entries of the block table, the rest of the last block) never influence
+    the result, even if they are NaN. Code that fills a block without `forward` (a KV connector) must fill the whole block.
     """
 
     is_batch_invariant = False  # whether a row's result is the same, bit for bit, in every batch
@@ -58,12 +60,13 @@ class AttentionBackend(ABC):
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.
 
-        `layer_index` is the layer's position in its KV group. Dimension 0 of the view is the block. In each block the layer has
-        `spec.block_bytes` bytes, from byte `layer_index * spec.block_bytes` on. Each backend has its own layout of these bytes.
+        `layer_index` is the layer's position in its KV group. Dimension 0 of the view is the block. In each block of the arena
+        the layer has `spec.block_bytes` bytes, from byte `layer_index * spec.block_bytes` on. Each backend has its own layout
+        of these bytes.
         """
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
-        """Returns the most device memory, in bytes, that the backend itself allocates for any steps.
+        """Returns how many bytes of device memory the backend itself may allocate, over all steps.
 
         Args:
             per_head: the number of query heads per key head.
@@ -73,7 +76,8 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Makes the data that the layers of a step share, such as the places to write to. Does not wait for the device."""
+        """Makes the data of a step that the layers share, such as the places to which keys and values are written. Does not
+        wait for the device."""
 
     @abstractmethod
     def forward(
@@ -95,10 +99,10 @@ class AttentionBackend(ABC):
             kv_cache: this layer's `kv_cache_view`.
             metadata: this step's metadata, built by this backend for the layer's KV group.
             scale: the factor by which the scores are multiplied before the softmax.
-            sliding_window: the window in the spec from which the metadata was built.
+            sliding_window: the same as in the spec from which the metadata was built.
 
         Returns:
-            `[num_tokens, num_heads, head_dim]`, contiguous, in its own memory.
+            `[num_tokens, num_heads, head_dim]`, contiguous, in new memory.
         """
 
     def attend(
@@ -116,9 +120,9 @@ class AttentionBackend(ABC):
         """Norms and rotates queries and keys, then calls `forward`.
 
         Args:
-            heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`: queries, keys and values, the result of a fused
-                projection. May be changed.
-            rotation: this step's rotation.
+            heads: `[num_tokens, num_heads + 2 * num_kv_heads, head_dim]`: first queries, then keys, then values, as a fused
+                projection returns them. This method may overwrite them.
+            rotation: the rotary embedding of this step's tokens.
             norm: the layer's norm of queries and keys, or None.
         """
         num_kv_heads = (heads.shape[1] - num_heads) // 2

@@ -1,8 +1,8 @@
-"""Paged attention on a CPU, by a C++ kernel that reads the arena directly, so no block is gathered and no mask is made.
+"""Paged attention on a CPU, by a C++ kernel that reads the KV blocks in place. So no block is copied and no mask is made.
 
-A block of a layer has one cell per key head, then one cell per value head. The kernel defines the layout within a cell
-(kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and values are quantised when they are
-written, with one scale per token and head, and attention reads only the quantised values.
+In each block, a layer has one cell for each key head, then one cell for each value head. The kernel defines the layout within a
+cell (kernels/cpu/attention_cells.h). The cache has the model's dtype or int8. With int8, keys and values are quantised when
+they are written, with one scale per token and head, and attention reads only the quantised keys and values.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPagedMetadata(AttentionMetadata):
-    """`step` has pointers into `arrays`, so they must live as long."""
+    """`step` has pointers to the data of `arrays`, so `arrays` must exist as long as `step`."""
 
     step: AttentionStep
     arrays: tuple[Int32Array, ...]
 
 
 class CpuPagedBackend(AttentionBackend):
-    """The backend that uses the C++ kernel. It has no state; the kernel keeps scratch memory for each thread."""
+    """The backend that uses the C++ kernel. This object has no state, but the kernel keeps scratch memory for each thread."""
 
     is_batch_invariant = True
 
@@ -46,8 +46,8 @@ class CpuPagedBackend(AttentionBackend):
         return fits and (kv_cache_dtype == dtype or (kv_cache_dtype == torch.int8 and head_dim <= MAX_INT8_HEAD_DIM))
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
-        """Returns `[num_blocks, 2 * num_kv_heads, elements of a cell]`. Cells of keys come first. In int8, a cell includes the
-        bytes of its scales."""
+        """Returns `[num_blocks, 2 * num_kv_heads, elements of a cell]`. The cells of keys come first. With int8, a cell
+        includes the bytes of its scales."""
         start = layer_index * spec.block_bytes
         layer = arena[:, start : start + spec.block_bytes].view(TORCH_DTYPES[spec.dtype])
         return layer.view(len(arena), 2 * spec.num_kv_heads, -1)
@@ -57,7 +57,7 @@ class CpuPagedBackend(AttentionBackend):
 
     @staticmethod
     def head_layout(kv_cache: torch.Tensor, num_heads: int, head_dim: int, dtype: torch.dtype) -> HeadLayout:
-        """Makes the kernel's description of a layer whose keys and values are in this cache."""
+        """Makes the struct that describes a layer's heads and cache to the kernel."""
         block_stride = kv_cache.stride(0) * kv_cache.element_size()
         dtypes = DTYPES[dtype], CACHE_DTYPES[kv_cache.dtype]
         return HeadLayout(num_heads, kv_cache.shape[1] // 2, head_dim, *dtypes, block_stride)

@@ -1,4 +1,4 @@
-"""`Rotation`: rotary position embedding of a step's queries and keys, with the norm that some models apply before it."""
+"""`Rotation`: applies the rotary position embedding to a step's queries and keys. Some models norm them first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inflight.kernels.layer_ops import LayerOps
 
 
 class HeadNorm(Protocol):
-    """An RMSNorm of every query and key head, each over its head_dim (`layers.norm.QKNorm`)."""
+    """An RMSNorm of each query head and key head over its head_dim elements (`layers.norm.QKNorm`)."""
 
     @property
     def weight(self) -> Tensor:
@@ -25,7 +25,7 @@ class HeadNorm(Protocol):
 class Rotation:
     """Cosines and sines of the angles of one step's tokens: [num_tokens, head_dim] in the engine's dtype, for all layers.
 
-    `sin` includes the sign of the rotation: it is negated in the first half of the head.
+    In the first half of the head, `sin` has the negated sines, because the rotation subtracts there.
     """
 
     cos: Tensor
@@ -33,6 +33,7 @@ class Rotation:
     ops: LayerOps
 
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
-        """Norms and rotates heads [num_tokens, num_heads + num_kv_heads, head_dim], queries first. May change `heads`."""
+        """Returns `heads` after the norm (if there is one) and the rotation. May overwrite `heads`, which has the shape
+        [num_tokens, num_heads + num_kv_heads, head_dim], queries first."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)

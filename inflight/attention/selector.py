@@ -29,8 +29,8 @@ def get_backend(
     num_multiprocessors: int = 0,
     max_shared_bytes: int = 0,
 ) -> AttentionBackend:
-    """Returns a new backend. With `device_kind` "cuda" it is Triton. With "cpu" it is the C++ kernel, or plain torch if the
-    kernel does not support the model's shapes.
+    """Returns a new backend. If `device_kind` is "cuda", the backend uses Triton. If it is "cpu", the backend uses the C++
+    kernel, or plain torch if this kernel is not installed or does not support the model's shapes.
 
     Args:
         num_multiprocessors, max_shared_bytes: properties of the GPU, see `Accelerator`.
@@ -50,7 +50,7 @@ def get_backend(
         raise ConfigError(
             f"kv_cache_dtype={_name(kv_cache_dtype)!r} needs the C++ kernels, a head dimension (here "
             f"{head_dim}) that is a multiple of {HEAD_DIM_MULTIPLE} and at most {MAX_INT8_HEAD_DIM}, and a block_size (here "
-            f"{block_size}) that is a multiple of {BLOCK_SIZE_MULTIPLE}; use 'auto', the model's dtype"
+            f"{block_size}) that is a multiple of {BLOCK_SIZE_MULTIPLE}; otherwise use 'auto' (the model's dtype)"
         )
     return TorchSdpaBackend()
 
@@ -60,13 +60,13 @@ def _gpu_backend(
 ) -> AttentionBackend:
     if kv_cache_dtype not in (dtype, FLOAT8):
         raise ConfigError(
-            f"kv_cache_dtype={_name(kv_cache_dtype)!r} is not for device='cuda'; use 'fp8', or 'auto', the model's dtype"
+            f"kv_cache_dtype={_name(kv_cache_dtype)!r} is not for device='cuda'; use 'fp8', or 'auto' (the model's dtype)"
         )
     if head_dim % 2 or head_dim > MAX_TRITON_HEAD_DIM:
         raise ConfigError(
             f"the model's head dimension is {head_dim}; attention on a GPU supports even numbers up to {MAX_TRITON_HEAD_DIM}"
         )
-    assert num_multiprocessors > 0, "num_multiprocessors of the GPU must be given"
+    assert num_multiprocessors > 0, "for a GPU, num_multiprocessors must be given"
     from inflight.attention.triton_paged import TritonPagedBackend
 
     return TritonPagedBackend(

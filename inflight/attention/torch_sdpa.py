@@ -1,6 +1,7 @@
 """Paged attention in plain torch. It is used if the C++ kernels are not built or do not support the model's shapes.
 
-For each row it gathers the blocks that the row's tokens see, then calls `scaled_dot_product_attention`. A layer's block is:
+For each row (a request's part of a step) it gathers the blocks that the row's tokens see. Then it calls
+`scaled_dot_product_attention`. The layout of a layer's cache is:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]        keys, then values
 """
@@ -17,18 +18,18 @@ from inflight.attention.backend import AttentionBackend, AttentionInputs, Attent
 from inflight.device.base import TORCH_DTYPES
 from inflight.interface.kv_cache import KVCacheSpec
 
-# Queries per call. This bounds the memory of masks, and most keys after the last query of a piece are not read.
+# The queries of a row are computed in pieces of this many tokens. So masks are small, and keys after a piece are not read.
 PIECE_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request's part of a step: its flat tokens from `first_token` on are the positions `[num_computed, seq_len)`."""
+    """One request's part of a step: the tokens at the positions `[num_computed, seq_len)` of its sequence."""
 
-    first_token: int
+    first_token: int  # the index of the first of these tokens in the flat batch
     num_computed: int
     seq_len: int
-    first_key: int  # position of the first key in `block_ids`
+    first_key: int  # the position of the first key in the first of these blocks
     block_ids: torch.Tensor  # [num_blocks], the blocks that the row's queries see
 
 
@@ -40,7 +41,7 @@ class TorchSdpaMetadata(AttentionMetadata):
 
 
 class TorchSdpaBackend(AttentionBackend):
-    """The backend in plain torch. It has no state. Tensors are on the CPU."""
+    """The backend in plain torch, for tensors on the CPU. It has no state."""
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         start = layer_index * spec.block_bytes
@@ -116,7 +117,7 @@ def _attend(
 ) -> torch.Tensor:
     """query [num_queries, num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> a tensor in query's shape.
 
-    Query heads that share a key head read it through a stride of 0, so it is not copied.
+    Several query heads share a key head. `expand` gives them views of the key head, so it is not copied.
     """
     num_kv_heads, per_head = len(keys), query.shape[1] // len(keys)
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)

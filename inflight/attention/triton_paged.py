@@ -1,11 +1,11 @@
-"""Paged attention on a GPU, by Triton kernels that read the arena directly. CUDA graphs can record them for any batch.
+"""Paged attention on a GPU, by Triton kernels that read the KV blocks in place. CUDA graphs can record these kernels.
 
-In a block, a layer has its keys, then its values, each ordered by head. The dtype is that of the model or float8_e4m3fn:
+In each block, a layer has its keys, then its values, both ordered by head. The dtype is the model's dtype or float8_e4m3fn:
 
     kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim]
 
-The host computes the sizes of the kernels' grids from upper bounds in the metadata. The kernels read all other inputs on the
-device.
+The host computes the sizes of the kernels' grids from upper bounds in the metadata. The kernels read all other inputs from
+device memory. So a recorded graph can be used for other batches within the same bounds.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from inflight.kernels.triton.rotary_kv import rotary_kv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPagedMetadata(AttentionMetadata):
-    """Numbers are upper bounds; tensors are on the device. `num_tokens` counts the flat batch, padding included.
+    """The numbers are upper bounds. The tensors are on the device. `num_tokens` is the size of the flat batch with padding.
 
-    Padding rows have no query tokens (equal `query_start_loc`), or they are rows of a dummy slot, whose blocks are all the
-    dummy block. A row's query tokens are the last tokens of its `seq_lens`.
+    A slot is a row of `block_table`. A padding row has no query tokens (two equal values in `query_start_loc`), or it belongs
+    to a dummy slot, which no request has, and whose blocks are all the dummy block. A row's query tokens are the last tokens of
+    its sequence, which has `seq_lens` tokens.
     """
 
     num_rows: int
-    max_query_len: int  # 1 if every row has exactly one query token: token i is the token of row i
+    max_query_len: int  # if 1, every row has exactly one query token: token i belongs to row i
     max_seq_len: int
     query_start_loc: Tensor  # int32 [num_rows + 1]
-    seq_lens: Tensor  # int32 [num_rows], tokens in the cache after this step
-    slots: Tensor  # int32 [num_rows], rows of `block_table`
-    token_slots: Tensor  # int32 [num_tokens]
+    seq_lens: Tensor  # int32 [num_rows], how many tokens are in the cache after this step
+    slots: Tensor  # int32 [num_rows]
+    token_slots: Tensor  # int32 [num_tokens], the slot of each token's row
     positions: Tensor  # int32 [num_tokens]
     block_table: Tensor  # int32 [num_slots, max_blocks]
     block_size: int
 
 
 class TritonPagedBackend(AttentionBackend):
-    """Owns the scratch memory of the decode kernel: a few megabytes for any batch.
+    """Owns the scratch memory of the decode kernel, which is a few megabytes for any batch size.
 
-    The first decode step allocates this memory, so no graph may record this step. The memory never moves, because graphs have
-    recorded its address.
+    The first decode step allocates this memory, so no graph may record this step. The memory never moves, because graphs record
+    its address.
 
     Args:
-        max_shared_bytes: the most shared memory that one program can use on the device.
+        max_shared_bytes: the most shared memory that one program (thread block) can use on the device.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class TritonPagedBackend(AttentionBackend):
         return DecodeScratch.num_bytes(self._num_multiprocessors, per_head, spec.head_dim)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TritonPagedMetadata:
-        """Builds the metadata of a step that no graph records. In these steps, a row's slot is its index."""
+        """Builds the metadata of a step that no graph records. In such a step, row i has slot i."""
         lengths = np.diff(inputs.query_start_loc)
         rows = np.arange(len(lengths), dtype=np.int32)
         token_slots = np.repeat(rows, lengths)

@@ -1,1 +1,1 @@
-"""Groups of ranks and what they do together."""
+"""Communication between ranks: collectives in groups of ranks, and channels and links between two ranks."""

@@ -1,4 +1,4 @@
-"""`ActivationLink`: moves activations from one pipeline stage to the next; `LinkSpec`: what both ends must agree on."""
+"""`ActivationLink`: moves activations from one pipeline stage to the next. `LinkSpec`: the sizes that both ends must share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
-SPLIT_BYTES = 1 << 16  # smaller tensors are not split over the ranks of a stage: gathering the parts would cost more
+SPLIT_BYTES = 1 << 16  # a smaller tensor is not split: gathering its parts would cost more time than is saved
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
-    """What the two ends of a link agree on at start-up."""
+    """What the two ends of a link agree on at start-up. If a step's tensors are large, each rank of a stage sends a part of
+    them."""
 
     hidden_size: int
     dtype: torch.dtype
@@ -50,12 +51,13 @@ class LinkSpec:
 class ActivationLink(ABC):
     """One rank's link to the stages before and after it. It owns both channels.
 
-    The thread that prepares steps calls `post_receive`; the thread that computes calls `receive` and `send`. Both do so in the
-    order of the steps. After an error every `receive` and `send` raises, because the tensors of a step were lost.
+    The thread that prepares steps calls `post_receive`. The thread that computes calls `receive` and `send`. Both threads call
+    in the order of the steps. After an error every `receive` and `send` raises, because the tensors of a step were lost.
 
     Args:
-        group: the ranks of this stage, which gather split tensors. Only this link uses the group.
-        before, after: channels to the same tp_rank of the stage before and after; None at the ends of the pipeline.
+        group: the ranks of this stage. They gather the parts of split tensors. Only this link uses the group.
+        before, after: channels to the rank with the same tp_rank in the previous and the next stage. The first stage has no
+            `before`, the last stage no `after`.
     """
 
     def __init__(
@@ -67,18 +69,19 @@ class ActivationLink(ABC):
 
     @abstractmethod
     def post_receive(self, step_id: int, num_tokens: int) -> None:
-        """Announce the next step that this stage computes. `num_tokens` is the plan's number, at most `max_num_tokens`."""
+        """Announce the next step that this stage computes. `num_tokens`: the number of tokens in the step's plan (the
+        scheduler's output), at most `max_num_tokens`."""
 
     @abstractmethod
     def receive(self, step_id: int) -> IntermediateTensors:
-        """The tensors of the oldest posted step. The stage may change them in place until it calls `receive` again."""
+        """Returns the tensors of the oldest posted step. The caller may change them in place until it calls `receive` again."""
 
     @abstractmethod
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
-        """Queue a step's tensors, with as many tokens as its plan. Nobody may change the tensors any more."""
+        """Queue the tensors of a step. They must have as many tokens as the step's plan, and must not be changed any more."""
 
     def close(self) -> None:
-        """Drop queued steps and end every wait. Idempotent. Any thread may call it, except the link's own threads."""
+        """Drop queued steps, and let every wait fail. Idempotent. Any thread may call it, except the link's own threads."""
         for channel in (self._before, self._after):
             if channel is not None:
                 channel.close()
@@ -89,10 +92,10 @@ class ActivationLink(ABC):
 
 
 def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None:
-    """Compare `spec` with the specs of the stages before and after, over host channels.
+    """Send `spec` to the next stage, and compare it with the spec of the previous stage. Uses the channels of the host.
 
     Raises:
-        ConnectionError: the stage before has another model, or another configuration.
+        ConnectionError: the previous stage has another model, or another configuration.
     """
     ours = spec.columns()
     if after is not None:
@@ -102,6 +105,6 @@ def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None
         before.receive(theirs)
         if not torch.equal(ours, theirs):
             raise ConnectionError(
-                f"the stage before sends (hidden_size, dtype, max tokens, TP size, split) = {theirs.tolist()}, this one "
-                f"expects {ours.tolist()}: both ranks must have the same model and configuration"
+                f"the previous stage sends (hidden_size, dtype, max tokens, TP size, split) = {theirs.tolist()}, but this "
+                f"stage expects {ours.tolist()}: give both ranks the same model and configuration"
             )

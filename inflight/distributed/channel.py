@@ -1,4 +1,4 @@
-"""`Channel`: carries tensors, and nothing else, from one rank to another. The links between pipeline stages use channels."""
+"""`Channel`: carries tensors, and nothing else, between two ranks. The links between pipeline stages use channels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Channel(ABC):
 
     Both ends know shape and dtype of every tensor beforehand, so only its bytes are sent. There are two kinds of channels:
 
-    - A channel of the host (`World.channel`) goes both ways. One thread sends and another receives, and both wait: `send` until
-      the tensor may be changed, `receive` until it is filled. They raise ConnectionError when the channel is closed or the peer
-      is gone, and TimeoutError when the peer is silent for too long.
-    - A channel between devices (`World.device_channel`) goes one way: one end only sends, the other only receives. Both launch
-      the transfer on the current stream, and return. Later work on this stream may change the sent tensor, or read the received
-      one. They raise ConnectionError, or RuntimeError from torch, when the channel is closed.
+    - A channel of the host (`World.channel`) goes both ways. One thread may send while another receives. `send` waits until the
+      tensor may be changed, and `receive` waits until the tensor is filled. They raise ConnectionError if the channel is closed
+      or the peer is gone, and TimeoutError if the peer is silent for too long.
+    - A channel between devices (`World.device_channel`) goes one way: one end only sends, the other only receives. `send` and
+      `receive` launch the transfer on the current stream, and return. Later work on this stream may change the sent tensor, or
+      read the received tensor. If the channel is closed, they raise ConnectionError, or RuntimeError from torch.
     """
 
     @abstractmethod
@@ -30,5 +30,5 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End every wait at this end, now and later, and notify the peer. If a device is in a transfer, the transfer ends with
-        undefined contents. Idempotent; any thread may call it."""
+        """Let every wait at this end fail, now and later, and notify the peer. If a device is in the middle of a transfer, the
+        transfer ends with undefined contents. Idempotent. Any thread may call it."""

@@ -5,25 +5,26 @@
     stage p+1  before   ....................| receive N, gather | .........| receive N+1, gather |
                compute                                          | copy N, forward N |            | copy N+1, forward N+1 |
 
-Each direction has its own stream (`before` receives, `after` sends), its own channel, and a ring of slots: memory for one step
-each. Events make a stream wait before it reads or writes a slot:
+Each direction has its own stream (`before` receives, `after` sends), its own channel, and a ring of slots. A slot is memory for
+one step. Events make a stream wait before it reads or writes a slot:
 
     receive   `before` waits until the slot's old contents were copied out;  `compute` waits until the step has arrived
     send      `compute` waits until the slot's old contents were sent;       `after` waits until the step was copied in
 
-So a transfer runs during the forward of another step. Two slots are enough: a stage waits only if the next stage is as many
-steps behind as both ends have slots together. A step's tensors are always copied to the same address, where a graph reads them.
+So a transfer runs during the forward of another step. Two slots per direction are enough: a sending stage waits only if the
+receiving stage is behind by as many steps as the two stages have slots together. Received tensors are always copied to the same
+address, where a CUDA graph reads them.
 
 **Nothing deadlocks.** A transfer is a kernel that waits on the device for the transfer at the other end. Streams share a
-limited number of hardware queues, so a kernel behind a waiting one may have to wait, too. Therefore `receive`, and not
+limited number of hardware queues, so other kernels may have to wait behind this kernel. Therefore `receive`, and not
 `post_receive`, launches the transfer of a step, right before the kernels that need it. So on each rank every kernel is launched
 after all kernels that it depends on, and all could run in the order of the launches, on one queue. The proof is an induction
-over the steps, and within a step over the stages: receive N meets send N of the stage before, because everything that was
-launched before them belongs to steps before N, or to step N on earlier stages. The host runs ahead of the device, so a receive
-is still launched long before it is needed.
+over the steps, and within a step over the stages. Receive N and send N of the previous stage run at the same time at some
+point, because everything that was launched before them belongs to steps before N, or to step N on earlier stages. The host runs
+ahead of the device, so a receive is still launched long before its tensors are needed.
 
-Every communicator is used on one stream, by one thread, in step order, so both of its ends see the same sequence. A waiting
-transfer occupies only `CHANNEL_CTAS` multiprocessors, so the kernels that it waits for have room.
+Every communicator (connection between GPUs) is used on one stream, by one thread, in step order, so both of its ends see the
+same sequence. A waiting transfer occupies only `CHANNEL_CTAS` multiprocessors, so the kernels that it waits for can run.
 
 Large hidden states are split over the ranks of a stage (`stage_link.py` explains this). The stream `before` gathers the parts.
 """
@@ -50,31 +51,31 @@ NUM_SLOTS = 2
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory of one step, flat. It may be written again after the event `free`."""
+    """Flat memory for the tensors of one step. It may be written again after the event `free`."""
 
     memory: Tensor
     free: Event | None = None
 
 
 def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slot]:
-    """The slots of one direction, one after another, without an end."""
+    """An endless iterator over the slots of one direction, which are used one after another."""
     num_elements = 2 * spec.max_num_tokens * spec.hidden_size
     return cycle([_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)])
 
 
 class DeviceStageLink(ActivationLink):
-    """Its channels are channels between devices. The stages must have agreed on `spec` before (`agree`). `receive` and `send`
-    launch the transfer, and return.
+    """Its channels are channels between devices. Before it is made, the stages must have compared their `spec` by `agree`.
+    `receive` and `send` launch the transfer, and return.
 
-    The next `receive` overwrites the tensors that `receive` has returned, on the stream `compute`. `send` reads its tensors on
-    `compute`, so later kernels of that stream may change them.
+    On the stream `compute`, each `receive` overwrites the tensors that the previous `receive` returned. `send` also reads its
+    tensors on `compute`, so later kernels of that stream may change them.
 
     Args:
         num_slots: the number of slots in each direction.
 
     Attributes:
-        arrived: [max_num_tokens, hidden_size]; None on the first stage. `receive` fills and returns its first tokens, and
-            leaves the others as they were.
+        arrived: [max_num_tokens, hidden_size]; None on the first stage. `receive` fills the part for its step's tokens and
+            returns this part. The rest does not change.
     """
 
     def __init__(
@@ -143,11 +144,11 @@ class DeviceStageLink(ActivationLink):
         slot.free = stream.record()
 
     def _pair(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """`delta` and `residual` in `memory`, to be sent as one tensor: [2, num_tokens, hidden_size], contiguous."""
+        """A view of `memory` for `delta` and `residual`, which are sent as one tensor [2, num_tokens, hidden_size]."""
         return memory[: 2 * num_tokens * self._spec.hidden_size].view(2, num_tokens, self._spec.hidden_size)
 
     def _gather(self, num_tokens: int, pair: Tensor) -> None:
-        """Fill `pair` with the parts that the ranks of the stage have received in their `_part`."""
+        """Fill `pair` with the parts that the ranks of the stage have received. Each rank has its own part in `_part`."""
         num_elements = 2 * self._spec.part_size(num_tokens) * self._spec.hidden_size
         gathered = self._group.all_gather(self._part[:num_elements], dim=0)
         for rank, part in enumerate(gathered.chunk(self._group.size)):

@@ -12,7 +12,8 @@ from torch import Tensor
 class IntermediateTensors:
     """Two tensors, both [num_tokens, hidden_size], contiguous, in the engine's dtype.
 
-    `delta` is the output of the last layer's MLP. The norm of the next layer adds it to `residual`, as it does within a stage.
+    `delta` is the output of the MLP in the stage's last layer. The norm in the next layer adds `delta` to `residual`, just as
+    between two layers of one stage.
     """
 
     delta: Tensor
@@ -24,7 +25,7 @@ class IntermediateTensors:
         return IntermediateTensors(self.delta.new_empty(shape), self.residual.new_empty(shape))
 
     def padded(self, num_tokens: int) -> IntermediateTensors:
-        """Returns these tokens followed by undefined ones, `num_tokens` in total."""
+        """Returns tensors for `num_tokens` tokens: first these tokens, then undefined contents."""
         if num_tokens == len(self.delta):
             return self
         padded = self.empty_like(num_tokens)
@@ -38,6 +39,6 @@ class IntermediateTensors:
 
     @staticmethod
     def template(hidden_size: int, dtype: torch.dtype, device: torch.device) -> IntermediateTensors:
-        """Tensors of no tokens, for `empty_like`."""
+        """Returns tensors with 0 tokens. Their `empty_like` makes larger ones."""
         nothing = torch.empty(0, hidden_size, dtype=dtype, device=device)
         return IntermediateTensors(nothing, nothing)

@@ -1,7 +1,7 @@
-"""How ranks that a launcher (torchrun) has started find each other: through a store that the launcher or rank 0 serves.
+"""How ranks that a launcher (torchrun) has started find each other: through a TCPStore that the launcher or rank 0 serves.
 
-Everybody who can connect to the store can read and write it, and torchrun's store listens on all interfaces. So the store does
-not hold the token that ranks need to connect to each other. Instead, an entry describes how to find the token:
+Ranks need a token (a secret) to connect to each other. The token is not in the store, because everybody who can connect to the
+store can read and write it, and torchrun's store listens on all interfaces. Instead, an entry tells how to find the token:
 
     on one machine         "file FOLDER": the token is in a folder that only this user can open, until all ranks have met
     on several machines    "nonce HEX": the token is the HMAC of the nonce under INFLIGHT_CLUSTER_TOKEN
@@ -31,17 +31,18 @@ _TOKEN_FILE = "token"
 
 
 class LauncherMeeting:
-    """One meeting of all ranks. Each rank counts its meetings, and ranks meet in the meeting of the same number. Close it when
-    all ranks have met.
+    """One meeting, in which all ranks connect to each other. Each rank counts its meetings, and ranks meet in the meeting with
+    the same number. Close the meeting when all ranks have met.
 
     Raises:
-        ConfigError: rank 0 cannot listen at the master's address; or the ranks are on several machines and share no secret.
-        ConnectionError: the store cannot be reached, or a rank did not come in time.
+        ConfigError: rank 0 cannot listen at MASTER_ADDR; or the ranks are on several machines, but have no common
+            INFLIGHT_CLUSTER_TOKEN.
+        ConnectionError: the store cannot be reached, or a rank did not connect in time.
     """
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
         self._me, self._timeout = me, timeout_seconds
-        self._listener: socket.socket | None = None  # on rank 0, until `rendezvous` passes it on
+        self._listener: socket.socket | None = None  # on rank 0, until `rendezvous` returns it
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))
         self._store = PrefixStore(f"meeting {attempt.add(f'meetings of rank {me.rank}', 1)}", attempt)
@@ -90,14 +91,14 @@ class LauncherMeeting:
         self._free()
 
     def _free(self) -> None:
-        del self._store  # a store that this process serves ends with its last reference
+        del self._store  # if this process serves the store, the store ends with its last reference
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:
             self._folder.cleanup()
 
     def _tell_token(self, is_one_machine: bool) -> None:
-        """Write to the store how the token is found. On rank 0 only."""
+        """Write to the store how to find the token. Only rank 0 calls this."""
         if not is_one_machine:
             envs.cluster_token()  # raises an error here, before the other ranks need the token
             self._store.set("token", f"nonce {secrets.token_hex(TOKEN_BYTES)}")
@@ -127,7 +128,9 @@ def _find_token(store: Store) -> bytes:
     folder = Path(value)
     try:
         if folder.stat().st_uid != os.geteuid():  # anybody can write a folder's name to the store
-            raise ConfigError(f"the folder {folder}, which should have the ranks' token, belongs to another user")
+            raise ConfigError(
+                f"the folder {folder}, which should have the ranks' token, belongs to another user: start all ranks as one user"
+            )
         return (folder / _TOKEN_FILE).read_bytes()
     except OSError as error:
         raise ConfigError(

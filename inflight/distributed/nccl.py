@@ -1,11 +1,11 @@
 """NCCL: collectives and channels between GPUs, on the current stream, so that a CUDA graph can record them.
 
-Each group and each channel has its own communicator. It is connected completely when it is made, because nothing can be
-connected during a capture. Torch's own streams and events are not used (`asyncOp = False`): a collective is one kernel on the
-caller's stream, and the host does not wait for it. Therefore this rank gets no error when a peer fails. Its kernels wait on the
-device until `Communicator.close`, and then their results are garbage that nobody may use.
+Each group and each channel has its own communicator. All connections of a communicator are made when it is made, because none
+can be made during a graph capture. Torch's own streams and events are not used (`asyncOp = False`): a collective is one kernel
+on the caller's stream, and the host does not wait for this kernel. Therefore this rank gets no error when a peer fails. Its
+kernels wait on the device until `Communicator.close`, and then their results are garbage that nobody may use.
 
-Torch's watchdog stays active: it ends the process if a collective outside of a graph is not done within the time limit.
+Torch's watchdog stays active: if a collective outside of a graph is not done within the time limit, it ends the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from inflight.distributed.torch_group import GroupHandle, TorchGroup
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_CTAS = 8  # multiprocessors (of 132 on an H200) that a transfer may occupy, also while it waits; not tuned
+CHANNEL_CTAS = 8  # how many multiprocessors (an H200 has 132) a transfer may occupy, also while it waits; not tuned
 
 
 class Communicator(GroupHandle):
-    """Holds the only reference to an NCCL backend. All ranks of the group must make theirs at the same time."""
+    """Holds the only reference to an NCCL backend. All ranks of a group must make their communicators at the same time."""
 
     def run(self, collective: str, *arguments: Any) -> None:
         """Launch the collective on the current stream, and return. Later work on the stream can use the result.
@@ -40,10 +40,11 @@ class Communicator(GroupHandle):
         getattr(self.backend, collective)(*arguments)
 
     def close(self) -> None:
-        """End the kernels of this rank. Returns at once. Idempotent, from any thread.
+        """End the communicator's kernels on this rank. Returns at once. Idempotent, from any thread.
 
-        NCCL's abort stops the kernels at once. But it returns only when no CUDA graph with such a kernel exists any more, and
-        the kernels of all communicators on the device have ended. So each communicator is aborted in its own thread.
+        NCCL's abort stops the kernels at once. But the abort returns only when all CUDA graphs with a kernel of this
+        communicator have been deleted, and the kernels of all communicators on the device have ended. So each communicator is
+        aborted in its own thread.
         """
         backend, self._backend = self._backend, None
         if backend is not None:
@@ -63,9 +64,9 @@ def connect(
     """Meet the other ranks over `store`, and make all connections that collectives on `device` need.
 
     Raises:
-        RuntimeError: from torch; the other ranks did not come, or cannot be reached.
+        RuntimeError: from torch, if the other ranks did not come in time, or cannot be reached.
     """
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for GPUs have it
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds of torch for GPUs have this class
 
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_seconds)
@@ -74,13 +75,13 @@ def connect(
     communicator = Communicator(ProcessGroupNCCL(store, rank, size, options))
     group, x = TorchGroup(size, rank, communicator), torch.zeros(1, device=device)
     for collective in (group.all_reduce, group.all_gather, group.broadcast):
-        collective(x)  # NCCL connects an algorithm when it is first used
+        collective(x)  # NCCL makes the connections of an algorithm when the algorithm is first used
     torch.cuda.synchronize(device)
     return communicator
 
 
 class NcclChannel(Channel):
-    """Sends by a broadcast in a group of two, because torch's own send chooses its stream and its communicator.
+    """Sends by a broadcast in a group of two, because torch's own `send` uses a stream and a communicator of its choice.
 
     Args:
         rank: the rank of this end in `communicator`, 0 or 1.

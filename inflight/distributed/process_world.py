@@ -1,14 +1,15 @@
 """Ranks that are processes: collectives over torch.distributed (gloo on a CPU, NCCL on a GPU), channels over TCP.
 
-Every group is built over an explicit store. Torch's global default group is not used. Each time that the ranks start (in each
-epoch) they meet like this:
+Every group is made with its own store. Torch's global default group is not used. An epoch is one start of all ranks. In each
+epoch the ranks meet like this:
 
-    1. rank 0 serves a TCPStore at the rendezvous' address, the others connect to it
-    2. every rank opens a listener for channels and writes its address to the store; peers need the token of the rendezvous
+    1. rank 0 serves a TCPStore at the address in its `Rendezvous`, and the other ranks connect to this store
+    2. every rank opens a listener for channels, and writes the listener's address to the store; a peer that connects to the
+       listener must know the token in the `Rendezvous`
     3. groups and channels are made when the worker asks for them
 
-After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, that wait
-ends only when the peers leave, too, or after the timeout. Therefore an executor kills a rank that does not come back. On a GPU
+After `close`, peers that wait for this rank get an error at once. If this rank itself waits in a gloo collective, its wait ends
+only after the timeout, or when the peers leave, too. Therefore the executor kills a rank that does not end in time. On a GPU
 the kernels of this rank end at once, and the peers' kernels end when the peers close their worlds (`nccl.py`).
 """
 
@@ -99,7 +100,7 @@ class ProcessWorld(World):
         gloo_class: Any = ProcessGroupGloo  # Any: torch's stubs lack some of its members
         gloo = gloo_class._Options()
         gloo._timeout = timedelta(seconds=self._timeout)
-        gloo._threads = 1  # collectives of a group come one after the other
+        gloo._threads = 1  # the collectives of a group run one after the other
         gloo._devices = [gloo_class.create_device(hostname=self._host)]
         return gloo_class(store, self.tp_rank, size, gloo)
 
@@ -107,7 +108,7 @@ class ProcessWorld(World):
 def _open_store(rank: int, rendezvous: Rendezvous) -> Store:
     host, port = rendezvous.host, rendezvous.port
     if rank == 0:
-        assert rendezvous.listen_fd is not None, "rank 0 needs the socket that listens at the rendezvous"
+        assert rendezvous.listen_fd is not None, "rank 0 needs the listening socket of the rendezvous"
         return serve_store(host, port, rendezvous.listen_fd, rendezvous.timeout_seconds)
     asked = f"rank {rank} cannot reach rank 0"
     return reach_store(host, port, rendezvous.timeout_seconds, asked=asked, where=f"{host}:{port}")

@@ -1,4 +1,4 @@
-"""`SocketChannel`: tensors over one TCP connection; `SocketMesh`: how two processes make such a connection."""
+"""`SocketChannel`: sends tensors over one TCP connection. `SocketMesh`: connects the processes of the ranks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from inflight.distributed.channel import Channel
 from inflight.sockets import listen
 
 _CHANNEL = struct.Struct(">II16s")  # rank that connects, rank that accepts, name of the channel
-_HELLO_BYTES = _CHANNEL.size + 32  # the channel, and its HMAC under the token; the token itself is not sent
-_HELLO_SECONDS = 5.0  # a new connection that sends no hello for so long is closed
+_HELLO_BYTES = _CHANNEL.size + 32  # the hello: the channel, and its HMAC under the token; the token itself is not sent
+_HELLO_SECONDS = 5.0  # a new connection is closed if it sends no hello in this time
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
 
 class SocketChannel(Channel):
-    """Owns the socket. A wait raises ConnectionError if this end or the peer closes the channel, or the peer dies.
+    """Owns the socket. If this end or the peer closes the channel, or the peer dies, a waiting call raises ConnectionError.
 
     Args:
         timeout_seconds: the longest wait for a byte to arrive or to be sent.
@@ -59,7 +59,8 @@ class SocketChannel(Channel):
         self._closed = True
         with contextlib.suppress(OSError):  # the peer may have closed the connection before
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait for the socket
-        with self._sending, self._receiving:  # wait until no thread uses it: another file may get its number
+        # wait until no thread uses the socket, because another file may get its descriptor number
+        with self._sending, self._receiving:
             self._socket.close()
 
     def _failure(self, error: OSError) -> OSError:
@@ -71,14 +72,14 @@ class SocketChannel(Channel):
 
 
 class SocketMesh:
-    """One rank's listener, and its connections to other ranks. Of two ranks the lower one connects.
+    """One rank's listener, and its connections to other ranks. Of two ranks, the one with the lower number connects.
 
-    If the peer of a connection does not know the token of the epoch, the connection is closed.
+    If the peer of a connection does not know the token, the connection is closed.
 
     Args:
-        host: this machine's address, as the others reach it.
+        host: the address at which the other ranks reach this machine.
         token: the same secret on all ranks.
-        address_of: returns the address where a rank listens; waits until it is known.
+        address_of: waits until it is known where a rank listens, and returns this address.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class SocketMesh:
         return self._accepted.pop((peer, name))
 
     def _hello(self, connection: socket.socket) -> tuple[int, str] | None:
-        """(rank, name of the channel) if the peer knows the token, else None."""
+        """Returns (rank, name of the channel) from the peer's hello, or None if the peer does not know the token."""
         connection.settimeout(min(_HELLO_SECONDS, self._timeout))
         try:
             hello = connection.recv(_HELLO_BYTES, socket.MSG_WAITALL)
@@ -152,7 +153,7 @@ class SocketMesh:
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of this machine on the interface that leads to `host`."""
+    """The address of this machine on the network interface through which it reaches `host`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # sends nothing, because it is a datagram socket
@@ -160,8 +161,8 @@ def local_address(host: str, port: int) -> str:
 
 
 def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
-    """Wait until something listens at this address, or until the timeout. A TCPStore that connects before that would wait half
-    a second."""
+    """Wait until something listens at this address, or until the timeout. If a TCPStore tries to connect before, it tries again
+    only half a second later."""
     end = time.monotonic() + timeout_seconds
     while time.monotonic() < end:
         try:
@@ -173,6 +174,6 @@ def wait_for_listener(host: str, port: int, timeout_seconds: float) -> None:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     assert tensor.is_contiguous() and tensor.device.type == "cpu", (
-        f"only contiguous tensors on the CPU can be sent, not {tuple(tensor.shape)} on {tensor.device}"
+        f"only contiguous CPU tensors can be sent; this one is on {tensor.device}, with strides {tensor.stride()}"
     )
     return tensor.view(-1).view(torch.uint8).numpy().data

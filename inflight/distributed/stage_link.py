@@ -5,14 +5,16 @@
     stage p+1  receive thread   (posted)    | receive N, gather .... | receive N+1, gather .... |
                compute thread                                        | forward N |           | forward N+1 |
 
-A step's receive is posted when its plan is prepared, long before the tensors come. The number of tokens is in the plan, and the
-other sizes were agreed at start-up, so only the tensors' bytes are sent. Each direction has its own channel and thread, and
-sends the steps in order. Every receive gets new memory, not a slot of a fixed ring, because the next layers change the residual
-in place, and a middle stage sends the same memory on. A step that verifies drafts may have fewer tokens than its plan. Its
-tensors are sent with as many tokens as the plan has, and the ranks of the receiving stage know how many of these tokens count.
+A step's receive is posted when the step is prepared, long before the tensors arrive. The number of tokens is in the step's plan
+(the scheduler's output), and the stages agreed on the other sizes at start-up. So only the tensors' bytes are sent. Each
+direction has its own channel and thread, which sends or receives the steps in order. Every receive gets new memory, not a slot
+of a fixed ring, because the next layers change the residual in place, and a middle stage sends this memory to its next stage.
 
-All ranks of a stage hold the same hidden states. If these are large, each rank sends a part: rank t of a stage sends the t-th
-part of the tokens to rank t of the next stage. The ranks of the next stage then gather the parts in a group that only the
+A step that verifies drafts (guessed tokens) may have fewer tokens than its plan. Its tensors are sent with as many tokens as
+the plan has. The ranks of the receiving stage know how many of these tokens are valid.
+
+All ranks of a stage hold the same hidden states. If these are large, each rank sends only a part: rank t of a stage sends the
+t-th part of the tokens to rank t of the next stage. The ranks of the next stage then gather the parts in a group that only the
 receive thread uses.
 """
 
@@ -35,10 +37,10 @@ class StageLink(ActivationLink):
     """Its channels are channels of the host. The caller owns the tensors that `receive` returns.
 
     Args:
-        template: a tensor pair of the link's width, dtype and device.
+        template: tensors with the hidden size, the dtype and the device of the tensors to be received.
 
     Raises:
-        ConnectionError: the stage before has another model, or another configuration.
+        ConnectionError: the previous stage has another model, or another configuration.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class StageLink(ActivationLink):
         self._sender.submit(self._send, step_id, tensors)
 
     def close(self) -> None:
-        """As in the base class; also ends the threads."""
+        """As in the base class. This also ends the threads."""
         with self._closing:
             super().close()
             for pool in (self._receiver, self._sender):

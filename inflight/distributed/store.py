@@ -1,6 +1,6 @@
-"""The TCPStore through which ranks that are processes exchange addresses, and the socket mesh that they then open.
+"""The TCPStore with which ranks that are processes exchange addresses, and the socket mesh that they then open.
 
-Everybody who can connect to a TCPStore can read and write it. So it listens at one address only, and holds no secret.
+Everybody who can connect to a TCPStore can read and write it. So it listens at one address only, and contains no secret.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from inflight.sockets import listen
 
 
 def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) -> TCPStore:
-    """A store behind the socket `listen_fd`, which listens at `host`:`port`. The store owns the descriptor from now on.
+    """Serve a store on the socket `listen_fd`, which listens at `host`:`port`. The store owns the descriptor from now on.
 
-    If a TCPStore opens its own socket, it listens on all interfaces, whatever `host` is. Therefore it gets a socket here.
+    If a TCPStore opened its own socket, it would listen on all interfaces, whatever `host` is. So it gets an open socket.
     """
     return TCPStore(
         host,
@@ -32,8 +32,9 @@ def serve_store(host: str, port: int, listen_fd: int, timeout_seconds: float) ->
 
 
 def serve_launched_store(host: str, port: int, timeout_seconds: float, where: str) -> TCPStore:
-    """A store that listens at `host`:`port`, and only there. If this process already serves a store at the port (a default
-    group of torch.distributed does), returns that store. `where`: the address in the user's words, for the error.
+    """Serve a store that listens at `host`:`port`, and only there. If this process already serves a store at the port (for
+    example for a default group of torch.distributed), return that store. `where`: the address in the user's words, for the
+    error message.
 
     Raises:
         ConfigError: the store cannot listen at the address.
@@ -53,7 +54,7 @@ def serve_launched_store(host: str, port: int, timeout_seconds: float, where: st
 
 
 def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, where: str) -> TCPStore:
-    """Connect to the store at this address. The error message begins with `asked`, and names the address as `where` does.
+    """Connect to the store at this address. An error message begins with `asked`, and calls the address `where`.
 
     Raises:
         ConnectionError: the store cannot be reached in time.
@@ -67,10 +68,11 @@ def reach_store(host: str, port: int, timeout_seconds: float, *, asked: str, whe
 
 
 def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds: float) -> SocketMesh:
-    """This rank's `SocketMesh`. The ranks find each other's listeners through `store`, which the mesh keeps alive.
+    """Make this rank's `SocketMesh` (its listener and its connections). The ranks find each other's listeners through `store`.
+    The mesh keeps the store alive.
 
     Args:
-        token: the secret that ranks need to connect to each other. It must not come from the store.
+        token: the secret that ranks need to connect to each other. It must not be in the store.
     """
 
     def address_of(peer: int) -> tuple[str, int]:
@@ -84,7 +86,7 @@ def open_mesh(store: Store, rank: int, host: str, token: bytes, timeout_seconds:
 
 
 def ask(store: Store, key: str) -> str:
-    """Returns the value of `key`. Waits until a rank has written it.
+    """Wait until a rank has written `key`, and return the value.
 
     Raises:
         ConnectionError: no rank wrote the key in time.

@@ -11,9 +11,9 @@ from torch import Tensor
 class TensorParallelGroup:
     """Layers get the group as an argument, and split their weights by `size` and `rank`.
 
-    A group of several ranks overrides the collectives. Every rank calls them in the same order with equal shapes, from one
-    thread at a time. All ranks get the same bits. If a peer has left, is cut off or does not come in time, the collectives
-    raise ConnectionError, TimeoutError, or RuntimeError from torch.
+    A group of several ranks overrides the collectives. Every rank must call the collectives in the same order with equal
+    shapes, from one thread at a time. All ranks get the same result, bit for bit. If a peer has left the group, cannot be
+    reached or does not call in time, the collectives raise ConnectionError, TimeoutError, or RuntimeError from torch.
     """
 
     size: int = 1
@@ -30,6 +30,6 @@ class TensorParallelGroup:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """The `x` of rank 0. The `x` of another rank may be overwritten."""
+        """Returns the `x` of rank 0. The `x` of the other ranks may be overwritten."""
         assert self.size == 1, "several ranks need a group that can communicate"
         return x

@@ -1,7 +1,7 @@
 """Ranks that are threads of one process: groups meet at a barrier, channels are queues.
 
-All ranks get the same `ThreadWorlds`. It holds the barriers and the queues, and makes each when the first rank asks for it. If
-any rank closes its world, the worlds of all ranks end, because no other rank can replace it.
+All ranks get the same `ThreadWorlds`. It holds the barriers and the queues, and makes each of them when the first rank asks for
+it. If a rank closes its world, the worlds of all ranks end, because the other ranks cannot work without this rank.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from inflight.distributed.world import World
 
 
 class Mailbox:
-    """Tensors on their way from one thread to another, in order."""
+    """A queue of tensors from one rank to another."""
 
     def __init__(self, timeout_seconds: float) -> None:
-        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None means that it was closed
+        self._tensors: SimpleQueue[Tensor | None] = SimpleQueue()  # None: the mailbox is closed
         self._closed = ""
         self._timeout = timeout_seconds
 
@@ -56,13 +56,13 @@ class Meeting:
         self._closed = ""
 
     def put(self, rank: int, x: Tensor) -> list[Tensor]:
-        """Returns the tensors of all ranks, which may be read until `leave`."""
+        """Wait until all ranks have put a tensor, and return these tensors. They may be read until this rank calls `leave`."""
         self._tensors[rank] = x
         self._wait()
         return self._tensors
 
     def leave(self) -> None:
-        """When this returns, no rank reads the tensors any more."""
+        """Wait until all ranks have called `leave`. Then no rank reads the tensors any more."""
         self._wait()
 
     def close(self, reason: str) -> None:
@@ -73,12 +73,12 @@ class Meeting:
         try:
             self._barrier.wait()
         except threading.BrokenBarrierError:
-            raise ConnectionError(self._closed or "a rank of the group stayed away for too long") from None
+            raise ConnectionError(self._closed or "a rank of the group did not come to the barrier in time") from None
 
 
 @dataclass(frozen=True)
 class ThreadGroup(TensorParallelGroup):
-    """Every rank computes the result from the tensors of all ranks, in rank order, so all get the same bits."""
+    """Every rank computes the result from the tensors of all ranks, in rank order. So all ranks get the same bits."""
 
     meeting: Meeting | None = None
 
@@ -130,7 +130,7 @@ class ThreadWorlds:
     """The state that the ranks of one process share. Any thread may call any method.
 
     Args:
-        timeout_seconds: the longest wait of a rank for another.
+        timeout_seconds: the longest time that a rank waits for another rank.
     """
 
     def __init__(self, layout: RankLayout, timeout_seconds: float) -> None:
@@ -157,7 +157,7 @@ class ThreadWorlds:
             return self._mailboxes.setdefault((sender, receiver, name), Mailbox(self._timeout))
 
     def close(self, reason: str) -> None:
-        """End every wait of every rank with ConnectionError(reason), now and later. Idempotent."""
+        """Let every wait of every rank fail with ConnectionError(reason), now and later. Idempotent."""
         with self._lock:
             self._closed = self._closed or reason
             for meeting in self._meetings.values():

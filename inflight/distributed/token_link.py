@@ -1,8 +1,9 @@
-"""`TokenSender` and `TokenReceiver`: sampled tokens go from the last pipeline stage directly to an earlier one.
+"""`TokenSender` and `TokenReceiver`: send the drawn tokens from the last pipeline stage directly to an earlier stage.
 
-The first stage needs the tokens, because it embeds them. With drafts all stages need them: they decide how many tokens
-a step has. The tokens have their own link, so that activations, which are far larger, do not delay them. They are sent in step
-order. The number of rows of a message is in the plan, and the width was agreed at start-up.
+The first stage needs the tokens, because it embeds them. With drafts (speculative decoding) all stages need them, because the
+number of accepted drafts determines how many tokens a step has. The tokens have their own link, so that activations, which are
+far larger, do not delay them. A message has the tokens of one step, and messages are sent in step order. The number of rows of
+a message is in the step's plan, and the width is known from the configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class TokenSender:
         self._sent: Future[None] | None = None
 
     def send(self, message: Tensor) -> None:
-        """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. Nobody may change it any more.
+        """Queue a step's message, int32 [num_sampling_rows, width], with at least one row. It must not be changed any more.
 
         Raises:
             OSError: an earlier send failed.
@@ -46,7 +47,7 @@ class TokenReceiver:
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
 
     def post(self, num_rows: int) -> Future[Tensor]:
-        """Returns a future of the message of the next step that draws, int32 [num_rows, width]."""
+        """Begin to receive the message of the next step that draws. The future's result is int32 [num_rows, width]."""
         return self._pool.submit(self._receive, num_rows)
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
 class GroupHandle:
-    """Holds the only reference to gloo's backend. If this reference is dropped, the backend's connections close, and peers that
-    wait for this rank stop waiting.
+    """Holds the only reference to a gloo backend. When `close` drops this reference, the backend's connections close, and peers
+    that wait for this rank get an error.
 
     Attributes:
-        is_waiting: whether this rank waits for the others in a collective.
+        is_waiting: whether this rank waits for other ranks in a collective.
     """
 
     def __init__(self, backend: Any) -> None:  # Any: torch's stubs leave out the collectives of its backends
@@ -31,7 +31,7 @@ class GroupHandle:
         return self._backend
 
     def run(self, collective: str, *arguments: Any) -> None:
-        """Call a method of the backend, and wait until it has ended. The last argument is the options of the method.
+        """Call the method `collective` of the backend, and wait until it has ended. The last argument has the method's options.
 
         Raises:
             ConnectionError: this rank or another rank has left the group, or a rank did not answer in time.
@@ -41,7 +41,9 @@ class GroupHandle:
         try:
             work.wait()
         except RuntimeError as error:
-            raise ConnectionError(f"a collective has lost another rank: {error}") from error
+            raise ConnectionError(
+                f"a collective failed, because another rank has left or did not answer: {error}"
+            ) from error
         finally:
             self.is_waiting = False
 
@@ -51,7 +53,7 @@ class GroupHandle:
 
 @dataclass(frozen=True)
 class TorchGroup(TensorParallelGroup):
-    """All ranks get the same bits: gloo and NCCL add up each element in one order only, and send the result to all ranks."""
+    """All ranks get the same bits: gloo and NCCL compute each sum only once, and send the result to all ranks."""
 
     handle: GroupHandle | None = None
 

@@ -13,7 +13,8 @@ from inflight.errors import ConfigError
 class World(ABC):
     """Owns the groups and channels that it returns. All ranks must ask for the same groups and channels, in the same order.
 
-    A group has a name. Two threads of a rank use two groups ("model" and "link"), so that neither waits for the other.
+    A group has a name. A rank has two groups with the same ranks, "model" and "link". Each is used by another thread, so that
+    no thread waits for the other.
     """
 
     def __init__(self, layout: RankLayout, rank: int) -> None:
@@ -26,27 +27,27 @@ class World(ABC):
 
     @abstractmethod
     def channel(self, peer: int, name: str) -> Channel:
-        """A channel to the global rank `peer`, which must make the same call with this rank as `peer`. Waits for the peer."""
+        """Returns a channel to the global rank `peer`. Waits until the peer makes the same call with this rank as its peer."""
 
     def device_channel(self, peer: int, name: str) -> Channel:
-        """As `channel`, between the two ranks' GPUs.
+        """As `channel`, but between the GPUs of the two ranks.
 
         Raises:
-            ConfigError: the ranks are threads, and have no GPUs of their own.
+            ConfigError: the ranks are threads, which share one GPU.
         """
         raise ConfigError("ranks that are threads of one process share its GPU: use distributed_executor_backend='mp'")
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this rank waits for others in a collective; False if not known. Any thread may call it."""
+        """Whether this rank waits for other ranks in a collective. False if this is not known. Any thread may call it."""
         return False
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """Leave the groups and channels. Waits of this rank for others, and of others for this rank, end with an error, now
-        and later. On GPUs the waits end without an error, and all later results are garbage.
+        """Leave the groups and channels. If this rank waits for other ranks, or other ranks wait for this one, the wait fails
+        with an error, now and later. On GPUs waits end without an error, and all later results are garbage.
 
-        Idempotent, from any thread. The errors of ranks in the same process contain `reason`.
+        Idempotent, from any thread. If the ranks are threads of one process, the errors contain `reason`.
         """
 
 

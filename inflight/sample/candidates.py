@@ -4,12 +4,13 @@ The filters, on logits already divided by the temperature, in this order:
 
     min_p   keep p >= min_p * max(p)
     top_k   keep the k most probable tokens, and all tokens that tie with the k-th
-    top_p   renormalise the rest, order it by falling probability and rising id, keep the shortest prefix that reaches top_p
+    top_p   renormalise the probabilities of the remaining tokens, order these tokens by falling probability, then rising id,
+            and keep the shortest prefix whose probabilities add up to top_p
 
-The tokens that pass are a prefix of all tokens in this order. First only a window of the most probable tokens is examined. If
-the prefix ends inside the window, the draw is a race between the tokens of the prefix: the largest noisy score wins (draw.py).
-If the prefix is longer (a flat distribution, a large k), all tokens race (prefix.py). Both ways use the same noise and the
-same sums. So a row's token depends neither on the way nor on the other rows.
+If all tokens are ordered in this way, the tokens that pass the filters are a prefix. First only a window of the most probable
+tokens is examined. If the prefix ends inside the window, its tokens race: each token gets a noisy score, and the largest score
+wins (draw.py). If the prefix is longer (a flat distribution, a large k), all tokens of the vocabulary race (prefix.py). Both
+methods use the same noise and the same sums. So a row's token depends neither on the method nor on the other rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from inflight.sample.rows import RestrictedRows
 
 
 def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row. Waits for the device, to see for which rows the window was wide enough.
+    """Draw one token per row. Waits for the device, because the host must know for which rows the window was wide enough.
 
     Args:
         logits: float32 [n, vocab_size], the rows of `restricted`, divided by their temperatures; not modified.
@@ -50,13 +51,14 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
 
 
 def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Find which tokens of a window pass, and for which rows the window was wide enough to decide this.
+    """Find which tokens of a window pass the filters, and for which rows the window was wide enough to decide this.
 
     Args:
         values: float32 [n, C], the values of `top_window`, where C is the width of the window.
 
     Returns:
-        kept: bool [n, C], true for a prefix of each row. decided: bool [n], whether the window was wide enough.
+        kept: bool [n, C], whether a token passes; true for a prefix of each row.
+        decided: bool [n], whether the window was wide enough.
     """
     width = values.shape[1]
     top, last = values[:, :1], values[:, -1:]
@@ -64,7 +66,7 @@ def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     kth = torch.where(limits.top_k <= width, kth, -torch.inf)
     floor = torch.maximum(kth, top + limits.log_min_p)
     kept = (values >= floor) & (values > -torch.inf)
-    # rows that have no token at or above the floor outside the window
+    # true for rows in which every token outside the window is below the floor
     complete = (last < floor) | (last == -torch.inf) if width < limits.vocab_size else torch.ones_like(limits.floored)
 
     weights = torch.where(kept, (values - top).exp_(), 0.0).to(torch.float64)

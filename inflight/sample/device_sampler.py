@@ -1,8 +1,8 @@
 """`DeviceSampler`: draws one token per row on a GPU, by kernels that a CUDA graph can record.
 
 The sampler owns the scratch memory of the kernels (kernels/triton/sampling.py), so all draws must be on one stream. When a
-request gets its slot, the host writes a column of parameters. The device does everything else, and computes the keys of the
-draws (see seeds.py), too.
+request gets its slot (its place in the batch), the host writes a column of parameters. The device computes everything else,
+including the keys of the draws (two numbers per draw that select its noise, see seeds.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from inflight.sample.seeds import seed_words
 from inflight.sample.state import features_of, parameters_of
 
 BLOCK_SIZE = 2048  # tokens (8 KB of logits) per Triton program: 75 programs for a vocabulary of 152,000
-GROUP_SIZE = 64  # tokens per group; the kernels keep the largest logit of each: 2,400 groups for such a vocabulary
-SEARCH_BLOCK_SIZE = 2048  # how many group maxima, or tokens of some groups, a program reads at a time
+GROUP_SIZE = 64  # tokens per group; the kernels keep each group's largest logit. 152,000 tokens make 2,400 groups
+SEARCH_BLOCK_SIZE = 2048  # how many group maxima a program reads at a time, or how many tokens of the chosen groups
 
 
 class DeviceSampler:
-    """Draws the same tokens as `Sampler` from the same logits. A token can differ only if a rounding error of a sum or
-    a logarithm changes which of two scores is larger, or whether the tokens before it reach top_p together.
+    """Draws the same tokens as `Sampler` from the same logits. A drawn token can differ only because of a rounding error in a
+    sum or a logarithm, which can change which of two scores is larger, or whether a token is within top_p.
 
     Args:
         max_num_draws: the most rows of a `draw`.
@@ -82,9 +82,9 @@ class DeviceSampler:
         Args:
             logits: float32 [n, vocab_size], contiguous; not modified.
             columns: int32 [NUM_COLUMNS, num_slots], the `parameters` of each slot; its last dimension is contiguous.
-            slots: int32 [n], which column each row uses; a slot may occur several times.
+            slots: int32 [n], the column that each row uses; a slot may occur several times.
             positions: int32 [n], the position of the token to be drawn: the number of tokens before it.
-            tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN where all logits are -inf, or one is NaN.
+            tokens: int32 [n], overwritten; IMPOSSIBLE_TOKEN for rows in which all logits are -inf, or one is NaN.
         """
         num_rows = len(logits)
         assert logits.shape == (num_rows, self._vocab_size) and num_rows <= self._max_num_draws, tuple(logits.shape)

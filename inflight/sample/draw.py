@@ -1,4 +1,4 @@
-"""Draws a token from the whole vocabulary by the Gumbel-max trick: each logit gets noise, and the largest sum wins."""
+"""Draws a token from the whole vocabulary by the Gumbel-max trick: noise is added to each logit, and the largest sum wins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from inflight.sample.noise import bound_from_below, log_exponential, noise_words
 from inflight.sample.reductions import argmax_rows, row_chunks
 
-FEW_NUMBERS = 64 * 1024  # up to this many logits the simple way is faster: more logarithms, but fewer calls
+FEW_NUMBERS = 64 * 1024  # a CPU draws from up to this many logits without bounds: more logarithms, but fewer calls
 
 IndexArray = npt.NDArray[np.intp]
 
@@ -34,11 +34,11 @@ def draw_random(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, T
 
 
 def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_random` on a CPU. It computes logarithms only for tokens that can win: a large batch needs two thirds of the
-    time.
+    """`draw_random` for large batches on a CPU. It needs two thirds of the time, because it computes logarithms only for tokens
+    that can win.
 
-    First each score gets a cheap upper bound. The token with the largest bound is the leader. Only tokens whose bound reaches
-    the leader's exact score can win. Mostly this is only the leader itself.
+    First it computes a cheap upper bound of each score (logit plus noise). The token with the largest bound is the leader. Only
+    tokens whose bound is at least the leader's exact score can win. In most rows only the leader can win.
     """
     tokens = np.empty(len(logits), dtype=np.int64)
     scores = np.empty(len(logits), dtype=np.float32)
@@ -53,9 +53,10 @@ def draw_by_bounds(logits: Tensor, keys: Tensor, hashes: Tensor) -> tuple[Tensor
         leader_scores = _scores(chunk, words, np.arange(len(chunk)), leaders)
         finite = np.isfinite(leader_scores)  # otherwise the row has no possible token, or a logit is NaN
         at_least = np.full_like(leader_scores, np.inf)
-        at_least[finite] = leader_scores[finite] - (1e-3 + 1e-5 * np.abs(leader_scores[finite]))  # above any rounding
+        # the margin is larger than any rounding error
+        at_least[finite] = leader_scores[finite] - (1e-3 + 1e-5 * np.abs(leader_scores[finite]))
         found_rows, found = np.divmod(np.flatnonzero(bounds.numpy() >= at_least[:, None]), logits.shape[1])
-        if len(found) > np.count_nonzero(finite):  # candidates besides the leaders
+        if len(found) > np.count_nonzero(finite):  # tokens other than the leaders can win
             found_scores = _scores(chunk, words, found_rows, found)
             order = np.lexsort((found, -found_scores, found_rows))
             contested, first = np.unique(found_rows[order], return_index=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens and of prompt tokens, from raw logits."""
+"""Log-probabilities of drawn tokens and of prompt tokens, from the raw logits (before masks, penalties and temperature)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogprobsTensors:
     ranks: Tensor  # int32 [n]
 
     def to_columns(self) -> LogprobsColumns:
-        """Copy to the host; waits for the device."""
+        """Wait for the device, and copy the data to the host."""
         return LogprobsColumns(
             token_ids=self.token_ids.cpu().numpy(), logprobs=self.logprobs.cpu().numpy(), ranks=self.ranks.cpu().numpy()
         )
@@ -29,9 +29,8 @@ class LogprobsTensors:
 def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:
     """Compute the log-probabilities of `token_ids` (column 0) and of the k most probable tokens (columns 1 to k).
 
-    The k tokens are ordered by falling probability, then rising id.
-
-    A token's rank is 1 + the number of tokens with a larger logit.
+    The k tokens are ordered by falling probability, then rising id. A token's rank is 1 + the number of tokens with a larger
+    logit.
 
     Args:
         logits: float32 [n, vocab_size], raw; not modified.

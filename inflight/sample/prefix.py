@@ -1,7 +1,8 @@
-"""`race_all`: draws from the tokens that pass min_p, top_k and top_p, if they may be too many for a window (candidates.py).
+"""`race_all`: draws from the tokens that pass min_p, top_k and top_p, if the window of candidates.py may be too small for them.
 
-Ordered by falling logit and rising id, these tokens are a prefix of all tokens. All tokens race: the largest noisy score wins.
-If the winner is not in the prefix, it is removed with all tokens after it, and the race is repeated.
+If all tokens are ordered by falling logit, then rising id, the tokens that pass are a prefix. All tokens race: the token with
+the largest noisy score wins. If the winner is not in the prefix, the winner and all tokens after it are removed, and the race
+is repeated.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from inflight.sample.rows import RestrictedRows
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of each row, as columns. `vocab_mass` is the sum of exp(logit - max) over the vocabulary."""
+    """The limits of each row. `vocab_mass` is the sum of exp(logit - max) over the vocabulary."""
 
     vocab_size: int
     top_k: Tensor  # int64 [n, 1]
     top_p: Tensor  # float64 [n, 1]
     log_min_p: Tensor  # float32 [n, 1]
-    floored: Tensor  # bool [n, 1]: whether top_k or min_p sets a least logit
-    vocab_mass: Tensor  # float64 [n, 1], computed only where `floored` is false: there top_p is a share of it
+    floored: Tensor  # bool [n, 1]: whether top_k or min_p removes tokens below some logit (the floor)
+    vocab_mass: Tensor  # float64 [n, 1], computed only for rows that are not `floored`: their top_p is a share of it
 
     @staticmethod
     def of(logits: Tensor, restricted: RestrictedRows) -> Limits:
@@ -50,7 +51,7 @@ class Limits:
 
 
 def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tuple[Tensor, Tensor]:
-    """`draw_restricted` for rows of any distribution: race all tokens and test the winner. Overwrites `logits`."""
+    """As `draw_restricted`, but without a window: race all tokens and test the winner. Overwrites `logits`."""
     prefix = Prefix.of(logits, limits)
     while True:
         tokens, scores = draw_random(logits, keys, hashes)
@@ -62,9 +63,9 @@ def race_all(logits: Tensor, limits: Limits, keys: Tensor, hashes: Tensor) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Tests whether a token passes: the weight of the tokens before it must not reach `share`.
+    """Tests whether a token is in the prefix: the weights of the tokens before it must add up to less than `share`.
 
-    The prefix shares the memory of the logits from which it was made. Logits outside the prefix may be overwritten with -inf.
+    The object uses the memory of the logits from which it was made. Logits outside the prefix may be overwritten with -inf.
     """
 
     logits: Tensor  # float32 [n, vocab_size]; -inf for tokens that min_p or top_k removes
@@ -94,14 +95,15 @@ class Prefix:
         logit = self.logits.gather(1, tokens)
         upto = torch.ge(self.logits, logit, out=torch.empty_like(self.logits)).mul_(self.weights)
         weight = upto.sum(dim=1, keepdim=True, dtype=torch.float64) - self.weights.gather(1, tokens)
-        held = weight < self.share  # counts also tokens with an equal logit that come later: true is certain
+        # `weight` also counts later tokens with an equal logit, so it may be too large: only True is certain
+        held = weight < self.share
         if bool(held.all()):
             return held
         weight = torch.where(self.before(tokens), self.weights, 0.0).sum(dim=1, keepdim=True, dtype=torch.float64)
         return (weight < self.share) | (weight == 0) | weight.isnan()
 
     def before(self, tokens: Tensor) -> Tensor:
-        """The tokens that come before each row's token, by falling logit and rising id: bool [n, vocab_size]."""
+        """Which tokens come before each row's token, if ordered by falling logit, then rising id: bool [n, vocab_size]."""
         logit = self.logits.gather(1, tokens)
         columns = torch.arange(self.logits.shape[1], device=self.logits.device)
         return (self.logits > logit) | ((self.logits == logit) & (columns < tokens))

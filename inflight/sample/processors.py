@@ -8,14 +8,16 @@ It also computes the log-probabilities of the drawn tokens.
 
 The order and the arithmetic are the same as in vLLM and transformers:
 
-    1. grammar masks and allowed_token_ids: all other tokens become -inf
+    1. grammar masks and allowed_token_ids: the logits of all other tokens become -inf
     2. logit_bias
-    3. bad_words, then min_tokens: the tokens that they forbid become -inf. If this leaves a row without any token, the ban is
-       lifted for this row. For example, if only end tokens are allowed but min_tokens forbids them, an end token is drawn.
+    3. bad_words, then min_tokens: the logits of the tokens that they forbid become -inf. If this leaves a row without any
+       token, the ban is lifted for this row. For example, if only end tokens are allowed but min_tokens forbids them, an end
+       token is drawn.
     4. repetition penalties, then frequency and presence penalties
 
 `apply` and `logprobs` run torch operations on tensors whose sizes the host knows, so they never wait for a GPU. The host may
-not know all tokens before a draw yet, so these are read on the device. If a step needs none of this, it has no processors.
+not know all tokens before a draw yet, so the tokens are read on the device. If no row of a step needs such a change or
+log-probabilities, `of` returns None.
 """
 
 from __future__ import annotations
@@ -52,15 +54,15 @@ Int64Array = npt.NDArray[np.int64]
 Arrays = dict[str, AnyArray]
 Tensors = dict[str, Tensor]
 
-# The most elements of a temporary tensor, so that it fits a CPU's cache, and needs at most 64 MB on a GPU.
+# The most elements of a temporary tensor. On a CPU it fits the cache, and on a GPU it needs at most 64 MB.
 CHUNK_ELEMENTS = {"cpu": 64 * 1024, "cuda": 8 * 1024 * 1024}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLists:
-    """The parameters of a request that are lists of tokens. Ids beyond the vocabulary are left out: they cannot be drawn.
+    """The parameters of a request that are lists of tokens. Ids beyond the vocabulary are left out, as they cannot be drawn.
 
-    Built once, when the request takes its slot.
+    Built once, when the request gets its slot (its place in the batch).
     """
 
     allowed: Int32Array | None  # [ceil(vocab_size / 32)], a mask as in `GrammarMasks`; None allows all
@@ -89,10 +91,11 @@ class LogitsProcessors:
     """The processors of one step. Only `of` makes them. Call `apply` once, then `logprobs` once, on the same stream."""
 
     tensors: Tensors
-    spans: dict[str, tuple[IntArray, IntArray]]  # by kind of penalty: where the tokens of its rows begin and end, [n]
+    # by name of a penalty: for each row with this penalty, the positions where the tokens that count begin and end
+    spans: dict[str, tuple[IntArray, IntArray]]
     longest_history: int  # the most tokens that are read from a slot's history
-    logprobs_rows: Int32Array | None  # [n], the rows that asked for log-probabilities
-    num_logprobs: int  # the most that any of them asked for
+    logprobs_rows: Int32Array | None  # [n], the rows whose requests want log-probabilities
+    num_logprobs: int  # the most log-probabilities per token that one of these rows wants
     _raw: Tensor | None = field(default=None, init=False)  # float32 [n, vocab_size], from `apply` to `logprobs`
 
     @staticmethod
@@ -177,8 +180,8 @@ class LogitsProcessors:
 
         Positive logits are divided by the penalty, and negative logits are multiplied by it.
 
-        A token that occurs several times is written several times with the same value. So the row's first token can replace
-        the tokens at and after the position of the draw.
+        If a token occurs several times, its logit is written several times with the same value. So the row's first token can
+        replace tokens that do not count, which are those at and after the position of the draw.
         """
         flat, vocab_size = logits.view(-1), logits.shape[1]
         for part, tokens, here in self._parts("repetition", history):
@@ -191,8 +194,8 @@ class LogitsProcessors:
     def _penalise_output(self, logits: Tensor, history: Tensor) -> None:
         """Subtract count * frequency_penalty + presence_penalty from the logit of each token after the prompt.
 
-        A token that occurs several times is written several times with the same value. So token 0 can replace all tokens that
-        do not count. Token 0 gets its own penalty, which is 0 if it does not occur.
+        If a token occurs several times, its logit is written several times with the same value. So token 0 can replace all
+        tokens that do not count. Token 0 gets its own penalty, which is 0 if it does not occur.
         """
         flat, vocab_size = logits.view(-1), logits.shape[1]
         for part, tokens, here in self._parts("output", history):
@@ -210,7 +213,7 @@ class LogitsProcessors:
         starts, stops = self.spans[name]
         first = 0
         while first < len(stops):
-            # each row of a part is as wide as the longest history of the part: take as many rows as CHUNK_ELEMENTS allows
+            # All rows of a part are padded to one width. A part has as many rows as CHUNK_ELEMENTS allows, but at least one.
             widths = np.maximum.accumulate(stops[first:]) - np.minimum.accumulate(starts[first:])
             sizes = widths * np.arange(1, len(widths) + 1)
             end = first + max(1, int(np.searchsorted(sizes, CHUNK_ELEMENTS[history.device.type], side="right")))
@@ -276,8 +279,8 @@ def _stop_arrays(rows: SamplingRows, num_emitted: IntArray) -> Arrays:
 
 
 def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
-    """Make a table of the bad words that a draw could complete, one per line. A line has the word without its last token,
-    aligned at the right."""
+    """Make a table of the bad words that a draw could complete. Each line of the table has the tokens of one word without its
+    last token, aligned at the right."""
     having = rows.having(BAD_WORDS)
     words = [
         (row, owner, before, last)
@@ -305,13 +308,14 @@ def _bad_word_arrays(rows: SamplingRows, positions: IntArray) -> Arrays:
 def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies: Tensor) -> None:
     """Forbid tokens. If this leaves a row without any token, the row's forbidden tokens get their logits back.
 
-    A token may occur in several entries, of which only some apply. Minima and maxima do not depend on their order.
+    A token may occur in several entries, of which only some apply. The order of the entries does not matter, because only
+    minima and maxima are written.
 
     Args:
-        entries: int64 [m], into the flat logits.
-        rows: int64 [n], the rows that have bans.
-        owners: int64 [m], index into `rows` of each entry.
-        applies: bool [m].
+        entries: int64 [m], the indices in the flat logits of the tokens that may be forbidden.
+        rows: int64 [n], the rows that have entries.
+        owners: int64 [m], the index in `rows` of each entry's row.
+        applies: bool [m], whether the entry's token is forbidden.
     """
     flat = logits.view(-1)
     before = flat[entries]
@@ -321,7 +325,7 @@ def _ban(logits: Tensor, entries: Tensor, rows: Tensor, owners: Tensor, applies:
 
 
 def _lists_of(rows: SamplingRows, having: Int64Array) -> Sequence[TokenLists]:
-    """The token lists of the rows `having`, which all have some."""
+    """The token lists of the rows `having`. Each of these rows must have token lists."""
     return rows.lists[having].tolist() if len(having) else ()
 
 

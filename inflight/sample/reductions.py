@@ -1,7 +1,7 @@
-"""Reductions over the vocabulary: argmax, the mass of the softmax, the most probable tokens in order.
+"""Reductions over the vocabulary: argmax, the sum that normalises the softmax, the most probable tokens in order.
 
-On a CPU they handle as many rows at a time as fit a core's cache: with temporaries as large as all logits they would
-take three times as long. A row's result does not depend on the other rows.
+On a CPU each function handles as many rows at a time as fit a core's cache. If its temporaries were as large as all logits, it
+would need three times as long. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NAN_BITS = 0x7FC00000  # the bits of a NaN in float32, without a sign
 
 
 def row_chunks(values: Tensor) -> Iterator[slice]:
-    """Slices that cover the rows of `values`, [n, m]: on a CPU as many rows at a time as fit the cache, elsewhere all."""
+    """Slices that cover the rows of `values`, [n, m]. On a CPU a slice has as many rows as fit the cache, elsewhere all."""
     num_rows, width = values.shape
     step = max(1, CHUNK_ELEMENTS // width) if values.device.type == "cpu" else max(1, num_rows)
     return (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
@@ -26,7 +26,7 @@ def row_chunks(values: Tensor) -> Iterator[slice]:
 def argmax_rows(values: Tensor) -> Tensor:
     """The column of each row's largest value, int64 [n]; on a tie the first column. A NaN counts as the largest.
 
-    On a CPU numpy is ten times as fast as torch. Both promise the first index.
+    On a CPU numpy is ten times as fast as torch, and on a tie it also returns the first index.
     """
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(axis=1))
@@ -44,7 +44,8 @@ def softmax_mass(logits: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest logits of each row and their token ids (int64), both [n, k], by falling logit and rising id.
 
-    If several tokens have the k-th logit, a GPU returns any of them, because a check would have to wait for the device.
+    If several tokens have the same logit as the k-th, a GPU may return any of them, because a check would have to wait for the
+    device.
     """
     num_rows, vocab_size = logits.shape
     values = logits.new_empty(num_rows, k)
@@ -63,9 +64,9 @@ def top_window(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
     If several tokens have the smallest of these logits, any of them may be in the window.
 
-    Token j is in group j % num_groups. Each token of the window is in one of the `width` groups with the largest maxima. So
-    only the members of these groups are sorted. With groups of about sqrt(vocab_size / width) tokens, both steps read few
-    numbers.
+    To find the window, the tokens are divided into groups: token j is in group j % num_groups. Each token of the window is in
+    one of the `width` groups with the largest maxima. So only the members of these groups are sorted. With groups of about
+    sqrt(vocab_size / width) tokens, there are few maxima to compare and few members to sort.
     """
     num_rows, vocab_size = logits.shape
     group_size = math.isqrt(vocab_size // width)

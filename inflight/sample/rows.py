@@ -21,7 +21,8 @@ from inflight.sample.seeds import draw_keys
 IntArray = npt.NDArray[np.integer]
 Int64Array = npt.NDArray[np.int64]
 
-# Bits of the column `features`; 0 is a greedy row without any other feature.
+# Bits of the column `features`: what a row needs. RANDOM rows draw from the whole vocabulary, and RESTRICTED rows from the
+# tokens that min_p, top_k and top_p leave. A greedy row has neither bit.
 RANDOM = 1
 RESTRICTED = 2
 ALLOWED = 4
@@ -35,10 +36,10 @@ LOGPROBS = 256
 HISTORY = BAD_WORDS | REPETITION | OUTPUT_PENALTY
 LISTS = ALLOWED | BIAS | BAD_WORDS | MIN_TOKENS
 
-WINDOW = 128  # the most probable tokens that are examined first; mostly they include all that top_p and min_p leave
-MAX_WINDOW = 256  # if top_k is larger, the draw is a race between all tokens (prefix.py)
+WINDOW = 128  # how many of the most probable tokens are examined first; usually top_p and min_p keep fewer
+MAX_WINDOW = 256  # if top_k is larger, the token is drawn by the slower method of prefix.py
 
-PARAMETERS = np.dtype(  # one record per row, so that one gather copies all of them
+PARAMETERS = np.dtype(  # one record per row, so that one gather copies all parameters
     [
         ("seed", np.uint64),
         ("top_k", np.int64),
@@ -66,7 +67,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:  # Any: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomRows:
-    """Rows that draw from the whole vocabulary. `rows` is None if these are all rows of the step."""
+    """Rows that draw from the whole vocabulary. If all rows of the step do, `rows` is None."""
 
     rows: Tensor | None  # int64 [n]
     temperature: Tensor | None  # float32 [n, 1]; None if all are 1
@@ -104,16 +105,16 @@ class SamplingMetadata:
 class GrammarMasks:
     """The tokens that the grammars of one step admit. If a row's mask admits no token, IMPOSSIBLE_TOKEN is drawn.
 
-    Bit t % 32 of word t // 32 says that token t may be drawn, as in `interface.step.GrammarOutput`.
+    Bit t % 32 of word t // 32 is 1 if token t may be drawn, as in `interface.step.GrammarOutput`.
     """
 
-    rows: npt.NDArray[np.int64]  # [n], indices of the step's draws, rising
+    rows: npt.NDArray[np.int64]  # [n], indices of the step's draws, ascending
     masks: npt.NDArray[np.int32]  # [n, ceil(vocab_size / 32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
-    """Sampling parameters, one row per draw. `SamplingState.take` makes them."""
+    """The sampling parameters of some rows, one row per draw. `SamplingState.take` makes these objects."""
 
     vocab_size: int
     device: torch.device  # where the metadata's tensors go
@@ -149,7 +150,7 @@ class SamplingRows:
         )
 
     def having(self, feature: int) -> Int64Array:
-        """The indices of the rows that have one of these feature bits, rising."""
+        """The indices of the rows that have at least one of these feature bits, in ascending order."""
         return np.flatnonzero(self.features & feature) if self._union & feature else NO_ROWS
 
     def metadata(self, positions: IntArray) -> SamplingMetadata:
@@ -194,6 +195,6 @@ class SamplingRows:
             window=min(int(enough.max()), MAX_WINDOW, self.vocab_size),
         )
 
-    def _column(self, values: npt.NDArray[Any]) -> Tensor:  # Any: of whatever dtype
-        """One parameter of some rows as a dense tensor [n, 1]. In the records of `parameters` it is strided."""
+    def _column(self, values: npt.NDArray[Any]) -> Tensor:  # Any: all dtypes
+        """Copy one parameter of some rows from their records to a contiguous tensor [n, 1]."""
         return to_device(np.ascontiguousarray(values)[:, None], self.device)

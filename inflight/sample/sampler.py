@@ -1,6 +1,6 @@
-"""`Sampler`: logits in, one token per row out.
+"""`Sampler`: draws one token from each row of logits.
 
-Steps that no row needs are skipped:
+The sampler works in these steps, and skips a step that no row needs:
 
     1. keep the raw logits of rows with logprobs; then masks, biases, bans, penalties    (processors.py)
     2. greedy rows: the exact argmax, the lowest id on a tie
@@ -34,7 +34,7 @@ class SamplerOutput:
     """One token per row, still on the device.
 
     If all logits of a row are -inf at the draw (a grammar admits no token), or one is NaN (a broken model), no token can be
-    drawn: `token_ids` is IMPOSSIBLE_TOKEN (-1) there, and the request must fail. `logprobs` has only the rows in
+    drawn. Then the row's token is IMPOSSIBLE_TOKEN (-1), and the request must fail. `logprobs` has only the rows in
     `logprobs_rows`.
     """
 
@@ -44,7 +44,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Draws one token per row. It keeps only the hashes of the vocabulary, so calls are independent of each other."""
+    """Draws one token per row. It keeps only the hashes of the token ids (noise.py), so no call affects a later one."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         self._hashes = token_hashes(vocab_size, torch.device(device))
@@ -63,7 +63,7 @@ class Sampler:
 
         Args:
             logits: float32 [num_rows, vocab_size], contiguous; overwritten.
-            history: see `LogitsProcessors.apply`; not None if there are processors.
+            history: see `LogitsProcessors.apply`; required if there are processors.
         """
         assert logits.shape == (metadata.num_rows, len(self._hashes)), (
             f"logits of shape {tuple(logits.shape)} for {metadata.num_rows} rows and {len(self._hashes)} tokens"
@@ -104,7 +104,7 @@ def most_probable(logits: Tensor) -> Tensor:
 
 
 def scaled_rows(logits: Tensor, random: RandomRows) -> Tensor:
-    """The rows of `random`, divided by their temperatures. If these are all rows, `logits` itself is overwritten."""
+    """The logits of the rows of `random`, divided by their temperatures. If these are all rows, `logits` is overwritten."""
     rows = logits if random.rows is None else logits[random.rows]
     return rows if random.temperature is None else rows.div_(random.temperature)
 

@@ -1,4 +1,6 @@
-"""Seeds and draw keys: every draw is a pure function of (seed, position). Numpy only, no torch.
+"""Seeds and draw keys: the noise of a draw is a pure function of (seed, position). This module does not import torch.
+
+A front end accepts requests from users. Several front ends may share one engine. The seeds are derived like this:
 
 engine seed --front_end_seed(seed, index)--> seed of front end `index`
 front end's seed --derive_seed(seed, number)--> seed of its request `number`, if the request has none
@@ -22,9 +24,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def derive_seed(seed: int, index: int) -> int:
     """The seed of completion `index` of a request with this `seed`, in [0, 2**64). Completion 0 has the request's seed.
 
-    So a seed gives the same tokens for n=1 and for completion 0 of n > 1.
+    So a seed gives the same tokens for n=1 and for completion 0 of n > 1. In the same way, a front end derives the seed of its
+    request number `index` from its own seed.
     """
-    assert index >= 0, f"completion index {index} is negative"
+    assert index >= 0, f"the index {index} is negative"
     if index == 0:
         return seed & MASK64
     digest = hashlib.sha256(f"inflight seed {seed & MASK64} child {index}".encode()).digest()
@@ -35,9 +38,9 @@ def front_end_seed(seed: int | None, index: int) -> int:
     """The seed of front end `index`, in [0, 2**64). The front end derives seeds from it for requests that have none.
 
     Args:
-        seed: the engine's seed; None draws a new one from the operating system at each call.
-        index: front end 0 has the engine's seed itself. So an engine with one front end draws the same tokens as `LLM`
-            with this seed.
+        seed: the engine's seed. If it is None, each call returns a random seed from the operating system.
+        index: the number of the front end. Front end 0 has the engine's seed itself. So an engine with one front end draws the
+            same tokens as `LLM` with this seed.
     """
     if seed is None:
         return secrets.randbits(64)

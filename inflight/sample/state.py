@@ -1,6 +1,6 @@
 """`SamplingState`: the sampling parameters of each slot's request, as numpy columns, so a step copies its rows without a loop.
 
-Owns one row per slot of the InputBatch. `add` overwrites a slot; a slot that is not used any more keeps its old values.
+It owns one row per slot of the InputBatch. `add` overwrites a slot. A slot whose request has ended keeps its old values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inflight.sample.rows import (
 from inflight.sample.seeds import MASK64
 
 MIN_TEMPERATURE = 1e-20  # logits / T must stay finite; at 1e-6 and below every draw is the argmax
-MIN_REPETITION_PENALTY = 1e-10  # logits / penalty must stay finite, too
+MIN_REPETITION_PENALTY = 1e-10  # logits / penalty must also stay finite
 
 
 class SamplingState:
@@ -36,7 +36,8 @@ class SamplingState:
 
     Args:
         max_num_seqs: the number of slots.
-        vocab_size: the width of the logits. Token ids beyond it are dropped; `validation.py` has refused those of the user.
+        vocab_size: the width of the logits. Token ids beyond it are dropped. They cannot come from the user, because
+            `validation.py` refuses such requests.
         device: the device of the metadata's tensors.
     """
 

@@ -13,8 +13,8 @@ def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
     """Check that all token ids are in the vocabulary, and that some token can be drawn.
 
     Raises:
-        InvalidRequestError: a token id of the user is outside the vocabulary; or nothing could be drawn, because each allowed
-            token is an end token that min_tokens forbids, or a bad word of one token.
+        InvalidRequestError: a token id that the user gave is outside the vocabulary. Or nothing could be drawn, because each
+            allowed token is forbidden: as an end token by min_tokens, or as a bad word of one token.
     """
     params = sampling.params
     _check_within("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
@@ -44,7 +44,9 @@ def check_num_logprobs(params: SamplingParams, vocab_size: int) -> None:
     """
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and count > vocab_size:
-            raise InvalidRequestError(f"{name}={count} is more than the vocabulary's {vocab_size} tokens")
+            raise InvalidRequestError(
+                f"{name}={count} is more than the vocabulary's {vocab_size} tokens; give at most {vocab_size}"
+            )
 
 
 def _check_within(name: str, ids: Iterable[int], vocab_size: int) -> None:

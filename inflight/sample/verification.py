@@ -1,4 +1,4 @@
-"""Draft verification: which of a step's draws are emitted.
+"""Draft verification: which of a step's draws are emitted (become output).
 
 A step computes a request's last known token and the d drafts after it. It draws a token after each of them: d + 1 draws. Each
 draw is made from the target model's logits, with the request's parameters, history and mask at that position, and with the
@@ -8,12 +8,12 @@ noise of (seed, position), as in a run without drafts.
     draw      draw 0  draw 1    draw 2    draw 3       draw 0 == draft 0, draw 1 == draft 1, draw 2 != draft 2:
               ^^^^^^^^^^^^^^^^^^^^^^^^^^               draws 0, 1 and 2 are emitted
 
-Draw j is right (equal to the draw of a run without drafts) if all tokens before it are right. So draw 0 is right. If
-draw 0 equals draft 0, draw 1 was made after the right token, and is right too. By induction all draws are right up to
-and including the first one that differs from its draft, whatever the drafts are. So a run without drafts emits the same
-tokens, not only tokens of the same distribution. No draft is lost by this rule: if a proposer is deterministic, speculative
-sampling (arXiv:2211.17192) accepts its draft with the probability that the target gives it, and a draw of the target equals
-the draft just as often.
+Draw j is right (equal to the draw of a run without drafts) if all tokens before it are right. So draw 0 is right, because the
+last known token is. If draw 0 equals draft 0, draw 1 was made after the right token, so draw 1 is right, too. By induction all
+draws are right up to and including the first draw that differs from its draft, whatever the drafts are. So a run without drafts
+emits the same tokens, not only tokens of the same distribution. This rule accepts as many drafts as speculative sampling
+(arXiv:2211.17192) with a deterministic proposer. That method accepts a draft with the probability that the target model gives
+to the draft, and a draw from the target model equals the draft with the same probability.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
 
     Args:
         sampled: int32 [num_draws]; IMPOSSIBLE_TOKEN (-1) equals no draft, so no draw after it is emitted.
-        draft_token_ids: int32 [n, k]. A request with d + 1 draws has d drafts, the first d of its row; d <= k.
-        query_start_loc: [n + 1], request i has the draws [query_start_loc[i], query_start_loc[i + 1]), at least one.
+        draft_token_ids: int32 [n, k]. A request with d + 1 draws has d drafts, which are the first d in its row; d <= k.
+        query_start_loc: [n + 1]. Request i has the draws [query_start_loc[i], query_start_loc[i + 1]), at least one.
 
     Returns:
         int64 [n], each in [1, d + 1].
@@ -54,7 +54,7 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
 
 
 def emitted_rows(num_emitted: Int64Array, query_start_loc: Int32Array) -> Int64Array:
-    """The indices of the emitted draws, rising: the first `num_emitted` of each request.
+    """The indices of the emitted draws in ascending order: the first `num_emitted[i]` draws of each request i.
 
     Args:
         num_emitted: [n], on the host.

@@ -1,9 +1,10 @@
 """`NgramProposer`: finds the last tokens of the text earlier in the text, and proposes the tokens that followed them there.
 
 The method is called prompt lookup. The proposer searches for the longest n-gram at the end of the text that also occurs
-earlier. If this n-gram occurs several times, the latest occurrence is used that is followed by as many tokens as a step can
-verify, because text near the end is most similar to the end. (In a text that repeats a short cycle, the very latest occurrence
-is followed by too few tokens.) If no occurrence is followed by enough tokens, the earliest one is used: most tokens follow it.
+earlier. If this n-gram occurs several times, the proposer looks only at the occurrences that are followed by as many tokens as
+a step can verify. Of these it uses the latest, because text near the end is most similar to the end. (In a text that repeats a
+short cycle, the very latest occurrence is followed by too few tokens.) If no occurrence is followed by enough tokens, the
+proposer uses the earliest occurrence, because the most tokens follow it.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
 MIN_INDEXED = 16384  # tokens; a search through fewer tokens is as fast as an index
-TAIL_SHARE = 8  # an index is rebuilt when it lacks an eighth as many tokens as it has: a constant cost per token
+# An index is rebuilt when the tokens after it are more than 1/8 of the tokens in it. So the rebuilds of an index cost, on
+# average, constant time per token.
+TAIL_SHARE = 8
 _RECENT = 256  # how many of the newest occurrences are examined first
 _TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
 _TOKEN_MASK, _END_MASK = (1 << _TOKEN_BITS) - 1, (1 << _END_BITS) - 1
 
-Ends = npt.NDArray[np.int64]  # ends of n-grams: the index of the token that follows each, ascending
+Ends = npt.NDArray[np.int64]  # ends of n-grams, ascending; the end of an n-gram is the position of the token after it
 _NOWHERE: Ends = np.empty(0, dtype=np.int64)
 
 
 class NgramProposer(Proposer):
     """A short sequence is searched in each step. For a long sequence an index is kept (`_Index`, 8 bytes per token) while
-    the request has its slot. Then a step looks up the occurrences of the last two tokens, and searches only tokens
-    newer than the index."""
+    the request has its slot (its place in the batch). Then a step looks up the occurrences of the last two tokens in the index,
+    and searches only the tokens that are newer than the index."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
@@ -76,8 +79,8 @@ class NgramProposer(Proposer):
         return _NOWHERE if starts is None else starts.nonzero()[0] + size
 
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
-        """As `_ends_in_all`, but with an index. Old occurrences may be missing if a newer one is followed by `room`
-        tokens."""
+        """As `_ends_in_all`, but with an index. If `room` tokens follow one of the newest occurrences, older ones may be
+        missing."""
         n, length = self._indexed_n, len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:
@@ -95,8 +98,11 @@ class NgramProposer(Proposer):
         return self._longest(tokens, ends)[1]
 
     def _longest(self, tokens: Int32Array, ends: Ends) -> tuple[int, Ends]:
-        """Find the largest allowed n for which the last n tokens also end at some of `ends`. Returns n and these ends; if
-        there is no such n, 0 and no ends. `ends`: where the last `_indexed_n` tokens end elsewhere."""
+        """Find the largest allowed n for which the last n tokens of the sequence also occur earlier. Returns n and the ends of
+        these occurrences. If there is no such n, returns 0 and no ends.
+
+        `ends`: the ends of earlier occurrences of the last `_indexed_n` tokens.
+        """
         length, longest, found = len(tokens), 0, _NOWHERE
         for n in range(self._indexed_n, self._max + 1):
             if n > self._indexed_n:
@@ -110,8 +116,8 @@ class NgramProposer(Proposer):
 
 
 class _Index:
-    """All n-grams that a token follows, for n = 1 or n = 2. An entry is a 64-bit number: the lowest 20 bits of each token of
-    the n-gram, then the end of the n-gram. The entries are sorted."""
+    """All n-grams of a sequence, for n = 1 or n = 2, except the n-gram at its end. An entry is a 64-bit number: the lowest 20
+    bits of each token of the n-gram, then the end of the n-gram. The entries are sorted."""
 
     def __init__(self, tokens: Int32Array, n: int) -> None:
         self.num_tokens, self._n = len(tokens), n
@@ -130,7 +136,7 @@ class _Index:
         first = self._entries.searchsorted(np.uint64(number << _END_BITS))
         last = self._entries.searchsorted(np.uint64(number << _END_BITS | _END_MASK), side="right")
         ends: Ends = (self._entries[first:last] & np.uint64(_END_MASK)).view(np.int64)
-        if not self._is_exact or max(ngram) > _TOKEN_MASK:  # different tokens may have equal entries
+        if not self._is_exact or max(ngram) > _TOKEN_MASK:  # other tokens may have the same lowest bits
             for back, token in enumerate(reversed(ngram), 1):
                 ends = ends[tokens[ends - back] == token]
         return ends

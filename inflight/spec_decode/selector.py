@@ -8,5 +8,5 @@ from inflight.spec_decode.proposer import Proposer
 
 
 def make_proposer(config: SpeculativeConfig) -> Proposer:
-    assert config.method == "ngram", f"no proposer is called {config.method!r}"
+    assert config.method == "ngram", f"there is no proposer for the method {config.method!r}"
     return NgramProposer(config)

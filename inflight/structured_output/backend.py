@@ -1,15 +1,16 @@
-"""What a grammar library must do: `GrammarBackend` compiles grammars, and a `GrammarMatcher` follows one request's tokens.
+"""The interface to grammar libraries: `GrammarBackend` compiles grammars, and `GrammarMatcher` follows one request's tokens.
 
-A mask is a row of `ceil(vocab_size / 32)` int32 words: bit i % 32 of word i // 32 says whether token i may come next. A text
-ends with an EOS token: all EOS ids are allowed exactly where the text so far is complete.
+A mask is a row of `ceil(vocab_size / 32)` int32 words: bit i % 32 of word i // 32 is 1 if token i may come next. A text ends
+with an EOS token. If the text so far is complete, all EOS ids are allowed, otherwise none.
 
 These rules hold for every backend (the conformance suite in `tests/unit/structured_output/` checks them):
 
-- A token whose bit is set is accepted. An acceptable token may lack its bit: if the grammar admits only one text, a backend may
-  allow only the tokens that the tokenizer itself would choose for this text.
+- If a token's bit is set, `accept` accepts it. `accept` may also accept a token whose bit is not set: if the grammar admits
+  only one text, a backend may set only the bits of the tokens that the tokenizer would choose for this text.
 - Masks, acceptance and forced tokens depend only on the grammar and the accepted tokens. After `rollback` everything is as if
   the tokens had never been accepted.
-- If a grammar exceeds the limits of the backend, `compile` raises, or the matcher's `error()` gives the reason from then on.
+- If a grammar exceeds the limits of the backend, `compile` raises an error, or the matcher fails later and `error()` returns
+  the reason.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class GrammarMatcher(ABC):
     def __init__(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._num_inner = 0  # how many tokens the library has accepted
-        self._is_terminated = False  # whether an EOS was accepted after them
+        self._num_inner = 0  # how many tokens the library has accepted; it never gets the EOS that ends the text
+        self._is_terminated = False  # whether this EOS was accepted
 
     @property
     def num_accepted(self) -> int:
@@ -73,7 +74,7 @@ class GrammarMatcher(ABC):
         return accepted
 
     def accept_tokens(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first one that is not admitted. Returns how many were accepted."""
+        """Accept the tokens before the first token that the grammar does not admit. Returns how many were accepted."""
         for i, token_id in enumerate(token_ids):
             if not self.accept(token_id):
                 return i
@@ -86,7 +87,7 @@ class GrammarMatcher(ABC):
         return num_accepted
 
     def rollback(self, num_tokens: int) -> None:
-        """Forget the last `num_tokens` tokens; at most `num_accepted`."""
+        """Forget the last `num_tokens` accepted tokens."""
         assert 0 <= num_tokens <= self.num_accepted
         if num_tokens and self._is_terminated:
             self._is_terminated = False
@@ -96,8 +97,8 @@ class GrammarMatcher(ABC):
         self._num_inner -= num_tokens
 
     def fill_mask(self, row: MaskRow) -> None:
-        """Write the mask of the next token. After EOS or an error nothing is forbidden, because no token is drawn
-        there."""
+        """Write the mask of the next token. After EOS or an error the mask allows all tokens, because nothing more is
+        drawn."""
         if not self._is_terminated and not self.error():
             self._fill_mask(row)
             if not self.error():
@@ -107,7 +108,8 @@ class GrammarMatcher(ABC):
     def fill_masks_along(self, draft_token_ids: Sequence[int], rows: MaskRows) -> None:
         """Write `len(draft_token_ids) + 1` rows: row i is the mask after the first i drafts. The state does not change.
 
-        Rows after a draft that is not admitted, or that is an EOS, forbid nothing, because no token is drawn there.
+        If a draft is an EOS, or the grammar does not admit it, the rows after this draft allow all tokens, because no token is
+        drawn there.
         """
         num_accepted = 0
         for i in range(len(draft_token_ids) + 1):
@@ -119,7 +121,7 @@ class GrammarMatcher(ABC):
         self.rollback(num_accepted)
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """The next tokens, up to the first position that allows several tokens; at most `limit`. The state does not change."""
+        """The next tokens, as long as the grammar allows exactly one; at most `limit`. The state does not change."""
         forced: list[int] = []
         row = np.empty(num_mask_words(self._vocab_size), dtype=np.int32)
         while len(forced) < limit and not self._is_terminated:
@@ -137,7 +139,7 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def error(self) -> str:
-        """Why this matcher cannot go on; "" while it can. An error is final."""
+        """Why this matcher has failed, or "" if it has not. A matcher that has failed stays so."""
 
     @abstractmethod
     def _accept(self, token_id: int) -> bool:
@@ -157,7 +159,8 @@ class CompiledGrammar:
 
     Attributes:
         matcher: makes a new matcher, at the start of the text.
-        size_bytes: the memory that it holds, for the cache's budget; an estimate if the library does not report it.
+        size_bytes: how much memory the grammar uses, for the limit of the cache. If the library does not report it, an
+            estimate.
     """
 
     matcher: Callable[[], GrammarMatcher]
@@ -166,7 +169,7 @@ class CompiledGrammar:
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """One request's rows in a step: the mask after its emitted tokens, then a mask after each of its drafts."""
+    """The mask rows of one request in a step: one after its emitted tokens (its text so far), one after each of its drafts."""
 
     matcher: GrammarMatcher
     first_row: int
@@ -195,8 +198,8 @@ class GrammarBackend(ABC):
         self.eos_token_ids = frozenset(eos_token_ids)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar and compute its first mask, where most grammars that are too large fail. This is slow. Any thread
-        may call it.
+        """Compile a grammar and compute its first mask, because most grammars that are too large fail at the first mask. This
+        is slow. Any thread may call it.
 
         Raises:
             InvalidRequestError: the constraint is malformed, not supported, too complex, or admits nothing.
@@ -214,11 +217,11 @@ class GrammarBackend(ABC):
 
     @classmethod
     def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
-        """The part of `compile` that needs no library: check the constraint, and leave out keywords of JSON schemas. Raises
-        like `compile`.
+        """Check the constraint, and remove the keywords of JSON schemas that this backend cannot enforce. This is the part of
+        `compile` that does not use the grammar library. It raises the same errors.
 
         Returns:
-            the spec to compile, and the places in its schemas that were left out because this backend cannot enforce them.
+            the spec to compile, and the places of the removed keywords in its schemas.
         """
         if spec.kind == "json":
             schema = json.loads(spec.text)
@@ -239,7 +242,7 @@ class GrammarBackend(ABC):
         return spec, []
 
     def fill_masks(self, jobs: Sequence[MaskJob], rows: MaskRows) -> None:
-        """Write all masks of a step. If a matcher fails, its `error()` says so, and no other matcher is affected."""
+        """Write all masks of a step. If a matcher fails, its `error()` returns the reason. Other matchers are not affected."""
         for job in jobs:
             job.matcher.fill_masks_along(job.draft_token_ids, rows[job.rows])
 
@@ -249,13 +252,13 @@ class GrammarBackend(ABC):
 
 
 def single_token_id(row: MaskRow) -> int:
-    """The one token that the row allows; -1 if it allows none or several."""
+    """The token that the row allows, or -1 if it allows several tokens or none."""
     words = row.nonzero()[0]
     bits = int(row[words[0]]) & 0xFFFFFFFF if len(words) == 1 else 0
     return int(words[0]) * 32 + bits.bit_length() - 1 if bits.bit_count() == 1 else -1
 
 
 def one_line(error: str) -> str:
-    """A library's message in one line. It is shortened, because it may quote the grammar."""
+    """A library's error message in one line. A long message is cut, because it may quote the whole grammar."""
     text = " ".join(error.split())
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}..."

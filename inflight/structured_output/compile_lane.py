@@ -1,12 +1,13 @@
-"""`CompileLane`: a bounded queue of compilations. A few of them run at a time, each on its own thread.
+"""`CompileLane`: a bounded queue of grammar compilations. A few of them run at a time, each on its own thread.
 
-A running compilation cannot be interrupted, because the libraries offer no way to do so. But another may start in its place:
+A running compilation cannot be interrupted, because the libraries offer no way to do so. But it can be written off: it goes on,
+but no longer counts as running, so the next compilation may start.
 
-1. If nobody waits for a queued compilation any more, it is cancelled. If it is running, it is written off: it goes on, but no
-   longer counts as running. The next starts SETTLE_SECONDS later: if many requests end together, their queued compilations
-   are cancelled meanwhile. At most `num_running` compilations are written off in this way at a time.
-2. A compilation that runs for more than `max_seconds` fails and is written off.
-3. A compilation that arrives while `max_queued` others wait is refused.
+1. If nobody waits for a queued compilation any more, it is cancelled. If nobody waits for a running compilation any more, it is
+   written off, but at most `num_running` compilations at a time. The next compilation starts SETTLE_SECONDS later. If many
+   requests end together, this gives them time to cancel their queued compilations.
+2. If a compilation runs for more than `max_seconds`, it fails and is written off.
+3. If `max_queued` compilations wait already, a new one is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from inflight.structured_output.backend import CompiledGrammar
 TOO_MANY_GRAMMARS = "too many grammars wait to be compiled; try again later"  # the front end recognises this text
 RETRY_SECONDS = 1
 
-SETTLE_SECONDS = 0.05  # from the moment when nobody waits for a running compilation to the start of the next one
+SETTLE_SECONDS = 0.05  # the time from the write-off of a running compilation to the start of the next one (see 1.)
 MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compilations
 
 
@@ -95,7 +96,7 @@ class CompileLane:
         error: BaseException | None = None
         try:
             grammar = compile_grammar()
-        except BaseException as raised:  # even a panic of the library: only this compilation fails
+        except BaseException as raised:  # includes a panic of a Rust library; only this compilation fails
             error = raised
         timer.cancel()
         with self._changed:

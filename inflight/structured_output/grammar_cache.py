@@ -1,7 +1,7 @@
 """`GrammarCache`: compiles each grammar once, on its own thread, and keeps the most recently used grammars.
 
-A compilation needs from a millisecond to seconds: the time grows about with the square of the text's length. So long texts have
-a queue of their own (`CompileLane`), and short texts never wait for them.
+A compilation needs a millisecond to several seconds. The time grows about with the square of the length of the grammar's text.
+So grammars with a long text have a queue of their own (`CompileLane`), and grammars with a short text never wait for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Entry:
     """One grammar.
 
     Attributes:
-        num_users: how many requests have called `get` for it, but not yet `release`.
+        num_users: how many requests have called `get` for this grammar, but not yet `release`.
         num_bytes: the size of the compiled grammar; None while it is being compiled.
     """
 
@@ -44,7 +44,8 @@ class _Entry:
 class GrammarCache:
     """Compiled grammars by spec. A failed compilation is kept as well, because it would fail again.
 
-    A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call it.
+    A grammar that is being compiled is never evicted. Matchers of an evicted grammar stay valid. Any thread may call the
+    methods.
 
     Args:
         num_threads: how many compilations run at a time in each of the two queues.
@@ -75,10 +76,10 @@ class GrammarCache:
         return len(self._entries)
 
     def get(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
-        """The future of the compiled grammar. Returns at once. The caller must call `release` once.
+        """Returns the future of the compiled grammar at once. The caller must call `release` once.
 
-        The future fails with what `GrammarBackend.compile` raises, with an `OverloadedError` if too many grammars wait, or with
-        an `InvalidRequestError` if the compilation takes too long.
+        The future can fail with any error that `GrammarBackend.compile` raises, with an `OverloadedError` if too many grammars
+        wait, or with an `InvalidRequestError` if the compilation needs too much time.
         """
         with self._lock:
             entry = self._entries.get(spec)
@@ -110,7 +111,7 @@ class GrammarCache:
                 del self._entries[spec]
 
     def backend(self) -> GrammarBackend:
-        """The backend. The first call makes it, which is slow."""
+        """Returns the backend. The first call is slow, because it makes the backend."""
         with self._backend_lock:
             if self._backend is None:
                 self._backend = self._create_backend()
@@ -122,7 +123,7 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Runs in a thread of the queue, without the lock of the queue."""
+        """Runs in a thread of a `CompileLane`, which does not hold the lane's lock."""
         num_bytes = len(spec.text)
         try:
             backend = self.backend()
@@ -130,7 +131,7 @@ class GrammarCache:
                 grammar = backend.compile(spec)
             except InflightError:
                 raise
-            except BaseException as error:  # a panic of the library is no `Exception`; its text goes only to the log
+            except BaseException as error:  # a panic of a Rust library is no `Exception`; its text goes only to the log
                 logger.error("the grammar library failed while it compiled a grammar", exc_info=error)
                 raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}") from error
             num_bytes += grammar.size_bytes
@@ -141,8 +142,8 @@ class GrammarCache:
                 self._num_bytes += num_bytes
 
     def _evict(self, wanted: GrammarSpec) -> None:
-        """Forget the least recently used grammars until the cache is within its bounds, but never `wanted`. The caller holds
-        the lock."""
+        """Forget the least recently used grammars until the cache is within its limits, but keep the grammar `wanted`. The
+        caller holds the lock."""
         for spec, entry in list(self._entries.items()) if self._is_full() else ():
             if entry.num_bytes is not None and spec != wanted:
                 self._num_bytes -= entry.num_bytes

@@ -2,7 +2,8 @@
 
 The standard is JSON Schema (draft 2020-12, with the older spellings `definitions`, `items` as a list, `additionalItems`).
 Keywords that the standard does not define are ignored, as the standard demands. The table is about keywords that the standard
-defines but the backend does not enforce. Each part of a schema is strict or lenient (`SchemaPart.is_strict`):
+defines but the backend does not enforce. Each part of a schema is strict or lenient (`SchemaPart.is_strict`). "Reported" means
+that `relax_schema` returns the keyword's place.
 
 | | strict | lenient |
 |---|---|---|
@@ -10,8 +11,8 @@ defines but the backend does not enforce. Each part of a schema is strict or len
 | `uniqueItems`, an unknown `format` (by the standard `format` is an annotation) | left out and reported | the same |
 | all others | refused, with the path in the schema | left out and reported |
 
-If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. Definitions that
-no reference leads to are not read.
+If a keyword is left out, the schema admits more texts, never fewer, and all other keywords are still enforced. A definition
+without a reference to it is not read.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # of nested subschemas; the compilers recurse
 MAX_NODES = 50_000
-# Per object. The compile time grows with the square of this number: 2000 need 1 s with llguidance, 2 s with xgrammar.
+# Per object. The compile time grows with the square of this number: for 2000 it is 1 s with llguidance, 2 s with xgrammar.
 MAX_PROPERTIES = 2000
-MAX_PATTERN_PROPERTIES = 100  # per object: 100 need 0.1 s with llguidance, 200 need 3.5 s
+MAX_PATTERN_PROPERTIES = 100  # per object; the compile time with llguidance is 0.1 s for 100, and 3.5 s for 200
 MAX_COUNT = 2**31 - 1
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -48,12 +49,12 @@ ASSERTIONS = _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | _COUNTS | _NUMBERS | _OTHE
 
 @dataclass(frozen=True)
 class SchemaSupport:
-    """What a backend enforces.
+    """The parts of JSON Schema that a backend enforces.
 
     Attributes:
         keywords: the keywords of `ASSERTIONS` that the backend enforces.
         formats: the values of `format` that it enforces.
-        exclusive: keyword -> the assertions that may not be in the same schema as this keyword.
+        exclusive: for a keyword, the other keywords that it does not enforce in the same schema as this keyword.
     """
 
     keywords: frozenset[str]
@@ -64,15 +65,16 @@ class SchemaSupport:
 def relax_schema(
     schema: object, support: SchemaSupport, parts: Sequence[SchemaPart] = (), where: str = "json"
 ) -> list[str]:
-    """Remove from `schema`, in place, the keywords that `support` does not cover, as the table at the top says.
+    """Remove from `schema`, in place, the keywords that `support` does not cover. The table at the top has the rules.
 
     Args:
         schema: JSON data; it is changed.
-        parts: places of `schema` with a name of their own, each strict or not. The rest of the schema is strict.
+        parts: parts of `schema` with their own names, each strict or lenient. The rest of the schema is strict.
         where: the name of the rest of the schema, for messages.
 
     Returns:
-        the places of keywords that were left out and could reject a value: "tools[0] ('f'): #/properties/a/uniqueItems".
+        the places of the keywords that were left out and that could have rejected a value, for example
+        "tools[0] ('f'): #/properties/a/uniqueItems".
 
     Raises:
         InvalidRequestError: a keyword is refused, or `schema` is no JSON schema. The message names the place in the same way.
@@ -86,7 +88,7 @@ def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: 
 
 
 def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
-    """A place in a schema as its author knows it: the name of the part, and the path in the part."""
+    """A place in a schema, in the words of the schema's author: the name of the part, and the path in the part."""
     part = _find_part(path, parts)
     return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
 
@@ -98,8 +100,8 @@ def _find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
 
 @dataclass(slots=True)
 class _Properties:
-    """How many properties one object has. The properties of its schema, of the schemas in `allOf` and of the target of
-    `$ref` count."""
+    """How many properties one object has. Properties in its schema, in the schemas of `allOf` and in the target of `$ref` are
+    counted."""
 
     num_named: int = 0
     num_patterns: int = 0
@@ -115,7 +117,8 @@ class _Walk:
         self._left_out: list[str] = []
 
     def run(self) -> list[str]:
-        for path, node in self.nodes():  # `nodes` finds the children of a node after the node was relaxed
+        # `nodes` looks for the children of a node only after the body of this loop has changed the node
+        for path, node in self.nodes():
             part = _find_part(path, self._parts)
             self._relax(node, path, is_strict=part is None or part.is_strict)
             self._check_keywords(node, path)
@@ -219,7 +222,7 @@ class _Walk:
                 yield self._resolve(value, here), value
 
     def _resolve(self, reference: str, path: str) -> object:
-        """The subschema that a reference such as "#/$defs/a" leads to."""
+        """The subschema to which a reference such as "#/$defs/a" refers."""
         if reference == "#":
             return self._root
         if not reference.startswith("#/"):
@@ -249,7 +252,7 @@ def _asserts_nothing(keyword: str, value: object) -> bool:
 
 
 def _problem(keyword: str, value: object) -> str:
-    """Says what is wrong with the value of a keyword; "" if it is right."""
+    """The problem with the value of a keyword, as the end of a sentence; "" if there is none."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if keyword in _COUNTS and not (is_number and isinstance(value, int) and 0 <= value <= MAX_COUNT):
         return f"is {_name(value)}, not an integer in [0, {MAX_COUNT}]"
@@ -262,14 +265,14 @@ def _problem(keyword: str, value: object) -> str:
             if not isinstance(name, str) or name not in TYPES:
                 return f"{name!r} is none of {', '.join(sorted(TYPES))}"
     if keyword == "enum" and not (isinstance(value, list) and value):
-        return "is not a list with at least one value: nothing could be emitted"
+        return "is not a list with at least one value, so no value could match it"
     if keyword == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         return "is not a list of property names"
     return ""
 
 
 def _is_foreign(reference: object) -> bool:
-    """Whether this `$ref` leads to another document, or to an anchor."""
+    """Whether this `$ref` refers to another document, or to an anchor."""
     return isinstance(reference, str) and reference != "#" and not reference.startswith("#/")
 
 

@@ -1,10 +1,11 @@
-"""Grammars by llguidance (github.com/guidance-ai/llguidance): an Earley parser over a lexer of derivatives, in Rust.
+"""Grammars by llguidance (github.com/guidance-ai/llguidance), a Rust library: an Earley parser, and a lexer that works with
+derivatives of regexes.
 
-The library reads tokenizer.json, so it knows which tokens the tokenizer chooses for a text. Where the grammar admits only one
-text, exactly one token is allowed: the one that the tokenizer would choose.
+The library reads tokenizer.json, so it knows which tokens the tokenizer chooses for a text. If the grammar admits only one text
+at a position, the library allows only the token that the tokenizer would choose there.
 
-Limits: the states of a grammar's regexes are built while masks are computed, and their number has no bound. The library counts
-this work as "fuel". A matcher fails if it runs out of fuel, of lexer states or of parser items; `_limits` has the numbers.
+Limits: the library builds the states of a grammar's regexes while it computes masks, and the number of states has no bound. It
+counts this work as "fuel". If a matcher needs more fuel, lexer states or parser items than `_limits` allows, it fails.
 """
 
 from __future__ import annotations
@@ -48,15 +49,16 @@ _KEYWORDS = """
 """
 _FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri"
 _FREE_TEXT = r"FREE_TEXT: /(.|\n)*/"
-_ASCII_CLASSES = "dws"  # they match only ASCII, as in JSON Schema's patterns; Unicode adds digits from time to time
+_ASCII_CLASSES = "dws"  # the classes \d, \w and \s match only ASCII, as in JSON Schema's patterns
 _LIMITS = re.compile(r"current row has|too many (items|expressions|states|rows)|fuel|too (large|big)", re.IGNORECASE)
 
 
 def _limits() -> LLParserLimits:
-    """With these limits the first mask of a grammar needs 0.1 s at most, a later mask 10 ms, and a matcher 100 MB.
+    """With these limits the first mask of a grammar needs at most 0.1 s, a later mask at most 10 ms, and a matcher at most
+    100 MB.
 
-    Errors are not verbose, because verbose errors would quote what other requests emitted. Large lexemes are computed when the
-    grammar is compiled, so that a grammar with too large lexemes fails then.
+    Errors are not verbose, because verbose errors would quote the output of other requests. Large lexemes (the lexer's tokens)
+    are computed when the grammar is compiled. So a grammar whose lexemes are too large fails when it is compiled.
     """
     return LLParserLimits(
         initial_lexer_fuel=300_000,
@@ -71,8 +73,8 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class _SpecialToken:
-    """A special token: other tokens that spell the same text are not this token. If `is_shown` is set (as for
-    <tool_call>), a text may contain the token or its spelling."""
+    """A special token. It is not the same as other tokens that spell the same text. But if `is_shown` is set (for example for
+    <tool_call>), a grammar with this text admits both the token and its spelling."""
 
     token_id: int
     is_shown: bool
@@ -82,7 +84,7 @@ class _SpecialToken:
 
 
 class LLGuidanceBackend(GrammarBackend):
-    """The default backend. It releases the interpreter lock while it fills the masks of a step.
+    """The default backend. It releases Python's GIL while it fills the masks of a step.
 
     Raises:
         ConfigError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
@@ -110,7 +112,7 @@ class LLGuidanceBackend(GrammarBackend):
         for job in jobs:
             matcher = job.matcher
             assert isinstance(matcher, LLGuidanceMatcher)
-            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites the rows that tokens are drawn from
+            rows[job.rows].fill(ALL_ALLOWED)  # below, the library overwrites those rows for which a token is drawn
             if matcher.is_terminated() or matcher.error():
                 continue
             live.append(job)
@@ -135,10 +137,10 @@ class LLGuidanceBackend(GrammarBackend):
         if inner.is_error():
             raise InvalidRequestError(f"{spec.subject}: {self._explain(spec, inner.get_error())}")
 
-        def matcher() -> LLGuidanceMatcher:  # a copy takes microseconds; `inner` itself stays at the start of the text
+        def matcher() -> LLGuidanceMatcher:  # a copy needs microseconds; `inner` itself accepts no tokens
             return LLGuidanceMatcher(inner.deep_copy(), self.vocab_size, self.eos_token_ids)
 
-        # A lexer state needs about 2 kB, but the library does not tell how many there are. So the size is a guess.
+        # A lexer state needs about 2 kB, but the library does not report the number of states. So the size is a guess.
         return CompiledGrammar(matcher, size_bytes=64 * len(grammar))
 
     def _grammar(self, spec: GrammarSpec) -> str:
@@ -160,7 +162,7 @@ class LLGuidanceBackend(GrammarBackend):
                     return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
         except InvalidRequestError:
             raise
-        except Exception as error:  # the reader of GBNF raises nothing more specific
+        except Exception as error:  # the library's parser of GBNF raises no more specific class
             raise InvalidRequestError(f"{spec.kind}: {error}") from error
 
     def _explain(self, spec: GrammarSpec, error: str) -> str:
@@ -171,7 +173,7 @@ class LLGuidanceBackend(GrammarBackend):
 
 
 class LLGuidanceMatcher(GrammarMatcher):
-    """`inner` is the library's matcher. It never sees the EOS that ends the text, because it could not always roll it back."""
+    """`inner` is the library's matcher. It never gets the EOS that ends the text, because it cannot always roll an EOS back."""
 
     def __init__(self, inner: LLMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
@@ -189,7 +191,7 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.validate_tokens(draft_token_ids[:end])
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Usually no token is forced. `compute_ff_tokens` finds this faster than a mask does, but it ignores EOS."""
+        # Usually no token is forced. The library's `compute_ff_tokens` finds this faster than a mask does, but ignores EOS.
         if (
             not self.error()
             and not self.is_terminated()
@@ -230,8 +232,8 @@ class _LarkWriter:
         return "\n".join(self._free_text() if self._tag.separator is None else self._tags_only(self._tag.separator))
 
     def _free_text(self) -> list[str]:
-        """Free text, with one rule for each trigger. A lazy terminal ends as soon as its trigger is complete, so free text
-        cannot go on after a trigger."""
+        """The rules of free text with tags, one rule for each trigger. A lazy terminal ends as soon as its trigger is complete,
+        so after a trigger only a tag can follow, not more free text."""
         lines = []
         for i, trigger in enumerate(self._tag.triggers):
             bodies = [self._structure(tag, len(trigger)) for tag in self._tag.tags if tag.trigger == trigger]
@@ -251,8 +253,8 @@ class _LarkWriter:
         return [f"start: {start}", _FREE_TEXT, *lines]
 
     def _tags_only(self, separator: str) -> list[str]:
-        """Tags only. If `otherwise` is set, the text may also be that structure. If neither `otherwise` nor `at_least_one` is
-        set, the text may also be free text that does not begin with a trigger."""
+        """The rules of a text that has only tags. If `otherwise` is set, the text may be that structure instead. If neither
+        `otherwise` nor `at_least_one` is set, the text may also be free text that does not begin with a trigger."""
         start = "tag" if self._tag.stop_after_first else f"tag ({self._text(separator)} tag)*"
         lines = [f"tag: {' | '.join(self._structure(tag, 0) for tag in self._tag.tags)}"]
         if self._tag.otherwise is not None:
@@ -265,13 +267,13 @@ class _LarkWriter:
         return [f"start: {start}", *lines]
 
     def _structure(self, tag: Tag, num_written: int) -> str:
-        """A structure without the first `num_written` characters of its `begin`."""
+        """The rule of a structure, without the first `num_written` characters of its `begin`."""
         schema = dict(tag.schema) if isinstance(tag.schema, Mapping) else {} if tag.schema else {"not": {}}
         schema["x-guidance"] = self._json_options
         return f"{self._text(tag.begin[num_written:])} %json {json.dumps(schema)} {self._text(tag.end)}"
 
     def _text(self, text: str) -> str:
-        """A text as a Lark sequence. Where the text spells a special token, the sequence has the token."""
+        """A text as a Lark sequence. Parts of the text that spell a special token become this token."""
         pieces = [text] if self._special is None else filter(None, self._special.split(text))
         tokens = self._special_tokens
         return " ".join(
@@ -292,10 +294,10 @@ def _one_ofs(spec: GrammarSpec) -> list[str]:
 
 
 def _shorten(error: str) -> str:
-    """The library's error in one line. Errors about the library's limits, and one error that only its authors understand, are
-    replaced by words of our own."""
+    """The library's error in one line. Errors about the library's limits, and one error that is hard to understand, are
+    replaced by our own messages."""
     if _LIMITS.search(error):
         return TOO_COMPLEX
     if "NoExtensionBias" in error:  # the rules of the grammar refer to each other and never reach a text
-        return "no text matches it: a rule or a $ref refers to itself without an end"
+        return "no text matches it: a rule or a $ref always refers to itself again, so a text would never end"
     return one_line(error.replace("<non-verbose/>", ""))

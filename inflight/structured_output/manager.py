@@ -1,18 +1,20 @@
-"""`StructuredOutputManager`: the grammars of the engine's requests. Owns the matchers, the mask buffers and the grammar cache.
+"""`StructuredOutputManager`: the grammars of the engine's requests. It owns the matchers, the mask buffers and the cache.
 
-The calls for one request. The engine's thread makes all of them; only the compilation runs in another thread:
+The engine's thread makes all calls. Only the compilation runs in another thread. The calls for one request are:
 
 1. `submit` when the request arrives: its grammar is compiled, or found in the cache. The request may be scheduled when the
    future has ended and `failure` returns "".
-2. `fill` for each step, when all tokens before the step are committed, while its forward runs. It makes the masks of all rows
-   at once.
-3. `advance` at commit, for each token that the step emitted. Only this call changes the request's position in its grammar.
+2. `fill` for each step, while the step's forward runs. By then, all tokens before the step must be committed (passed to
+   `advance`). One call makes the masks of all rows of the step.
+3. `advance` for each token that a step emitted (added to the request's output), when the engine processes the results of the
+   step. Only this call changes the request's position in its grammar.
 4. `drop` when the request ends, for whatever reason.
 
 Matchers follow only the committed tokens. Drafts are accepted and rolled back within one call. So no call is needed if a step
 is voided (its results are dropped), or if a request is preempted and resumed with all its tokens.
 
-An error concerns one request: `fill` and `advance` report it, the request's rows forbid nothing, and the caller ends it.
+An error concerns only one request. `fill` or `advance` returns the error, and the caller ends the request. Until then, the
+request's mask rows allow all tokens.
 """
 
 from __future__ import annotations
@@ -42,17 +44,18 @@ from inflight.structured_output.spec import GrammarSpec
 class FilledMasks(NamedTuple):
     """The masks of one step.
 
-    `masks` is one of the manager's buffers: it is overwritten by the `num_buffers`-th `fill` after this one.
+    `masks` is one of the manager's `num_buffers` buffers, which are used one after another. A later `fill` overwrites it.
     """
 
     masks: MaskRows  # [num_rows_total, num_words] of int32; the requests' rows in the order of the call
-    errors: Mapping[str, str]  # request id -> why it has to end; its rows forbid nothing
+    errors: Mapping[str, str]  # request id -> why the request must end; its rows allow all tokens
 
 
 class MaskRequest(NamedTuple):
-    """One request's row in a step. The row draws after the request's emitted tokens, and after each of its drafts.
+    """One request's row in a step. The row draws a token after the request's emitted tokens, and one after each of its drafts.
 
-    `known`: the last emitted tokens, if a grammar forced them after the step was planned. The row draws these again.
+    `known`: tokens that the grammar forced after the step was planned. They are the last emitted tokens. The step still draws
+    at their positions, and must draw the same tokens.
     """
 
     request_id: str
@@ -63,8 +66,8 @@ class MaskRequest(NamedTuple):
 class _RequestGrammar:
     """One request between `submit` and `drop`: its compilation, its emitted tokens, and its matcher.
 
-    The grammar starts at once, or after the first `marker` among the emitted tokens. Tokens up to the end of the marker are not
-    constrained.
+    If `marker` is empty, the grammar starts at once. Otherwise it starts after the first occurrence of these tokens in the
+    output, and the tokens before its start are not constrained.
     """
 
     def __init__(self, spec: GrammarSpec, future: Future[CompiledGrammar], marker: tuple[int, ...]) -> None:
@@ -77,7 +80,7 @@ class _RequestGrammar:
 
     @property
     def failure(self) -> str:
-        """Why the grammar cannot be used; "" if it can be used, or is being compiled."""
+        """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
         if self._error or not self.future.done():
             return self._error
         if self.future.cancelled():
@@ -93,7 +96,7 @@ class _RequestGrammar:
 
     @cached_property
     def matcher(self) -> GrammarMatcher:
-        """Made when it is first needed."""
+        """The request's matcher, which is made when it is first needed."""
         assert self.future.done(), "the grammar is still being compiled"
         return self.future.result().matcher()
 
@@ -102,7 +105,7 @@ class _RequestGrammar:
         return self._error
 
     def advance(self, token_id: int) -> str:
-        """Follow an emitted token. Returns "", or why the grammar does not admit it."""
+        """Add an emitted token. Returns "", or why the grammar does not admit the token."""
         if self.has_started and not self.matcher.accept(token_id):
             return self.fail(self.matcher.error() or f"it does not admit token {token_id}")
         self._token_ids.append(token_id)
@@ -110,7 +113,7 @@ class _RequestGrammar:
         return ""
 
     def num_free_drafts(self, draft_token_ids: Sequence[int]) -> int | None:
-        """How many of the drafts come before the start of the grammar. None if the grammar does not start within them."""
+        """How many of the drafts come before the start of the grammar. None if it does not even start after the last draft."""
         if self.has_started:
             return 0
         tail = self._token_ids[-len(self._marker) :]
@@ -130,10 +133,11 @@ class StructuredOutputManager:
     Args:
         create_backend: called on a compile thread for the first grammar. If it raises a `ConfigError`, the request fails.
         vocab_size: the vocabulary size of the model and of the backend.
-        num_buffers: how many calls of `fill` later a step's masks are overwritten. With d steps in flight, masks of older and
-            younger steps may be filled before the step draws: 2 * d are enough.
+        num_buffers: the masks of a step are overwritten by the `num_buffers`-th later call of `fill`. With d steps in flight,
+            2 * d buffers are enough, because masks of older and later steps may be filled before the step draws.
         num_threads: how many grammars are compiled at a time in each of the two queues of `GrammarCache`.
-        max_cached_grammars, max_cached_bytes: what the cache of compiled grammars may hold. It evicts the least recently used.
+        max_cached_grammars, max_cached_bytes: the most that the cache of compiled grammars may hold. If there is more, it
+            evicts the least recently used grammars.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class StructuredOutputManager:
     def submit(
         self, request_id: str, params: StructuredOutputsParams, *, reasoning_end_ids: Sequence[int] = ()
     ) -> Future[CompiledGrammar]:
-        """Begin to compile a request's grammar; returns at once.
+        """Begin to compile a request's grammar, and return at once.
 
         Args:
             reasoning_end_ids: the tokens of the end-of-thinking marker, after which the grammar starts. If empty, the grammar
@@ -173,11 +177,12 @@ class StructuredOutputManager:
         return future
 
     def failure(self, request_id: str) -> str:
-        """Why the grammar cannot be used; "" if it can be used, or is being compiled."""
+        """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
         return self._grammars[request_id].failure
 
     def advance(self, request_id: str, token_id: int) -> str:
-        """Commit an emitted token. Returns "", or why the grammar does not admit it: then the request cannot go on."""
+        """Commit an emitted token. Returns "", or why the grammar does not admit the token. In this case the request must
+        end."""
         return self._grammars[request_id].advance(token_id)
 
     def has_ended(self, request_id: str) -> bool:
@@ -185,7 +190,7 @@ class StructuredOutputManager:
         return self._grammars[request_id].matcher.is_terminated()
 
     def forced_tokens(self, request_id: str, limit: int) -> list[int]:
-        """The next tokens of the request, up to the first position that allows several tokens; at most `limit`.
+        """The next tokens of the request, as long as the grammar allows exactly one; at most `limit`.
 
         The list is empty before the grammar starts, and after an error.
         """
@@ -195,9 +200,9 @@ class StructuredOutputManager:
     def fill(self, rows: Sequence[MaskRequest]) -> FilledMasks:
         """Make the masks of a step: `len(draft_token_ids) + 1` rows for each request.
 
-        Row i is the mask after the request's emitted tokens (without the `known` tokens) and its first i drafts. Rows
-        forbid nothing if the request was dropped, has failed, or its grammar has not started. The interpreter lock is released
-        for most of the work.
+        Row i is the mask after the request's emitted tokens (without the `known` tokens) and its first i drafts. If the request
+        was dropped or has failed, or its grammar has not started, its rows allow all tokens. Python's GIL is released for most
+        of the work.
         """
         row_starts = [0]
         for wanted in rows:
@@ -224,16 +229,17 @@ class StructuredOutputManager:
         return FilledMasks(masks, self._find_errors(jobs, masks))
 
     def drop(self, request_id: str) -> None:
-        """Forget a request; an unknown request is ignored. A compilation that only this request waits for is given up."""
+        """Forget a request. If no other request waits for its compilation, the compilation is given up. An unknown request is
+        ignored."""
         if (grammar := self._grammars.pop(request_id, None)) is not None:
             self._cache.release(grammar.spec, grammar.future)
 
     def check_integrity(self, request_ids: Sequence[str]) -> None:
-        """Assert that these are the requests between `submit` and `drop`. For tests."""
+        """Assert that the manager has exactly these requests. For tests."""
         assert self._grammars.keys() == set(request_ids), (list(self._grammars), request_ids)
 
     def close(self) -> None:
-        """Ends the compile threads. Idempotent."""
+        """End the compile threads. Idempotent."""
         self._grammars.clear()
         self._cache.close()
 
@@ -245,10 +251,10 @@ class StructuredOutputManager:
         return self._buffers[index][:num_rows]
 
     def _find_errors(self, jobs: Mapping[str, MaskJob], masks: MaskRows) -> dict[str, str]:
-        """Find matchers that failed and requests that can emit nothing. Their rows then allow all tokens, because a draw
-        needs at least one token.
+        """Find matchers that failed and requests for which no token is allowed. All their rows, and all rows that allow no
+        token, are changed to allow all tokens, because a draw needs at least one token.
 
-        If a row after a draft is empty, this is not an error yet, because the draft may be rejected. If the draft is
+        If the row after a draft allows no token, this is not an error yet, because the draft may be rejected. If the draft is
         accepted, `advance` refuses the token that is drawn there.
         """
         errors: dict[str, str] = {}

@@ -16,7 +16,7 @@ def backend_class(name: str) -> type[GrammarBackend]:
     """The class of one of `BACKENDS`.
 
     Raises:
-        ConfigError: no such backend, or its package is not installed.
+        ConfigError: there is no backend of this name, or its package is not installed.
     """
     if name not in BACKENDS:
         raise ConfigError(f"structured_outputs_backend={name!r} is none of {', '.join(BACKENDS)}")
@@ -31,7 +31,7 @@ def backend_class(name: str) -> type[GrammarBackend]:
 
 
 def create_backend(name: str, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarBackend:
-    """Make one of `BACKENDS`. This takes up to a second for a large vocabulary.
+    """Make one of `BACKENDS`. For a large vocabulary this needs up to a second.
 
     Raises:
         ConfigError: the backend is unknown or not installed, there is no EOS token, or the library cannot use the tokenizer.

@@ -1,4 +1,4 @@
-"""`GrammarSpec`: a constraint as a cache key. `StructuralTag`: text that may contain tags, and what is in each tag."""
+"""`GrammarSpec`: what a request's output must match. `StructuralTag`: a format of free text with tags that contain JSON."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 
 from inflight.sampling_params import StructuredOutputsParams
 
-MAX_WHITESPACE = 64  # characters in a row between two JSON tokens; without a bound some models never come to an end
+MAX_WHITESPACE = 64  # characters between two JSON tokens; without this limit some models emit white space forever
 DEFAULT_WHITESPACE = rf"[\x20\x09\x0A\x0D]{{1,{MAX_WHITESPACE}}}"
 
 _COMPACT = (",", ":")
-RESPONSE_FORMAT = "response_format"  # name of the schema of a `lenient` constraint in messages
+RESPONSE_FORMAT = "response_format"  # error messages use it as the name of the schema if `is_lenient`
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A constraint, hashable: the key of the cache of compiled grammars.
+    """What a request's output must match (a constraint). It is hashable: the key of the cache of compiled grammars.
 
     Attributes:
         kind: one of `sampling_params.CONSTRAINTS`.
-        text: the schema, regex, grammar or tag as its user wrote it; the choices as a JSON list; "{}" for json_object.
-        whitespace: a regex for the text that may be between JSON tokens; "" allows no text. Kinds without JSON ignore it.
-        separators: the text between JSON items, and between key and value. If `whitespace` is set, they are "," and
-            ":".
-        is_lenient: whether keywords of a JSON schema that cannot be enforced are left out instead of refused. For a
-            structural tag each `SchemaPart` has this choice.
+        text: the schema, regex, grammar or structural tag as the user wrote it. For `choice` a JSON list of the choices, and
+            for `json_object` "{}".
+        whitespace: a regex for the white space that may be between JSON tokens; "" allows none. Kinds without JSON ignore it.
+        separators: the text between JSON items, and between key and value. If `whitespace` is not "", these are "," and ":".
+        is_lenient: whether keywords of a JSON schema that cannot be enforced are left out instead of refused. In a structural
+            tag each schema has its own setting (`SchemaPart.is_strict`).
     """
 
     kind: str
@@ -66,12 +66,12 @@ class GrammarSpec:
 
 
 class SchemaPart(NamedTuple):
-    """A place in a schema that has another author than the rest of the schema.
+    """A part of a schema that was written separately from the rest, for example the schema of one tool.
 
     Attributes:
-        pointer: JSON pointer of the place: "#" for the whole schema, or "#/items/anyOf/0".
-        name: the name in error messages, such as "tools[0] ('f')".
-        is_strict: whether keywords that cannot be enforced are refused. If not, they are left out.
+        pointer: the JSON pointer of the part, such as "#/items/anyOf/0"; "#" for the whole schema.
+        name: the name of the part in error messages, such as "tools[0] ('f')".
+        is_strict: whether keywords that cannot be enforced are refused. If false, they are left out.
     """
 
     pointer: str
@@ -81,10 +81,11 @@ class SchemaPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One structure of a structural tag: the text `begin`, JSON that satisfies `schema`, and the text `end`. `trigger` is the
-    trigger that `begin` starts with.
+    """One structure of a structural tag: the text `begin`, then JSON that satisfies `schema`, then the text `end`.
 
-    `parts`: the schemas that `schema` was made of; empty if the author of the tag wrote it.
+    Attributes:
+        trigger: the text with which `begin` starts. In free text it marks the start of a tag.
+        parts: the schemas from which `schema` was put together; empty if the user wrote `schema` as a whole.
     """
 
     trigger: str
@@ -98,12 +99,11 @@ class Tag:
 class StructuralTag:
     """
     Attributes:
-        separator: None if tags may be anywhere in free text. Otherwise the text is either tags with the separator
-            between them and nothing else, or free text that does not begin with a trigger (after leading white space).
-        at_least_one: whether the text must be tags, not free text.
+        separator: if None, tags may be anywhere in free text. Otherwise the text has only tags with the separator between
+            them, or it is free text that does not begin with a trigger (after leading white space).
+        at_least_one: whether the text must have tags, so that free text is not allowed instead.
         stop_after_first: whether the text ends after the first tag.
-        otherwise: a structure that the text may be instead of tags. If it is set, free text is not allowed. Its trigger
-            is "".
+        otherwise: one structure that is allowed instead of tags; free text is then not allowed. Its trigger is "".
     """
 
     tags: tuple[Tag, ...]

@@ -1,6 +1,6 @@
-"""Reads a structural tag: the JSON by which vLLM and xgrammar describe a text with tags in it. msgspec checks its fields.
+"""Reads a structural tag: a JSON document, defined by vLLM and xgrammar, that describes free text with tags in it.
 
-Offline generation also runs where msgspec is not installed. So this module is imported only when a
+msgspec checks the fields. Offline generation also works where msgspec is not installed, so this module is imported only when a
 structural tag is read.
 """
 
@@ -26,7 +26,7 @@ class _Structure(msgspec.Struct, forbid_unknown_fields=True):
         if len(matching) != 1:
             found = " and ".join(map(repr, matching)) or "none of them"
             raise InvalidRequestError(
-                f"structural_tag: {where}: begin={self.begin!r} must start with exactly one trigger, and starts with {found}"
+                f"structural_tag: {where}: begin={self.begin!r} must start with exactly one trigger, but starts with {found}"
             )
         return Tag(matching[0], self.begin, self.schema, self.end, self.parts)
 
@@ -44,13 +44,13 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_structural_tag(text: str) -> StructuralTag:
-    """Read `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, which vLLM and xgrammar accept.
+    """Read `{"type": "structural_tag", "structures": [...], "triggers": [...]}`, which vLLM and xgrammar also accept.
 
-    It may also have the keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure); see
+    The document may also have our own keys `separator`, `at_least_one`, `stop_after_first` and `otherwise` (a structure); see
     `StructuralTag`. A structure may also have the key `parts`; see `SchemaPart`.
 
     Raises:
-        InvalidRequestError: the text has another shape, or a `begin` does not start with exactly one of the triggers.
+        InvalidRequestError: the text is not such a document, or a `begin` does not start with exactly one of the triggers.
     """
     try:
         document = msgspec.convert(json.loads(text), _Document)
@@ -62,7 +62,9 @@ def parse_structural_tag(text: str) -> StructuralTag:
     otherwise = None
     if document.otherwise is not msgspec.UNSET:
         if separator is None or document.at_least_one:
-            raise InvalidRequestError("structural_tag: otherwise needs a separator, and excludes at_least_one")
+            raise InvalidRequestError(
+                "structural_tag: otherwise needs a separator, and must not be used with at_least_one"
+            )
         otherwise = document.otherwise.tag([""], "otherwise")
     elif "" in document.triggers:  # every free text would begin with an empty trigger
         raise InvalidRequestError(

@@ -1,8 +1,7 @@
-"""Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++. Most of its masks are computed at
-compile time.
+"""Grammars by XGrammar (github.com/mlc-ai/xgrammar): a pushdown automaton in C++. It computes most masks at compile time.
 
-The package imports torch and transformers. So it is an optional dependency, it is imported only when the backend is made, and
-it gets only numpy arrays from us. It allows every tokenization of an admitted text.
+XGrammar imports torch and transformers. So it is an optional dependency, and it is imported only when the backend is made. This
+module gives it only numpy arrays. If a grammar admits a text, XGrammar allows every sequence of tokens that spells this text.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from inflight.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import xgrammar
 
-# Keywords that the library ignores or approximates are not listed. Lengths and patterns of strings are not listed either: with
-# them the library admits unescaped control characters in JSON strings.
+# Keywords that the library ignores or approximates are not listed. Keywords for the length and the pattern of strings are not
+# listed either, because with these the library admits unescaped control characters in JSON strings.
 _KEYWORDS = """
     type enum const anyOf $ref properties additionalProperties required items prefixItems minItems maxItems
     minimum maximum exclusiveMinimum exclusiveMaximum
 """
-# The text of a compiled grammar contains this if array items may be of any type. A user's own text cannot contain it, because
-# quotes are escaped there.
+# If array items may be of any type, the compiled grammar, printed as text, contains this. A string that comes from the user
+# cannot contain it, because its quotes are escaped.
 _ANY_ITEMS = '(", " basic_'
 
 
 class XGrammarBackend(GrammarBackend):
-    """It compiles more slowly than llguidance and fills masks faster. It refuses JSON schema keywords outside of `_KEYWORDS`.
+    """It compiles more slowly than llguidance, but fills masks faster. It enforces only the JSON schema keywords `_KEYWORDS`.
 
     Raises:
         TokenizerError: the tokenizer is neither byte-level nor sentencepiece-like with byte fallback.
@@ -64,7 +63,7 @@ class XGrammarBackend(GrammarBackend):
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         try:
             inner = self._compile_inner(spec)
-        except RuntimeError as error:  # the base class of the library's own errors, and of those of its C++ checks
+        except RuntimeError as error:  # the class or base class of all errors of the library
             raise InvalidRequestError(f"{spec.kind}: {_shorten(error)}") from error
 
         def matcher() -> XGrammarMatcher:
@@ -123,7 +122,7 @@ class XGrammarBackend(GrammarBackend):
             for special in self._special_tokens:
                 if special in tag.begin or special in tag.end:
                     raise InvalidRequestError(
-                        f"structural_tag: {special!r} is a special token; in begin and end it needs the llguidance backend"
+                        f"structural_tag: {special!r} in begin or end is a special token, which needs the llguidance backend"
                     )
         content = {"type": "json_schema", "max_whitespace_cnt": MAX_WHITESPACE}
         tags = [
@@ -145,7 +144,7 @@ class XGrammarBackend(GrammarBackend):
 
 
 class XGrammarMatcher(GrammarMatcher):
-    """The base class handles EOS: the library never sees it."""
+    """The base class handles the EOS that ends a text. The library never gets it."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         super().__init__(vocab_size, eos_token_ids)
@@ -168,13 +167,13 @@ class XGrammarMatcher(GrammarMatcher):
     def _fill_mask(self, row: MaskRow) -> None:
         try:
             self._inner.fill_next_token_bitmask(row[None], 0)
-            row[-1] &= self._last_word  # the library sets the bits after the vocabulary, too
+            row[-1] &= self._last_word  # clear the bits after the vocabulary, which the library sets
         except RuntimeError as error:
             self._error = _shorten(error)
 
 
 def _find_composite_literal(schema: object) -> str:
-    """The place of a const or enum that contains an array or object which is not empty; "" if there is none."""
+    """The place of the first const or enum that contains a non-empty array or object; "" if there is none."""
     for path, node in subschemas(schema):
         values = [node["const"]] if "const" in node else node.get("enum", ())
         if any(isinstance(value, list | Mapping) and value for value in values):
@@ -183,5 +182,5 @@ def _find_composite_literal(schema: object) -> str:
 
 
 def _shorten(error: RuntimeError) -> str:
-    """The error's message in one line, without the time and the place in the library's source."""
+    """The error's message in one line, without the time and the source line, which the library puts before it."""
     return one_line(re.sub(r"^\[[\d:]+\] \S+: ", "", str(error)))

@@ -26,7 +26,8 @@ class CopiedStep:
     them. This object keeps the tensors alive until the copies have ended."""
 
     def __init__(self) -> None:
-        self.prompt_pieces: list[list[LogprobsTensors]] = []  # one list per span; filled during the forward pass
+        # one list per `PromptLogprobsSpan` (prompt tokens of one request); the forward fills the lists
+        self.prompt_pieces: list[list[LogprobsTensors]] = []
         self._logprobs: list[LogprobsTensors] = []
         self._tokens: list[Tensor] = []
         self._on_host: list[LogprobsTensors] = []
@@ -42,8 +43,8 @@ class CopiedStep:
         processors: LogitsProcessors | None,
         spans: tuple[PromptLogprobsSpan, ...],
     ) -> Event:
-        """Queue the copies of the log-probabilities and of `tokens`, int32 [n]. The returned event marks their end: only then
-        may `tokens` be overwritten."""
+        """Queue the copies of the log-probabilities and of `tokens`, int32 [n]. Returns an event that is reached when the
+        copies have ended. Until then, `tokens` must not be overwritten."""
         self._spans = spans
         if processors is not None and processors.logprobs_rows is not None:
             self._rows = processors.logprobs_rows
@@ -54,7 +55,7 @@ class CopiedStep:
         return self._event
 
     def wait(self, step_id: int) -> ModelRunnerOutput:
-        """Wait for the copies and return the step's output. Not to be called in the thread that launches steps."""
+        """Wait for the copies and return the step's output. The thread that launches steps must not call this."""
         if self._event is None:
             return ModelRunnerOutput(step_id=step_id)
         self._event.synchronize()

@@ -18,7 +18,7 @@ from inflight.device.accelerator import Accelerator, Graph, no_garbage_collectio
 logger = logging.getLogger(__name__)
 
 GraphKey = tuple[str, int]  # (name of a program, size)
-GRAPH_BYTES = 4 << 20  # bytes that the driver needs for one graph, in addition to the memory that its kernels use
+GRAPH_BYTES = 4 << 20  # bytes that the driver needs for one graph, without the memory that the graph's kernels use
 
 Program = Callable[[int], None]  # launches the kernels for one size
 
@@ -33,7 +33,8 @@ class GraphReport:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """The batch sizes that decode steps are padded to: 1, 2, 4, 8, then each larger by 8 to 64. The last is `most`."""
+    """The batch sizes that decode steps are padded to: 1, 2, 4, 8, then in increments that grow from 8 to 64. The last
+    size is `most`."""
     sizes = [1, 2, 4]
     while sizes[-1] < most:
         last = sizes[-1]
@@ -64,8 +65,8 @@ class GraphRunner:
     def capture(
         self, programs: Sequence[tuple[str, Sequence[int], Program]], stage_dummies: Callable[[str, int], None]
     ) -> None:
-        """Record each program for each of its sizes. First `stage_dummies` queues dummy inputs for this program and size.
-        No other work may be queued on the device meanwhile."""
+        """Record each program for each of its sizes. Before each recording, `stage_dummies(name, size)` queues the copy of
+        dummy inputs to the device. Other threads must not queue work on the device until this function returns."""
         start, before = time.perf_counter(), self._device.available_memory_bytes()
         keys = [(name, size, program) for name, sizes, program in programs for size in sizes]
         with no_garbage_collection():
@@ -78,7 +79,10 @@ class GraphRunner:
         taken = max(0, before - self._device.available_memory_bytes())
         self.report = GraphReport(len(keys), time.perf_counter() - start, taken)
         logger.info(
-            "recorded %d CUDA graphs in %.1f s: %.0f MiB on the GPU", len(keys), self.report.seconds, taken / 2**20
+            "recorded %d CUDA graphs in %.1f s; they use %.0f MiB of the GPU",
+            len(keys),
+            self.report.seconds,
+            taken / 2**20,
         )
 
     def enqueue(self, name: str, size: int, program: Program) -> None:

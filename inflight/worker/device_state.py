@@ -7,11 +7,11 @@ kernels/triton/step_state.py. The parts of the tensor:
     of the step, one element per token   input_ids, positions, token_slots
     of the step, one element per row     query_start_loc, seq_lens, slots
     of the step, one element per draw    logits_indices, draw_slots, draw_positions
-    of the slots                         last_tokens, columns (sampling parameters), block_tables,
+    of the slots                         last_tokens (drawn), columns (sampling parameters), block_tables,
                                          history (the tokens of each slot; only penalties and bad words read it)
 
-Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to it, and all its KV blocks are the
-dummy block. The state is written only on the stream `compute`, in step order.
+Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to it. Its block table names only the
+dummy block, a KV block that no request has. The state is written only on the stream `compute`, in step order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALIGNMENT = 64  # elements; each part starts at a multiple of it, so that kernel
 
 @dataclass(frozen=True, kw_only=True)
 class StateSizes:
-    """The sizes that decide the shapes of all parts. `max_num_tokens`: the most tokens of a step, padding included."""
+    """The sizes that determine the shapes of all parts. `max_num_tokens`: the most tokens of a step, padding included."""
 
     max_num_tokens: int
     max_num_seqs: int
@@ -84,7 +84,7 @@ class DeviceState:
         for name, shape in sizes.parts().items():
             self.start[name] = total
             total += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        # the check of the configuration did not count everything, for example the block tables of several KV cache groups
+        # The configuration was checked with an estimate, which counts the block tables of only one KV cache group.
         check_device_state(total, max_num_seqs=sizes.max_num_seqs, max_model_len=sizes.max_model_len)
         self.flat = torch.zeros(total, dtype=torch.int32, device=device)
 

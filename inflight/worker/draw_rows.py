@@ -1,11 +1,12 @@
-"""Rows with drafts: which tokens a step computes for them, and which of the drawn tokens are emitted.
+"""Rows with drafts: which tokens a step computes for them, and which of the drawn tokens become output.
 
 A row is a request's part of a step. A draft is a token that a proposer has guessed. How many drafts a row has is known only
-when the forward pass begins. So the plan (the scheduler's output) has upper bounds:
+when the forward pass begins. So the plan (the scheduler's output) has upper bounds. A drawn token that becomes output is
+called emitted.
 
 plan      1 + max_draft_tokens tokens for the row; their positions are not known yet
 forward   the last drawn token of the row's slot, then the drafts that exist         `resolve_drafts`
-sample    one draw after each of these tokens                                        `grammar_masks`: a mask for each draw
+sample    one draw after each of the forward's tokens                                `grammar_masks`: a mask for each draw
 message   the emitted tokens (`message_of`), then the next drafts; sent to the other ranks
 """
 
@@ -24,11 +25,11 @@ from inflight.worker.input_batch import StepInputs, start_locations
 
 
 def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32Array, drafts: Int32Array) -> StepInputs:
-    """Make the exact inputs of a step from `inputs`, which have the upper bounds.
+    """Make the exact inputs of a step from `inputs`, which were made for the upper bounds.
 
     Args:
-        num_tokens: [num_rows], how many tokens each row's request has; ignored for rows without drafts.
-        drafts: [num_rows, k], the drafts that follow these tokens, padded with -1.
+        num_tokens: [num_rows], how many tokens each row's request has, drafts excluded; ignored for rows without drafts.
+        drafts: [num_rows, k], each row's drafts, padded with -1.
     """
     has_drafts = plan.max_draft_tokens >= 0
     num_drafts = np.minimum((drafts >= 0).sum(axis=1, dtype=np.int32), plan.max_draft_tokens)
@@ -63,12 +64,12 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
 
 
 def grammar_masks(plan: SchedulerOutput, output: GrammarOutput, draw_start_loc: Int32Array) -> GrammarMasks:
-    """Match the grammar masks of a step with its draws. A row under a grammar has one mask for each of its draws.
+    """Match the grammar masks of a step with its draws. A row with a grammar has one mask for each of its draws.
 
     Args:
         draw_start_loc: [num_sampling_rows + 1]; the draws of sampling row j are `[draw_start_loc[j], draw_start_loc[j + 1])`.
     """
-    assert plan.samples[output.rows].all(), "there are masks for rows that draw no token"
+    assert plan.samples[output.rows].all(), f"step {plan.step_id} has grammar masks for rows that draw no token"
     sampling_rows = np.cumsum(plan.samples)[output.rows] - 1
     starts, counts = draw_start_loc[sampling_rows], np.diff(draw_start_loc)[sampling_rows]
     assert np.array_equal(counts, output.num_masks), (
@@ -84,8 +85,8 @@ def message_of(
 ) -> Int32Array:
     """The emitted tokens of each sampling row, padded with -1: [num_sampling_rows, width].
 
-    IMPOSSIBLE_TOKEN (no token could be drawn) becomes 0. Its request fails when the engine commits the step. Until then, other
-    steps under way may compute this token.
+    IMPOSSIBLE_TOKEN (no token could be drawn) becomes 0. The engine fails this request when it gets the step's output. A later
+    step may have begun before that, so it must find a valid input.
     """
     message = np.full((len(num_emitted), width), -1, dtype=np.int32)
     message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)

@@ -1,14 +1,15 @@
-"""`DrawnTokens`: the last drawn token of each slot; with speculative decoding also the next drafts.
+"""`DrawnTokens`: the last drawn token of each slot and, with speculative decoding, its next drafts (guessed tokens).
 
-It also keeps whole sequences, because penalties, bad words and proposers (which guess drafts) read them. Only the compute
-thread uses it.
+A slot is the place in the batch that one request keeps while it runs. `DrawnTokens` also keeps whole sequences, because
+penalties, bad words and proposers (which guess drafts) read them. Only the compute thread uses it.
 
-A slot changes only when a step has drawn a token for it: on the last pipeline stage, when the step is sampled; on earlier
-stages, when the message with the step's tokens is applied. Both happen in step order. So a step that waits for the latest older
-step that draws for its slots finds the right tokens, even if another request had the slot before.
+The last pipeline stage changes a slot when it samples a step that draws for the slot. An earlier stage changes the slot when it
+applies the message with the step's tokens. Each stage does this in step order. So if a step waits for the latest older step
+that draws for its slots, it finds the right tokens, even if another request had the slot before.
 
-A step's message is int32 [n, (k + 1) + k], one line for each of the n rows that draw: the emitted tokens, padded with -1 to
-k + 1, then the next drafts, padded with -1 to k. k is the most drafts of a row. Without drafts k is 0: a line is one token.
+A step's message is int32 [n, (k + 1) + k], with one line for each of the n rows that draw. A line has the emitted tokens (drawn
+tokens that become output), padded with -1 to k + 1, and then the next drafts, padded with -1 to k. k is the most drafts of a
+row. Without drafts k is 0, so a line is one token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class DrawnTokens:
     """
     Args:
         num_speculative_tokens: k, the most drafts per row.
-        senders: each sends every message to one earlier stage. Only the last of several stages has senders.
+        senders: each sends every message to one earlier stage. Empty except on the last pipeline stage.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class DrawnTokens:
     def remember(self, requests: Sequence[NewRequestData], forced: TokenDelta | None) -> None:
         """Keep the tokens of new requests and the tokens that a grammar has forced.
 
-        Call it only after all older steps have sampled. An older step may draw for a request that had the slot before,
-        or may draw a token that a forced token replaces.
+        Call it only after all older steps have sampled. Otherwise they could overwrite these tokens: an older step may draw
+        for a request that had the slot before, or may draw a token that a forced token replaces.
         """
         for data in requests:
             self.token_ids[data.slot, : len(data.token_ids)] = data.token_ids
@@ -67,7 +68,7 @@ class DrawnTokens:
             self.token_ids[forced.slots, forced.positions] = forced.token_ids
 
     def write(self, slots: Int32Array, positions: Int32Array, token_ids: Int32Array) -> None:
-        """Keep drawn tokens, or drafts that precede a draw. All arguments are [n]."""
+        """Write drawn tokens, or the drafts before a draw, to the slots' sequences. All arguments are [n]."""
         fits = positions < self.token_ids.shape[1]  # nothing reads a token beyond max_model_len
         self.token_ids[slots[fits], positions[fits]] = token_ids[fits]
 

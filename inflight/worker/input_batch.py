@@ -1,8 +1,10 @@
-"""`InputBatch`: the running requests as numpy columns. Plans update it, and the inputs of each step are made from it.
+"""`InputBatch`: the running requests as numpy columns. Each plan updates it, and each step's inputs are made from it.
 
-Each request keeps one slot. Only the thread that prepares steps uses the batch. This thread runs ahead of the device. So
-there are tokens that an older step still draws: the batch knows only their slots and positions. Slots that no plan names have
-old data, which is never read.
+A plan is the scheduler's output for one step. A slot is one row of the columns, and a request keeps its slot while it runs. A
+slot without a request keeps old data, which is never read.
+
+Only the thread that prepares steps uses the batch. This thread runs ahead of the device, so older steps may not have drawn
+their tokens yet. The batch knows only the slots and positions of such tokens.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ class StepInputs:
     """The inputs of one plan. The tokens of all rows are in flat arrays: those of row i are
     `[query_start_loc[i], query_start_loc[i + 1])`.
 
-    The host does not know the inputs at the indices `drawn_tokens` yet: each of them is the last drawn token of its slot.
-    `input_ids` has 0 there. A sampling row is a row that draws. The draws of the j-th sampling row are
-    `[draw_start_loc[j], draw_start_loc[j + 1])`, one after each of the row's last tokens.
+    The host does not know the input tokens at the indices `drawn_tokens` yet, so `input_ids` has 0 there. Each of these inputs
+    is the last drawn token of its slot. A sampling row is a row that draws. The draws of the j-th sampling row are
+    `[draw_start_loc[j], draw_start_loc[j + 1])`: if it has m draws, one follows each of the row's last m tokens.
     """
 
     input_ids: Int32Array  # [num_tokens]
     positions: Int32Array  # [num_tokens]
     query_start_loc: Int32Array  # [num_rows + 1]
-    num_computed_tokens: Int32Array  # [num_rows], tokens in the cache before this step
-    seq_lens: Int32Array  # [num_rows], tokens in the cache after this step
+    num_computed_tokens: Int32Array  # [num_rows], how many tokens are in the KV cache before this step
+    seq_lens: Int32Array  # [num_rows], how many tokens are in the KV cache after this step
     sampling_rows: Int32Array  # [num_sampling_rows]
     draw_start_loc: Int32Array  # [num_sampling_rows + 1]
     drawn_tokens: Int32Array  # [num_drawn], indices into the flat tokens
     drawn_slots: Int32Array  # [num_drawn]
     drawn_in_step: int  # the latest step that draws one of `drawn_tokens`; NO_STEP if there are none
-    draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens: drafts to be verified
+    draft_tokens: Int32Array  # [num_drafts], indices into the flat tokens
     draft_slots: Int32Array  # [num_drafts]
     # the id of the previous step, if this step computes exactly the tokens that the previous step drew; otherwise NO_STEP
     continues: int = NO_STEP
@@ -60,7 +62,7 @@ class InputBatch:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        # for each slot, the position after the last token that a plan has sent
+        # for each slot, the position after the last token whose id was in a plan
         self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
@@ -69,7 +71,7 @@ class InputBatch:
         self._block_size = block_size
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Add a plan's new requests, block table entries and forced tokens."""
+        """Add a plan's new requests, block table entries and forced tokens (tokens that a grammar dictates)."""
         for data in plan.new_requests:
             slot, length = data.slot, len(data.token_ids)
             self.token_ids[slot, :length] = data.token_ids
@@ -86,14 +88,17 @@ class InputBatch:
             self.num_known_tokens[forced.slots] = forced.positions + 1
 
     def step_inputs(self, plan: SchedulerOutput) -> StepInputs:
-        """The inputs of a plan, after `apply`; for rows with drafts, upper bounds. Call this once for each plan, in order."""
+        """Make the inputs of a plan. A row with drafts gets the most drafts that its plan allows.
+
+        Call this once for each plan, in order, and after `apply`.
+        """
         inputs = self._continued(plan) or self._flattened(plan)
         self._before = plan, inputs
         return inputs
 
     def _continued(self, plan: SchedulerOutput) -> StepInputs | None:
-        """A fast path: the inputs of a plan with the same rows as the previous step, if both are pure decodes and the plan
-        has nothing new. None for other plans."""
+        """A fast path for a plan that continues the previous step: the rows are the same, all rows of both steps compute and
+        draw one token, and the plan has no new requests, forced tokens or drafts. Returns None for other plans."""
         if self._before is None or plan.new_requests or plan.forced_tokens is not None or len(plan.max_draft_tokens):
             return None
         before, inputs = self._before
@@ -170,7 +175,7 @@ class InputBatch:
 
 
 def start_locations(lengths: npt.NDArray[np.integer]) -> Int32Array:
-    """The bounds of consecutive items with these lengths, [n + 1]. Item i is at `[locations[i], locations[i + 1])`."""
+    """The bounds of n adjacent items with these lengths, [n + 1]. Item i is at `[locations[i], locations[i + 1])`."""
     locations = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=locations[1:])
     return locations

@@ -13,7 +13,7 @@ from inflight.worker.runner import Runner
 
 
 class MemoryBudget:
-    """Make it before anything is loaded, because the constructor notes how much memory is free."""
+    """Create it before the model is loaded, because the constructor records how much memory is free."""
 
     def __init__(self, config: EngineConfig, rank: int, device: Device) -> None:
         self._config, self._rank, self._device = config, rank, device

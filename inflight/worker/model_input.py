@@ -1,6 +1,6 @@
-"""The data that one step of `ModelRunner` carries from stage to stage: prepare -> forward -> sample -> drain.
+"""The data of one step of `ModelRunner`, handed from stage to stage: prepare -> forward -> sample -> drain.
 
-When a stage has ended, its arrays are not written any more, because the drain thread and later steps may still read them.
+After a stage has ended, nobody writes to the arrays that it made, because the drain thread and later steps may still read them.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A prepared plan. It has copies of all data that later plans change.
+    """A prepared plan (the scheduler's output for one step). It has copies of all data that later plans change.
 
-    If the plan has rows with drafts, `forward` is None here, and is made when the forward pass begins.
+    If the plan has rows with drafts, `forward` is None at first, and is made when the forward pass begins.
     """
 
     plan: SchedulerOutput
-    inputs: StepInputs  # upper bounds, for rows with drafts
+    inputs: StepInputs  # rows with drafts have the most drafts that the plan allows
     block_tables: tuple[Int32Array, ...]  # [num_rows, num_blocks], one per KV group
     sampling_slots: Int32Array  # [num_sampling_rows]
     sampling_rows: SamplingRows | None  # [num_sampling_rows], on the rank that draws
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
     new_histories: tuple[NewRequestData, ...]  # the new requests whose older tokens affect their draws or drafts
     prompt_logprobs: tuple[PromptLogprobsSpan, ...]
-    message: Future[torch.Tensor] | None  # on an earlier stage: the tokens that the last stage draws in this step
+    message: Future[torch.Tensor] | None  # on stages before the last: the tokens that the last draws
     forward: ForwardInput | None = None
 
 
@@ -70,10 +70,10 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraws:
-    """The outcome of a step's draws, for an engine with drafts."""
+    """Which draws of a step become output (are emitted), and the next drafts. For an engine with drafts."""
 
-    num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]
-    positions: Int32Array  # [num_sampling_rows], the position of the first token emitted
+    num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]; a row's first draws are emitted
+    positions: Int32Array  # [num_sampling_rows], the position of the first emitted token
     draw_start_loc: Int32Array  # [num_sampling_rows + 1]
     drafts: Int32Array  # [num_sampling_rows, k], for the next step
 

@@ -24,8 +24,8 @@ class Pipeline:
     Attributes:
         stage: this rank's stage.
         link: sends and receives activations; None if there is only one stage.
-        senders: each sends drawn tokens to one stage. Only the last of several stages has senders.
-        receiver: receives drawn tokens; None on stages that get none.
+        senders: each sends drawn tokens to one earlier stage. Only the last stage has senders.
+        receiver: receives drawn tokens; None on stages that receive none.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Pipeline:
 
 
 def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
-    """Make the link to the previous and the next stage. All ranks ask for their channels in the same order, so that the two
-    ends of each channel connect."""
+    """Make the link to the previous and the next stage. All ranks open their channels in the same order, so that the two ends
+    of each channel connect."""
     layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
     previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
     next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)

@@ -25,12 +25,12 @@ def run_largest_step(
     stage: PipelineStage,
     run_draws: Callable[[Tensor], None],
 ) -> None:
-    """Run the largest step through the first layer, the head and the sampler, with a KV cache of its own.
+    """Run the largest step through the first layer, the LM head and the sampler, with a temporary KV cache.
 
-    One layer shows the peak memory, because the layers use the same working memory one after the other.
+    One layer is enough to find the peak memory, because each layer reuses the working memory of the layer before it.
 
     Args:
-        run_draws: runs head and sampler over hidden states; called on the last stage only.
+        run_draws: runs the LM head and the sampler on hidden states; called on the last stage only.
     """
     num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     layer = next(iter(model.attention_layers().values()))
@@ -68,7 +68,7 @@ def zero_activations(
 
 
 def one_token_each(num_tokens: int, block_size: int) -> AttentionInputs:
-    """Make the inputs of `num_tokens` sequences of one token each, all in the dummy block."""
+    """Make the inputs of `num_tokens` sequences of one token each, all in the dummy block (a KV block of no request)."""
     return AttentionInputs(
         query_start_loc=np.arange(num_tokens + 1, dtype=np.int32),
         seq_lens=np.ones(num_tokens, dtype=np.int32),

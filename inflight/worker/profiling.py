@@ -17,7 +17,7 @@ def is_profiling() -> bool:
 
 
 class RankProfiler:
-    """Records every thread of the process between `start` and `stop`, and on a GPU its kernels.
+    """Records every thread of the process between `start` and `stop`. On a GPU it also records the kernels.
 
     A process can have only one running profiler.
     """
@@ -31,7 +31,7 @@ class RankProfiler:
         """Start recording; `stop` will write the trace to `folder`.
 
         Raises:
-            InvalidRequestError: it is running already.
+            InvalidRequestError: the profiler is running already.
         """
         if self._running is not None:
             raise InvalidRequestError("the profiler is running already; stop it first: profile(False)")
@@ -44,7 +44,7 @@ class RankProfiler:
         self._running = profiler, path / f"{self._name}.json"
 
     def close(self) -> None:
-        """Stop a running trace and drop it. Idempotent."""
+        """Stop a running profiler without writing its trace. Idempotent."""
         if self._running is not None:
             self._running[0].stop()
             self._running = None
@@ -53,7 +53,7 @@ class RankProfiler:
         """Write the trace (Chrome's format) and return its path.
 
         Raises:
-            InvalidRequestError: it is not running.
+            InvalidRequestError: the profiler is not running.
         """
         if self._running is None:
             raise InvalidRequestError("the profiler is not running; start it first: profile(True, folder)")

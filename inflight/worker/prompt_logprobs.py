@@ -19,9 +19,9 @@ MAX_ROWS = 256  # the most rows of logits in memory at once
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpan:
-    """The prompt tokens `[start, start + len(targets))` of plan row `row`, whose log-probabilities this step computes.
+    """Prompt tokens whose log-probabilities a step computes: `[start, start + len(targets))` of the request in row `row`.
 
-    They are computed from the step's hidden states `[first_token, first_token + len(targets))`.
+    The log-probabilities are computed from the step's hidden states `[first_token, first_token + len(targets))`.
     """
 
     row: int
@@ -31,8 +31,8 @@ class PromptLogprobsSpan:
     num_logprobs: int
 
     def columns(self, hidden: Tensor, compute_logits: Callable[[Tensor], Tensor], device: Device) -> LogprobsColumns:
-        """Compute the log-probabilities and copy them to the host, which waits for the device. `hidden`: the hidden states of
-        all tokens of the step."""
+        """Compute the log-probabilities, wait for the device and copy them to the host. `hidden`: the hidden states of all
+        tokens of the step."""
         return joined(self.pieces(hidden, compute_logits, device.to_device(self.targets)))
 
     def pieces(
@@ -59,11 +59,12 @@ def joined(pieces: Sequence[LogprobsTensors]) -> LogprobsColumns:
 
 
 class PromptLogprobsProgress:
-    """Remembers for each slot how many prompt tokens have their log-probabilities. Only the thread that prepares steps uses
+    """Remembers for each slot which prompt tokens already have log-probabilities. Only the thread that prepares steps uses
     it."""
 
     def __init__(self) -> None:
-        self._wanted: dict[int, tuple[int, int]] = {}  # slot -> (log-probabilities per token, prompt positions done)
+        # slot -> (log-probabilities per token, number of prompt positions done)
+        self._wanted: dict[int, tuple[int, int]] = {}
 
     def add(self, data: NewRequestData) -> None:
         self._wanted.pop(data.slot, None)

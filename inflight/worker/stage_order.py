@@ -1,20 +1,21 @@
 """`StageOrder`: decides when each stage of a step goes to the device. The order depends only on the commands, never on time.
 
-A step has two stages: its forward and its sample. A command is a new plan, or the grammar masks of a step. After each command,
-all stages that may go are submitted, in the order of their steps:
+A step has two stages: its forward and its sample. A command is a new plan (the scheduler's output for a step), or the grammar
+masks of a step. After each command, all stages that may go are submitted to the device, in the order of their steps:
 
     forward N   may go after the forwards of all older steps, and after the sample of the step that draws its inputs
-    sample N    may go after forward N, after the samples of all older steps, and after its masks have come
+    sample N    may go after forward N, after the samples of all older steps, and, if step N has a grammar, after its masks
 
-So late masks delay the sample of their step and the stages that depend on it. Other forwards go on:
+So late masks delay only the sample of their step and the stages that depend on this sample. Here step 0 waits for masks, and
+step 2 computes tokens that step 0 draws:
 
-    commands   plan 0 (masks)   plan 1            plan 2, of tokens that step 0 draws   masks 0
-    device     forward 0        forward 1                                               sample 0, sample 1, forward 2, sample 2
+    commands   plan 0           plan 1            plan 2                                   masks 0
+    device     forward 0        forward 1                                                  sample 0, sample 1, forward 2, ...
 
 Ranks that get the same commands in the same order submit the same stages in the same order, so their collectives match. A
-step waits only for older steps, so there is no deadlock. Only the last pipeline stage waits for masks. There, too, a forward
-waits for the step that draws its inputs, although only the first stage embeds them. This costs no time, because the first stage
-cannot send its activations earlier.
+step waits only for older steps, so there is no deadlock. Only the last pipeline stage waits for masks. Its forward also waits
+for the step that draws the forward's inputs, although only the first pipeline stage embeds these tokens. This costs no time,
+because the first pipeline stage, which needs the tokens, cannot send its activations earlier.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class StageOrder:
         self._walk()
 
     def provide(self, step_id: int, grammar_output: GrammarOutput) -> None:
-        """Give a step its masks. The step was added before and awaits them. Called once for each such step."""
+        """Give a step its masks. Call it once for each step that was added with `awaits_masks`."""
         step = next((step for step in self._steps if step.step_id == step_id), None)
         assert step is not None and step.awaits_masks, f"masks came for step {step_id}, which does not wait for masks"
         step.grammar_output, step.awaits_masks = grammar_output, False

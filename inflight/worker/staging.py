@@ -1,13 +1,13 @@
 """`StagingRing`: buffers through which steps upload their entries (changes of the `DeviceState`) to the GPU.
 
-Each slot of the ring has pinned memory on the host, and memory on the device:
+An entry is a pair (destination, value). Each slot of the ring has pinned memory on the host, and memory on the device:
 
-    prepare thread    take slot k, write entries              waits only if the ring is too short
+    prepare thread    take slot k, write entries              (waits only if the ring is too short)
     copy_in stream                       | pinned k -> device k |
     compute stream                                             | apply k | forward ...
 
-A slot is written again only after its last upload has ended: the host waits for this. It is uploaded again only after the
-device has read its previous entries: the stream `copy_in` waits for this.
+Before a slot is written again, the host waits until the slot's last upload has ended. Before a slot is uploaded again, the
+stream `copy_in` waits until the device has read the previous entries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class StagingSlot:
         self._allocate(MIN_ENTRIES)
 
     def write(self, columns: Int32Columns) -> int:
-        """Write these (destinations, values) one after another. Returns their number. Waits for the slot's last upload."""
+        """Wait for the slot's last upload. Then write the (destinations, values) of `columns` one after another, and return
+        the number of entries."""
         count = sum(len(destinations) for destinations, _ in columns)
         for event in (self._uploaded, self._read if count > len(self.entries) else None):
             if event is not None:
@@ -83,7 +84,7 @@ class StagingRing:
         self._slots = deque(StagingSlot(device) for _ in range(depth))
 
     def take(self) -> StagingSlot:
-        """The slot that was taken longest ago. Its step must have been launched."""
+        """Return the slot that was taken longest ago. The step that took it must have released it."""
         self._slots.rotate(-1)
         slot = self._slots[-1]
         assert not slot.is_in_use, f"more than {len(self._slots)} steps are under way"

@@ -20,7 +20,7 @@ def start_threads(config: EngineConfig, rank: int, device: Device) -> None:
     """Set the number of compute threads, and on a CPU bind them to the rank's cores.
 
     Raises:
-        ConfigError: the configuration names cores, but the kernels that bind threads are not installed.
+        ConfigError: the configuration names cores, but the C++ library that binds threads is not installed.
     """
     options, num_local_ranks = config.device, config.parallel.num_local_ranks
     device.set_num_threads(options.num_threads)

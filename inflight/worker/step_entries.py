@@ -1,13 +1,13 @@
-"""`StepEntries`: turns a plan into entries (destination, value), which update the `DeviceState`.
+"""`StepEntries`: turns a plan (the scheduler's output) into entries (destination, value), which update the `DeviceState`.
 
-    tables    block table entries
+    tables    block tables
     rows      tokens, positions, slots, lengths, padding
     drawn     inputs that were drawn on the device: (destination, source)
     draws     slots and positions of the draws
     requests  sampling parameters of new requests, and their tokens if penalties or bad words read them
 
-Tables, rows and drawn are applied before the forward, the others before the draws. If the draw of the previous step has
-advanced the state to this step, only the tables are needed.
+Tables, rows and drawn are applied before the forward. Draws and requests are applied before the draws. If a step computes
+exactly the tokens that the previous step drew, the draw kernels have already updated the state, and only tables are needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Column = tuple[IndexArray, Int32Array]
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The padded sizes of a step. In a step of the `kind` "decode" every row computes one token and draws one. Any other
-    step is "mixed" if there is a CUDA graph for its size, and "eager" otherwise. The tokens of eager steps are not padded."""
+    """The padded sizes of a step. If `kind` is "decode", every row computes one token and draws one. Any other step is "mixed"
+    if there is a CUDA graph for its size, and "eager" otherwise. The tokens of eager steps are not padded."""
 
     kind: str
     num_tokens: int
@@ -41,7 +41,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class EntryCounts:
-    """Where each part of the entries ends: the index after its last entry. Here `draws` belong to the part `requests`."""
+    """Where each part of the entries ends: the index after its last entry. `requests` includes the entries of draws."""
 
     tables: int
     rows: int
@@ -58,7 +58,7 @@ class StepEntries:
     def of(
         self, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape, with_history: tuple[NewRequestData, ...]
     ) -> tuple[list[Column], EntryCounts]:
-        """All entries of a step. `with_history`: the new requests whose draws look at older tokens."""
+        """All entries of a step. `with_history`: the new requests whose draws depend on older tokens."""
         parts = [
             self.tables(plan),
             self._rows(plan, inputs, shape),
@@ -69,7 +69,7 @@ class StepEntries:
         return [column for part in parts for column in part], EntryCounts(*ends)
 
     def dummies(self, num_tokens: int, num_rows: int) -> list[Column]:
-        """The entries of a step that belongs to no request, in the dummy slot: `num_rows` rows of one token, or one row of
+        """The entries of a step in the dummy slot, which no request has: `num_rows` rows of one token, or one row of
         `num_tokens` tokens. Each row draws."""
         dummy, length = self._sizes.dummy_slot, num_tokens // num_rows
         starts = np.full(self._sizes.max_num_rows + 1, num_tokens)
@@ -124,7 +124,7 @@ class StepEntries:
                 self._run("seq_lens", _padded(inputs.seq_lens, padding, 1)),
                 self._run("slots", _padded(plan.slots, padding, dummy)),
             ]
-        else:  # the padding is one more row, of the dummy slot
+        else:  # all padding tokens are in one more row, which belongs to the dummy slot
             rows_of_padding = 1 if padding else 0
             beyond = shape.num_rows - num_rows - rows_of_padding
             num_indices = max(shape.num_draws, 1)  # if nothing is drawn, the model still returns one row

@@ -2,12 +2,14 @@
 
     decode(n)   forward and LM head of n rows with one token each        -> logits [n]
     mixed(n)    forward of rows with n tokens in total                   -> hidden [n]
-    head(n)     LM head of n of these hidden states                      -> logits [n]
+    head(n)     LM head of n of the hidden states that `mixed` made      -> logits [n]
     eager(...)  forward and LM head of rows with any number of tokens    -> logits
-    draw(n)     draw a token from each of n logits; advance the state    -> tokens [n]
+    draw(n)     draw n tokens, one from each row of logits               -> tokens [n]
 
-Only the last pipeline stage has heads and draws. On the other stages the forward leaves the activations for the next stage in
-`sent`.
+`draw` also advances the `DeviceState` (the inputs of a step, on the GPU) to the next decode step.
+
+Only the last pipeline stage has an LM head and draws. On the other stages the forward writes the activations for the next stage
+to `sent`.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ class StepPrograms:
         max_seq_len: int,
         prompt_logprobs: Sequence[tuple[PromptLogprobsSpan, Tensor]],
     ) -> list[list[LogprobsTensors]]:
-        """`prompt_logprobs`: spans with their targets on the device. Returns the log-probabilities of each span, in pieces."""
+        """`prompt_logprobs`: spans of prompt tokens, each with its target ids on the device. Returns the log-probabilities of
+        each span, in pieces."""
         indices = self._parts["logits_indices"][: max(num_draws, 1)]
         metadata = self._make_metadata(num_tokens, num_rows, max_query_len=max_query_len, max_seq_len=max_seq_len)
         hidden = self._forward(num_tokens, metadata, None if prompt_logprobs else indices)
@@ -147,8 +150,8 @@ class StepPrograms:
         )
 
     def profile_draws(self, hidden: Tensor) -> None:
-        """Run head, draws and log-probabilities for the most rows that a step may draw. The profile run calls this before
-        `bind`."""
+        """Run the LM head, the draws and the log-probabilities for the most rows that a step may draw. The profile run calls
+        this before `bind`."""
         num_rows = min(len(self.logits), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows], out=self.logits[:num_rows])
         if self._draws:
@@ -178,7 +181,8 @@ class StepPrograms:
     def _recorded_metadata(
         self, num_tokens: int, num_rows: int, *, max_query_len: int
     ) -> tuple[AttentionMetadata, ...]:
-        """The metadata for a size. It is made only once, because the graph of this size has recorded its addresses."""
+        """The attention metadata for a size. It is made only once, because the graph of this size has recorded the addresses
+        of its tensors."""
         key = num_tokens, max_query_len
         if key not in self._metadata:
             max_seq_len = self._config.model.max_model_len
