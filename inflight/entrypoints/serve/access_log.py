@@ -88,7 +88,7 @@ class AccessLog:
 
 
 class LineWriter:
-    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. If MAX_LINES lines wait, or if
+    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. If MAX_LINES wait, or if
     a line cannot be written, the line is dropped. The first drop is logged, and `close` logs the number of dropped lines.
 
     The thread writes to the file descriptor, not to sys.stdout. While a pipe is full, such a write would hold the lock of

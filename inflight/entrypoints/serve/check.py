@@ -43,9 +43,7 @@ def model_problems(args: EngineArgs) -> list[str]:
     try:
         source = _find_model(args)
     except ConfigError as error:
-        own = (
-            [] if args.tokenizer is None else _tokenizer_problems(args, Path())
-        )  # --tokenizer names a folder of its own
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # --tokenizer needs no model
         return [str(error), *own]
     found = _tokenizer_problems(args, source)
     found += _problems_of(lambda: _check_generation_config(args, source))

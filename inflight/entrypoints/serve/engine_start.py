@@ -69,9 +69,7 @@ async def start(
     Raises:
         ConfigError, EngineError: the start failed. Nothing is left running.
     """
-    resolve_parsers(
-        settings.tool_call_parser, settings.reasoning_parser, None
-    )  # if a name is unknown, this raises an error before the engine starts
+    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name is an error at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
     metrics = ServingMetrics(name, records_engine=records_engine)
     request_log = RequestLog() if settings.log_requests else None

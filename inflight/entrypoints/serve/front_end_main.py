@@ -41,12 +41,8 @@ from inflight.executor.process import name_process
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-ENGINE, OPEN, DRAIN, CUT = (
-    b"e",
-    b"o",
-    b"d",
-    b"c",
-)  # ENGINE brings the socket to the engine, OPEN: answer requests from now on
+# The orders. ENGINE brings the socket to the engine. After OPEN, requests are answered.
+ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 
