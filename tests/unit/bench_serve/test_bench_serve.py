@@ -178,7 +178,7 @@ def test_details_are_saved_on_demand_only(tmp_path: Path) -> None:
         (["--dataset=sonnet"], "random, custom, sharegpt"),
         (["--dataset=custom"], "--dataset-name custom needs --dataset-path"),
         (["--dataset-path=x"], "--dataset-name random does not use --dataset-path"),
-        (["--range-ratio=0.5", "--lognormal-sigma=1"], "not both"),
+        (["--range-ratio=0.5", "--lognormal-sigma=1"], "cannot be combined"),
         (["--extra-body=[1]"], "must be a JSON object"),
         (["--header=x"], "NAME=VALUE"),
         (["--max-token-id=3"], "--max-token-id"),
