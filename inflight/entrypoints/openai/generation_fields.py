@@ -111,7 +111,7 @@ class StructuralTagFormat(StrictModel):
         tags = self.format
         if (tags is None) == (self.structures is None) or (tags is None) == (self.triggers is None):
             raise FieldError(
-                "response_format", "a structural_tag needs either both structures and triggers, or format alone"
+                "response_format", "a structural_tag needs either structures and triggers, or format alone"
             )
         if tags is None:
             return self.model_dump(by_alias=True, include={"type", "structures", "triggers"})

@@ -173,7 +173,7 @@ def test_details_are_saved_on_demand_only(tmp_path: Path) -> None:
         (["--ramp-up-strategy=linear"], "--ramp-up-start-rps"),
         (["--goodput=latency:5"], "ttft, tpot, e2el"),
         (["--goodput=ttft:soon"], "'soon' is not a number"),
-        (["--percentile-metrics=ttlt"], "unknown ttlt"),
+        (["--percentile-metrics=ttlt"], "unknown name ttlt"),
         (["--metric-percentiles=101"], "0 to 100"),
         (["--dataset=sonnet"], "random, custom, sharegpt"),
         (["--dataset=custom"], "--dataset-name custom needs --dataset-path"),
