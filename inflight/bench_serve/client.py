@@ -1,4 +1,4 @@
-"""`BenchClient`: posts requests to a server, reads their streams, and records when each piece came."""
+"""`BenchClient`: posts requests to a server, reads their streams, and records when each piece of the answer came."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ERROR_LENGTH = 500
 
 
 class BenchClient:
-    """An HTTP client for one server. Use it with `async with`. The fields of `body` are added to every request's JSON."""
+    """An HTTP client for one server. Use it with `async with`. The fields of `body` are added to the JSON of every request."""
 
     def __init__(self, server: ServerOptions, body: Mapping[str, Any]) -> None:  # Any: JSON
         self._server = server
@@ -55,7 +55,7 @@ class BenchClient:
             ) as answer:
                 if answer.status != 200:
                     text = (await answer.text())[:MAX_ERROR_LENGTH]
-                    raise ConnectionError(f"{self._server.url}{path} answered with HTTP {answer.status}: {text}")
+                    raise ConnectionError(f"{self._server.url}{path} answered with status {answer.status}: {text}")
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ConnectionError(f"{self._server.url}{path} gave no answer: {_reason(error)}") from error
@@ -76,7 +76,7 @@ class BenchClient:
         return body | self._body
 
     async def send(self, data: bytes, num_prompt_tokens: int = 0) -> RequestRecord:
-        """Post the JSON of a request and read the answer to its end. An error is not raised, but put into the record."""
+        """Post the JSON of a request and read the answer to its end. An error is not raised. It is put into the record."""
         assert self._session is not None
         record = RequestRecord(sent=time.perf_counter(), num_prompt_tokens=num_prompt_tokens)
         try:
@@ -97,7 +97,7 @@ class BenchClient:
 
 
 def _reason(error: Exception) -> str:
-    """Why a request failed. If no connection was made, aiohttp's own message is not used: it shows an internal key."""
+    """Why a request failed. If no connection was made, aiohttp's own message is not used: it shows an internal object."""
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         why = error.os_error.strerror if number is None else os.strerror(number) if number > 0 else str(error.os_error)
@@ -108,7 +108,7 @@ def _reason(error: Exception) -> str:
 
 
 class EventBuffer:
-    """Joins the pieces that the network delivers into server-sent events, in linear time.
+    """Joins the pieces of data that the network delivers into server-sent events. The time is linear in the data.
 
     Lines may end in LF or CRLF. Comments and fields other than `data` are ignored (HTML standard, section 9.2)."""
 
@@ -161,11 +161,11 @@ async def _read_stream(content: aiohttp.StreamReader, record: RequestRecord) -> 
     if not is_done:
         record.error = record.error or "the stream ended before [DONE]"
     elif usage is None:
-        record.error = record.error or "the server sent no usage, so the number of tokens is not known"
+        record.error = record.error or "the server sent no usage, so the number of output tokens is not known"
 
 
 def _text(choice: Mapping[str, Any]) -> str:  # Any: JSON
-    """The text that a chunk adds: content, reasoning, or a part of a tool call."""
+    """The text that a chunk adds. It may be content, reasoning, or a part of a tool call."""
     if "delta" not in choice:
         return choice.get("text") or ""
     delta = choice["delta"]

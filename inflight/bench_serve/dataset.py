@@ -15,12 +15,13 @@ from inflight.errors import ConfigError
 
 Messages = list[dict[str, Any]]  # Any: JSON
 
-LOGNORMAL_LIMIT = 8  # a length is at most this many times the mean, so that one request does not fill most of the run
+# No length is more than this many times the mean, so that one request does not last for most of the run.
+LOGNORMAL_LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """`prompt`: token ids, a text, or the messages of a chat. `num_prompt_tokens`: None if only the server can count."""
+    """`prompt` is token ids, a text, or the messages of a chat. `num_prompt_tokens` is None if only the server knows."""
 
     prompt: list[int] | str | Messages
     max_tokens: int
@@ -42,7 +43,7 @@ def draw_lengths(mean: int, options: DatasetOptions, count: int, rng: np.random.
 def random_requests(
     count: int, token_ids: Sequence[int], options: DatasetOptions, rng: np.random.Generator
 ) -> list[BenchRequest]:
-    """Random prompts. Each is one of the shared prefixes, and then about `input_len` ids, all drawn from `token_ids`."""
+    """Random prompts. Each is one of `num_prefixes` prefixes and about `input_len` further ids, all drawn from `token_ids`."""
     alphabet = np.asarray(token_ids)
     prefixes = rng.choice(alphabet, (options.num_prefixes, options.prefix_len)).tolist()
     inputs, outputs = (draw_lengths(mean, options, count, rng) for mean in (options.input_len, options.output_len))
@@ -55,12 +56,12 @@ def random_requests(
 
 
 def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
-    """Read a file of JSON lines. Each line has `prompt` (a text or token ids) or `messages`, and maybe `output_tokens`.
+    """Read a file of JSON lines. Each line has `prompt` (a text or token ids) or `messages`, and may have `output_tokens`.
 
-    If a line has no `output_tokens`, its request asks for `max_tokens`. If the file has too few lines, they are repeated.
+    If a line has no `output_tokens`, the request asks for `max_tokens`. If there are too few lines, they are repeated.
 
     Raises:
-        ConfigError: the file cannot be read or has no prompts, or a line has another form.
+        ConfigError: the file cannot be read or has no prompts, or the form of a line is wrong.
     """
     rows = []
     for number, line in enumerate(_read(path).splitlines(), 1):
@@ -70,10 +71,10 @@ def custom_requests(path: Path, count: int, max_tokens: int) -> list[BenchReques
 
 
 def sharegpt_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequest]:
-    """Make prompts of the first turns of a ShareGPT file: `[{"conversations": [{"from", "value"}, ...]}, ...]`.
+    """Use the first turn of each conversation in a ShareGPT file: `[{"conversations": [{"from", "value"}, ...]}, ...]`.
 
     Raises:
-        ConfigError: the file cannot be read or has no prompts, or it has another form.
+        ConfigError: the file cannot be read or has no prompts, or its form is wrong.
     """
     document = _json(_read(path), str(path))
     if not isinstance(document, list):
@@ -82,7 +83,7 @@ def sharegpt_requests(path: Path, count: int, max_tokens: int) -> list[BenchRequ
     for index, entry in enumerate(document):
         turns = entry.get("conversations") if isinstance(entry, dict) else None
         if not isinstance(turns, list):
-            raise ConfigError(f"{path}: entry {index} has no list of conversations")
+            raise ConfigError(f"{path}: entry {index} has no list named 'conversations'")
         if turns and isinstance(turns[0], dict) and isinstance(turns[0].get("value"), str) and turns[0]["value"]:
             texts.append(turns[0]["value"])
     return _cycle([BenchRequest(prompt=text, max_tokens=max_tokens) for text in texts], count, path)
@@ -104,7 +105,7 @@ def _custom_request(row: Any, where: str, max_tokens: int) -> BenchRequest:  # A
 
 def _cycle(rows: list[BenchRequest], count: int, path: Path) -> list[BenchRequest]:
     if not rows:
-        raise ConfigError(f"{path} has no prompts")
+        raise ConfigError(f"--dataset-path {path} has no prompts")
     return [rows[index % len(rows)] for index in range(count)]
 
 

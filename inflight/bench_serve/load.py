@@ -1,4 +1,4 @@
-"""Sends each request at its planned time, even while earlier requests are running, and collects their records."""
+"""Sends each request at its planned time, even if earlier requests still run, and collects the records of all requests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from inflight.bench_serve.record import RequestRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What was measured.
+    """The results of one run of the load generator.
 
     Attributes:
-        records: in the order of the requests.
+        records: one record for each request, in the order of the requests.
         seconds: from the start until the last request ended.
         cpu_seconds: processor time of the load generator. A server on the same machine could not use this time.
     """
@@ -35,10 +35,10 @@ class Load:
 
 
 def arrival_times(options: TrafficOptions, num_requests: int, rng: np.random.Generator) -> list[float]:
-    """The times at which requests are sent, in seconds after the start, ascending. They do not depend on the answers.
+    """The times at which requests are sent, in ascending order, in seconds after the start. They do not depend on the answers.
 
-    The gaps between requests have a gamma distribution of shape `burstiness` (1 is a Poisson process). If the rate does not
-    ramp up, the last request is sent at exactly num_requests / request_rate, plus the pauses between bursts.
+    The gaps between requests have a gamma distribution with the shape `burstiness` (with 1 it is a Poisson process). If the
+    rate does not ramp up, the last request is sent after num_requests / request_rate seconds and the pauses between bursts.
     """
     ramp, start, end = options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps
     if ramp is None and math.isinf(options.request_rate):
@@ -65,10 +65,10 @@ async def generate_load(
     max_concurrency: int | None = None,
     on_end: Callable[[], object] = lambda: None,
 ) -> Load:
-    """Send each request at its time in `times` (seconds after the start, ascending). Call `on_end` after each request.
+    """Send each request at its time in `times` (ascending, in seconds after the start). Call `on_end` after each request.
 
-    The JSON of all requests is made before the start. With `max_concurrency` a request waits until fewer requests than that
-    are running. This waiting time is the record's `queue_time`, and is not a part of the latency.
+    The JSON of all requests is made before the start. With `max_concurrency`, a request waits while that many others are
+    running. This waiting time is the record's `queue_time`, and is not a part of the latency.
     """
     bodies = [json.dumps(client.request_body(model, request)).encode() for request in requests]
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
@@ -84,7 +84,7 @@ async def generate_load(
         return record
 
     gc.collect()
-    gc.freeze()  # the garbage collector then does not scan the prompts during the measurement
+    gc.freeze()  # so that the garbage collector does not scan the prompts during the measurement
     try:
         start_cpu, start = time.process_time(), time.perf_counter()
         async with asyncio.TaskGroup() as group:

@@ -40,9 +40,9 @@ _server, _requests, _traffic, _sampling, _result = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where the requests go."""
+    """The server to which the requests are sent."""
 
-    base_url: Annotated[str | None, _server("URL", "The server's URL, instead of --host and --port.")] = None
+    base_url: Annotated[str | None, _server("URL", "The server's URL, used instead of --host and --port.")] = None
     host: Annotated[str, _server("NAME", "The server's host name or address.")] = "127.0.0.1"
     port: Annotated[int, _server("N", "The server's port.", min=1, max=65535)] = 8000
     endpoint: Annotated[str, _server("PATH", f"{COMPLETIONS} or {CHAT}.")] = COMPLETIONS
@@ -73,7 +73,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """What is sent. If a line of a dataset file has no output length, its request asks for `output_len` tokens."""
+    """Which requests are sent. If a line of a dataset file has no output length, its request asks for `output_len` tokens."""
 
     dataset_name: Annotated[
         str,
@@ -91,12 +91,14 @@ class DatasetOptions:
     ] = 0
     input_len: Annotated[int, _requests("N", "Mean prompt tokens, without the prefix.", min=1)] = 512
     output_len: Annotated[int, _requests("N", "Mean output tokens.", min=1)] = 128
-    range_ratio: Annotated[float, _requests("R", "Lengths are uniform within the mean x (1 +- R).")] = 0.0
+    range_ratio: Annotated[
+        float, _requests("R", "Lengths are uniform between the mean x (1 - R) and the mean x (1 + R).")
+    ] = 0.0
     lognormal_sigma: Annotated[float, _requests("S", "Lengths are lognormal, with this sigma.")] = 0.0
     prefix_len: Annotated[int, _requests("N", "Tokens of a prefix that several prompts share.", min=0)] = 0
     num_prefixes: Annotated[int, _requests("N", "How many different prefixes there are.", min=1)] = 1
     max_token_id: Annotated[
-        int | None, _requests("N", "Draw ids below this. Default: the ids that /tokenize returns for a text.")
+        int | None, _requests("N", "Draw token ids below this. Default: the ids that /tokenize returns for a text.")
     ] = None
     seed: Annotated[int, _requests("N", "Seed of prompts, lengths and arrivals.", min=0)] = 0
 
@@ -112,25 +114,28 @@ class DatasetOptions:
         if self.lognormal_sigma < 0:
             raise ConfigError(f"--lognormal-sigma {self.lognormal_sigma} must not be negative")
         if self.range_ratio and self.lognormal_sigma:
-            raise ConfigError("lengths are uniform (--range-ratio) or lognormal (--lognormal-sigma), not both")
+            raise ConfigError(
+                "--range-ratio (uniform lengths) and --lognormal-sigma (lognormal lengths) cannot be combined: leave one out"
+            )
         if self.max_token_id is not None and self.max_token_id <= FIRST_TOKEN_ID:
             raise ConfigError(f"--max-token-id {self.max_token_id} must be more than {FIRST_TOKEN_ID}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions:
-    """When requests are sent. If they are sent in bursts, the rate does not count the pauses between the bursts."""
+    """When requests are sent. With bursts, the rate holds during the bursts, not in the pauses between them."""
 
     request_rate: Annotated[float, _traffic("R", "Requests per second; inf sends all at once.")] = math.inf
     burstiness: Annotated[
-        float, _traffic("B", "1 is a Poisson process. With less, requests come in clumps; with more, regularly.")
+        float,
+        _traffic("B", "1 is a Poisson process. Below 1, requests come in clumps. Above 1, they come more regularly."),
     ] = 1.0
     max_concurrency: Annotated[int | None, _traffic("N", "Hold requests back while so many are running.", min=1)] = None
     ramp_up_strategy: Annotated[str | None, _traffic("HOW", "linear or exponential.")] = None
     ramp_up_start_rps: Annotated[float | None, _traffic("R", "The rate at the first request.")] = None
     ramp_up_end_rps: Annotated[float | None, _traffic("R", "The rate at the last request.")] = None
-    burst_on: Annotated[float | None, _traffic("S", "Send for so many seconds at a time.")] = None
-    burst_off: Annotated[float | None, _traffic("S", "Then send none for so many seconds.")] = None
+    burst_on: Annotated[float | None, _traffic("S", "Length of a burst: send for this many seconds.")] = None
+    burst_off: Annotated[float | None, _traffic("S", "Length of the pause after a burst, in seconds.")] = None
 
     def __post_init__(self) -> None:
         if not self.request_rate > 0:
@@ -144,14 +149,16 @@ class TrafficOptions:
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         if self.ramp_up_strategy is None:
             if (start, end) != (None, None):
-                raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy")
+                raise ConfigError(
+                    "--ramp-up-start-rps and --ramp-up-end-rps are given without --ramp-up-strategy: give linear or exponential"
+                )
             if self.burst_on is not None and math.isinf(self.request_rate):
                 raise ConfigError("--burst-on needs a finite --request-rate: at rate inf all requests are sent at once")
             return
         if self.ramp_up_strategy not in RAMPS:
             raise ConfigError(f"--ramp-up-strategy {self.ramp_up_strategy!r} must be one of {', '.join(RAMPS)}")
         if not math.isinf(self.request_rate):
-            raise ConfigError("--ramp-up-strategy sets the rate: leave --request-rate out")
+            raise ConfigError("--ramp-up-strategy and --request-rate cannot be combined: leave --request-rate out")
         if start is None or end is None or not 0 < start <= end:
             raise ConfigError(
                 f"--ramp-up-strategy needs 0 < --ramp-up-start-rps <= --ramp-up-end-rps, not {start} and {end}"
@@ -160,10 +167,12 @@ class TrafficOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingBodyOptions:
-    """Further fields of every request. For a field that is left out, the server uses its own default."""
+    """Further fields that every request gets. For a field that is left out, the server uses its own default."""
 
     temperature: Annotated[float | None, _sampling("T", "0 is greedy.")] = None
-    top_p: Annotated[float | None, _sampling("P", "Keep the most probable tokens up to this sum.")] = None
+    top_p: Annotated[
+        float | None, _sampling("P", "Keep the smallest set of most probable tokens with this total probability.")
+    ] = None
     top_k: Annotated[int | None, _sampling("K", "Keep this many of the most probable tokens.")] = None
     min_p: Annotated[float | None, _sampling("P", "Keep tokens with this share of the best one's probability.")] = None
     frequency_penalty: Annotated[float | None, _sampling("F", "Subtracted for every time a token was emitted.")] = None
@@ -203,7 +212,7 @@ class SamplingBodyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
-    """What is computed from the answers, and where it is written."""
+    """Which figures are computed from the answers, and where they are written."""
 
     percentile_metrics: Annotated[str, _result("NAMES", "Latencies to report: ttft, tpot, itl, e2el.")] = (
         "ttft,tpot,itl,e2el"
@@ -214,18 +223,22 @@ class ResultOptions:
         _result("GOALS", 'Count requests that meet these goals in milliseconds: "ttft:200 tpot:50"; also e2el.'),
     ] = None
     save_result: Annotated[bool, _result(None, "Write a JSON file.", "--save-result")] = False
-    save_detailed: Annotated[bool, _result(None, "Also write the figures of each request.", "--save-detailed")] = False
+    save_detailed: Annotated[
+        bool, _result(None, "Also write the figures of each single request.", "--save-detailed")
+    ] = False
     result_dir: Annotated[Path, _result("FOLDER", "The folder of the file.")] = Path()
     result_filename: Annotated[str | None, _result("NAME", "The name of the file.")] = None
-    label: Annotated[str | None, _result("TEXT", "Kept in the file, and in its name.")] = None
-    metadata: Annotated[list[str] | None, _result("NAME=VALUE", "Kept in the file; may be repeated.")] = None
+    label: Annotated[str | None, _result("TEXT", "A label that is written into the file and its name.")] = None
+    metadata: Annotated[
+        list[str] | None, _result("NAME=VALUE", "A pair that is written into the file; may be repeated.")
+    ] = None
     plot: Annotated[Path | None, _result("FILE", "Draw the latency distributions into this PNG.")] = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.latencies if name not in LATENCIES]:
-            raise ConfigError(f"--percentile-metrics: unknown {', '.join(unknown)}; give {', '.join(LATENCIES)}")
+            raise ConfigError(f"--percentile-metrics: unknown name {', '.join(unknown)}; give {', '.join(LATENCIES)}")
         if any(not 0 <= value <= 100 for value in self.percentiles):
-            raise ConfigError(f"--metric-percentiles {self.metric_percentiles}: each must be from 0 to 100")
+            raise ConfigError(f"--metric-percentiles {self.metric_percentiles}: each percentile must be from 0 to 100")
         if unknown := [name for name in self.goals if name not in GOALS]:
             raise ConfigError(
                 f"--goodput {unknown[0]}: give {', '.join(GOALS)}, each with milliseconds, as in ttft:200"
@@ -242,13 +255,13 @@ class ResultOptions:
 
     @property
     def goals(self) -> dict[str, float]:
-        """For each latency, the largest number of milliseconds with which a request still counts as good."""
+        """For each latency that has a goal, the largest number of milliseconds with which a request counts as good."""
         goals = (goal.partition(":") for text in self.goodput or () for goal in text.split())
         return {name: _number("--goodput", text) for name, _, text in goals}
 
     @property
     def named(self) -> dict[str, str | None]:
-        """What is copied into the result file: the label and the metadata."""
+        """The label and the metadata, which are copied into the result file."""
         return {"label": self.label, **_pairs("--metadata", self.metadata)}
 
 

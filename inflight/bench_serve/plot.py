@@ -1,4 +1,4 @@
-"""Draws the latency distributions of a benchmark into a PNG. This needs the extra "bench" of the package."""
+"""Draws histograms of a benchmark's latencies into a PNG file. This needs the extra "bench" of the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKS = ((50.0, "tab:green"), (99.0, "tab:red"))
 
 
 def plot_latencies(path: Path, title: str, records: Sequence[RequestRecord]) -> None:
-    """Draw three histograms with p50 and p99: TTFT, ITL and E2E latency of the requests that succeeded."""
+    """Draw three histograms, each with its p50 and p99: TTFT, ITL and end-to-end latency of the requests that succeeded."""
     good = [record for record in records if record.success]
     panels = {
         "Time to first token": [record.ttft for record in good],

@@ -1,4 +1,4 @@
-"""`RequestRecord`: when one request was sent, when the pieces of its answer came, and the latencies between these times."""
+"""`RequestRecord`: when one request was sent, when the pieces of its answer came, and the latencies that follow from them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RequestRecord:
         sent: when the request was sent.
         token_times: when each piece of text came. A piece may hold several tokens.
         ended: when the last byte came, or when the request failed.
-        num_prompt_tokens: the server's count. Until it comes, the client's own count, or 0 if not known.
-        num_output_tokens: the server's count. It is 0 if the request fails before this count comes.
+        num_prompt_tokens: the server's count. Before the server has sent it, this is the client's own count, or 0 if unknown.
+        num_output_tokens: the server's count. It is 0 if the request failed before the server sent it.
         queue_time: seconds for which `--max-concurrency` held the request back.
         lag: seconds from the planned time until the client was ready to send the request.
     """
@@ -35,7 +35,7 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Seconds until the first piece of text. If no text came, the latency."""
+        """Seconds until the first piece of text came. If no text came, this is the latency."""
         return (self.token_times[0] if self.token_times else self.ended) - self.sent
 
     @property

@@ -23,7 +23,7 @@ DETAILS = (
 
 
 def figures(load: Load, options: ResultOptions, *, max_concurrency: int | None = None) -> dict[str, Any]:  # Any: JSON
-    """Throughputs are per second, over the whole load. Latencies are in milliseconds, over the requests that succeeded."""
+    """All figures. Throughputs are per second of the whole load. Latencies are in ms, for the requests that succeeded."""
     good = [record for record in load.records if record.success]
     num_input = sum(record.num_prompt_tokens for record in good)
     num_output = sum(record.num_output_tokens for record in good)
@@ -90,7 +90,7 @@ def table(result: Mapping[str, Any], options: ResultOptions) -> Iterator[str]:  
 
 
 def save(figures: Mapping[str, Any], options: ResultOptions) -> Path:  # Any: JSON
-    """Write the figures as JSON. The figures of each request are written only with `save_detailed`. Returns the path."""
+    """Write the figures as JSON. Those of each single request are written only with `save_detailed`. Returns the path."""
     concurrency = "" if figures["max_concurrency"] is None else f"-concurrency{figures['max_concurrency']}"
     model, label = figures["model_id"].split("/")[-1], options.label or figures["backend"]
     name = f"{label}-{figures['request_rate']}qps{concurrency}-{model}-{figures['date']}.json"
@@ -138,13 +138,13 @@ def _spread_rows(
 
 
 def _is_good(record: RequestRecord, goals: Mapping[str, float]) -> bool:
-    """Whether the request met all goals. A request of one token has no TPOT, so it cannot miss a TPOT goal."""
+    """Whether the request met all goals. A request of one token has no TPOT, so it always meets a TPOT goal."""
     measured = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.latency}
     return all(measured[name] * 1e3 <= goal for name, goal in goals.items())
 
 
 def _peak_tokens(records: Sequence[RequestRecord]) -> float:
-    """The most output tokens in one second after the start. The tokens of a request are spread evenly over its pieces."""
+    """The largest number of output tokens in one second of the run. The tokens of a request are spread over its pieces."""
     tokens: defaultdict[int, float] = defaultdict(float)
     start = min((record.sent for record in records), default=0.0)
     for record in records:
@@ -154,7 +154,7 @@ def _peak_tokens(records: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(records: Sequence[RequestRecord]) -> int:
-    """The most requests that ran at the same time. Two requests do not overlap if one ends when the other starts."""
+    """The largest number of requests that ran at the same time. If one ends when another starts, the two do not overlap."""
     changes = sorted([(record.sent, 1) for record in records] + [(record.ended, -1) for record in records])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 

@@ -28,7 +28,7 @@ from inflight.bench_serve.report import figures
 
 MAX_CALLS = 16  # calls of /detokenize at the same time
 
-# Random prompts are made of the tokens of this text, because their ids are valid and not special under any tokenizer.
+# Random prompts are made from the tokens of this text. With any tokenizer, the ids of these tokens are valid and not special.
 ALPHABET_TEXT = """The quick brown fox jumps over the lazy dog while seven wizards brew green potions; 0 1 2 3 4 5 6 7 8 9 tons.
 It was a bright cold day in April, and people walked along the river to look for work, bread, water, light and music.
 How many apples does a farmer sell if each box holds twelve? Write a function that returns the sum of two numbers: a + b.
@@ -45,8 +45,8 @@ def run(
     """Returns the measured load, and its figures under vLLM's names.
 
     Raises:
-        ConfigError: a file of prompts cannot be used.
-        ConnectionError: no server answers, or a request before the measurement fails.
+        ConfigError: the file of --dataset-path cannot be used.
+        ConnectionError: no server answers, or a request that is sent before the measurement fails.
     """
 
     async def main() -> tuple[Load, dict[str, Any]]:
@@ -85,7 +85,7 @@ async def _measure(
 def _head(
     model: str, server: ServerOptions, dataset: DatasetOptions, traffic: TrafficOptions
 ) -> dict[str, Any]:  # Any: JSON
-    """What was measured, and when."""
+    """The entries of the result that tell what was measured, and when."""
     backend = "openai-chat" if server.endpoint == CHAT else "openai"
     head: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -105,7 +105,7 @@ def _head(
 async def _requests(
     client: BenchClient, model: str, dataset: DatasetOptions, rng: np.random.Generator, *, as_text: bool
 ) -> list[BenchRequest]:
-    """The warm-up requests, then the measured ones. If `as_text`, /detokenize turns their random token ids into text."""
+    """The warm-up requests, and then the measured ones. If `as_text`, /detokenize makes texts of random token ids."""
     count = dataset.num_warmups + dataset.num_prompts
     if dataset.dataset_path is not None:
         read = custom_requests if dataset.dataset_name == "custom" else sharegpt_requests
@@ -136,5 +136,5 @@ async def _token_ids(client: BenchClient, model: str, max_token_id: int | None) 
     try:
         answer = await client.call("/tokenize", {"model": model, "prompt": ALPHABET_TEXT, "add_special_tokens": False})
     except ConnectionError as error:
-        raise ConnectionError(f"{error}; if the server has no /tokenize, give --max-token-id") from error
+        raise ConnectionError(f"{error}; if the server has no path /tokenize, give --max-token-id") from error
     return sorted(set(answer["tokens"]))

@@ -1,8 +1,8 @@
 """`Exposition`: the instruments as prometheus_client's metrics, exposed under their own names and their aliases.
 
-With several front ends PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each process keeps its values in
-files there. Every process exposes the sums over all processes; for a gauge, it exposes the value that was set last.
-prometheus_client reads the variable when it is imported, so the process that starts the front ends sets it.
+If there are several front ends, PROMETHEUS_MULTIPROC_DIR names a folder, which is empty at the start. Each process keeps its
+values in files there. Every process exposes the sums over all processes. For a gauge it exposes the value that was set last.
+prometheus_client reads the variable when it is imported, so the variable is set by the process that starts the front ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MODEL_LABEL = "model_name"
 
 
 class CountingHistogram(Histogram):
-    """A histogram with a second way to observe: `observe_many` counts in plain Python until `flush`. It is cheap enough to be
-    called for every token."""
+    """A histogram that has `observe_many` in addition to `observe`. `observe_many` counts in plain Python, so it is cheap
+    enough to be called for every token. `flush` adds these counts to the histogram."""
 
     def _metric_init(self) -> None:  # called for the metric of each set of label values
         super()._metric_init()
@@ -45,20 +45,20 @@ class CountingHistogram(Histogram):
 
 
 class Exposition(Collector):
-    """Owns the metrics of `instruments`. They are in no global registry, so a process may have several expositions."""
+    """Owns the metrics of `instruments`. They are in no global registry, so that a process may have several expositions."""
 
     def __init__(self, instruments: Iterable[Instrument], model_name: str) -> None:
         self._model_name = model_name
         self._instruments = {instrument.full_name: instrument for instrument in instruments}
         self._metrics = {instrument.name: _create(instrument) for instrument in self._instruments.values()}
         for instrument in self._instruments.values():
-            if not instrument.labels:  # expose it from the start, as zero: then a rate counts the first increase
+            if not instrument.labels:  # expose 0 from the start, so that a rate counts the first increase, too
                 self._metrics[instrument.name].labels(model_name)
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         self._multiprocess = MultiProcessCollector(None, folder) if folder else None  # type: ignore[no-untyped-call]
 
     def get(self, name: str, *labels: str) -> Any:  # Any: a Counter, Gauge or CountingHistogram, according to its kind
-        """The metric for these values of the labels after `model_name`."""
+        """The metric for these label values. The first label, `model_name`, is added."""
         return self._metrics[name].labels(self._model_name, *labels)
 
     def collect(self) -> Iterator[Metric]:
@@ -74,7 +74,7 @@ class Exposition(Collector):
                 yield same
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Body and content type of an answer to a scrape with this `Accept` header."""
+        """The body and the content type of the answer to a scrape that has this `Accept` header."""
         encode, content_type = choose_encoder(accept)
         return encode(self), content_type
 
@@ -83,7 +83,7 @@ class Exposition(Collector):
             return (family for metric in self._metrics.values() for family in metric.collect())
         merged: Iterable[Metric] = self._multiprocess.collect()  # type: ignore[no-untyped-call]
         by_name = {family.name: family for family in merged}
-        return [by_name[name] for name in self._instruments if name in by_name]  # in the order of `instruments`
+        return [by_name[name] for name in self._instruments if name in by_name]  # as ordered in `instruments`
 
 
 def _create(instrument: Instrument) -> Counter | Gauge | CountingHistogram:

@@ -14,20 +14,20 @@ from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-CANARY_TOKENS = 1  # prompt length of a request that only tests whether an idle engine makes steps
+CANARY_TOKENS = 1  # prompt tokens of a canary, a request that only tests whether an idle engine makes steps
 
 
 class StatsLog(EngineObserver):
-    """Logs a line every `interval` seconds while there are requests, and the last one when the engine has become idle.
+    """Logs a line every `interval` seconds while there are requests, and a last one after the engine has become idle.
 
     Used by one event loop. Each front end gets the statistics of the whole engine, so only one of them has a `StatsLog`.
     """
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._begin = 0.0  # of the current interval
-        self._reports: list[SchedulerStats] = []  # of this interval
-        self._newest: SchedulerStats | None = None  # None while the engine is idle, and no interval runs
+        self._begin = 0.0  # start of the current interval
+        self._reports: list[SchedulerStats] = []  # the reports of this interval
+        self._newest: SchedulerStats | None = None  # None if the engine is idle and no interval runs
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         if self._newest is None:
@@ -52,7 +52,7 @@ class StatsLog(EngineObserver):
 
 
 def describe(newest: SchedulerStats, reports: Sequence[SchedulerStats], seconds: float) -> str:
-    """The engine's state now, and the rates of what `reports` have counted within `seconds`."""
+    """One line about the engine: its state now, and rates from the counts of `reports`, which were made within `seconds`."""
 
     def total(name: str) -> int:
         return sum(getattr(report, name) for report in reports)
@@ -79,7 +79,7 @@ def _num_computed(stats: SchedulerStats) -> int:
 
 
 class RequestLog(EngineObserver):
-    """Logs a line when a request has been validated and tokenised, and one when it has ended. Texts are never logged."""
+    """Logs a line when a request is validated and tokenised, and one when it has ended. Texts are never logged."""
 
     def request_started(self, route: str, request_id: str, num_prompt_tokens: int, params: SamplingParams) -> None:
         logger.info("%s began: %s, %d prompt tokens, %s", request_id, route, num_prompt_tokens, _describe(params))
@@ -97,7 +97,7 @@ class RequestLog(EngineObserver):
 
 
 def _describe(params: SamplingParams) -> str:
-    """The parameters that differ from their defaults. Only numbers are shown: other values may hold texts."""
+    """The parameters that differ from their defaults. Only numbers are shown. Of other values only the names are shown."""
     given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     changed = {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
     shown = [f"{name}={value}" if isinstance(value, int | float) else f"{name}=..." for name, value in changed.items()]

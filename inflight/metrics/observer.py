@@ -1,4 +1,4 @@
-"""`EngineObserver`: what `AsyncLLM` reports while it serves, for metrics, traces and the log."""
+"""`EngineObserver`: the methods that `AsyncLLM` calls while it serves. Metrics, traces and the log implement them."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ class FinishedRequest:
 
 
 class EngineObserver:
-    """Called on the front end's event loop, in order. Each method must return at once and must not raise. The methods
-    of this base class do nothing."""
+    """Its methods are called on the front end's event loop, one after another. Each must return at once and must not raise. The
+    methods of this base class do nothing."""
 
     def stats_changed(self, stats: SchedulerStats) -> None:
-        """Called after a step, usually every 50 ms. `stats` has the counts since the last call."""
+        """Called after a step, usually every 50 ms. The counts in `stats` begin at the last call."""
 
     def first_token(self, seconds: float) -> None:
         """A request's first token has come, `seconds` after the request's arrival."""
 
     def tokens_generated(self, count: int, seconds: float | None) -> None:
-        """`count` further tokens of one completion came, `seconds` after the tokens before them. None: these are the first
-        tokens of another completion of the same request."""
+        """`count` further tokens of one completion have come, `seconds` after the tokens before them. If these are the first
+        tokens of a second or later completion of the request, `seconds` is None."""
 
     def request_finished(self, request: FinishedRequest) -> None:
         """The last completion of a request has ended."""
 
 
 class Observers(EngineObserver):
-    """Several observers as one. If an observer raises, requests go on; the first error of each is logged."""
+    """Calls several observers. If an observer raises, requests go on. Only the first error of each observer is logged."""
 
     def __init__(self, observers: Sequence[EngineObserver]) -> None:
         self._observers = observers

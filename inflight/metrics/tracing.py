@@ -1,8 +1,8 @@
 """`RequestTracing`: the observer that sends one OpenTelemetry span per request over OTLP/HTTP.
 
-It needs the extra "tracing". The attributes are those of the GenAI semantic conventions
-(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/) and the latencies of vLLM's spans, in seconds. Prompts,
-texts and stop strings are never sent.
+It needs the extra "tracing". A span has the attributes of the GenAI semantic conventions
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), and the latencies that vLLM's spans have, in seconds.
+Prompts, texts and stop strings are never sent.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ OPERATION = "text_completion"  # the engine sees only tokens, so chats are label
 
 
 class RequestTracing(EngineObserver):
-    """One per front end, on its event loop. Spans are sent in batches by a thread of its own.
+    """Each front end has one, and uses it on its event loop. A thread of its own sends the spans in batches.
 
-    A span's parent is the `traceparent` of its request; without one the span is a trace of its own. The OTEL_TRACES_SAMPLER
-    variables decide which spans are sent: by default those whose parent is sampled, and those without a parent.
+    If a request has the header `traceparent`, it names the parent of the request's span. Otherwise the span is a trace of its
+    own. The OTEL_TRACES_SAMPLER variables decide which spans are sent. By default these are the spans whose parent is sampled,
+    and those without a parent.
     """
 
     def __init__(self, model_name: str, endpoint: str, *, exporter: SpanExporter | None = None) -> None:
-        """`endpoint`: the URL that spans are posted to, such as http://localhost:4318/v1/traces. An `exporter` replaces it.
+        """`endpoint` is the URL that spans are posted to, such as http://localhost:4318/v1/traces. An `exporter` replaces it.
 
         Raises:
             ConfigError: the extra is not installed, or `endpoint` is not an http or https URL.
@@ -70,7 +71,7 @@ class RequestTracing(EngineObserver):
         span.end(int((request.finished_time + to_wall_clock) * 1e9))
 
     def close(self) -> None:
-        """Send the spans that are left. Blocks, at most for the exporter's timeout: must not be called on the event loop."""
+        """Send the spans that are left. Do not call this on the event loop: it blocks for up to the exporter's timeout."""
         self._provider.shutdown()
 
 

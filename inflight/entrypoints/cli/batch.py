@@ -1,7 +1,7 @@
-"""Runs the requests of any number of rows through one engine. A row is read only when the engine has room for it.
+"""Runs the requests of any number of rows through one engine. A row is read only when the engine has room for its request.
 
-rows ──▶ RequestMaker ──▶ engine: running, and at most LOOKAHEAD waiting ──▶ on_output
-               ╰─ a wrong row ───────────────────────────────────────────▶ on_error, and the next row is read
+rows ──▶ RequestMaker ──▶ engine: running requests, and at most LOOKAHEAD waiting ──▶ on_output
+               ╰─ a wrong row ──────────────────────────────────────────────────────▶ on_error, and the next row is read
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
     from inflight.engine.prompt import Prompt
 
-LOOKAHEAD = 256  # requests that wait in the engine, so that a free slot is filled at once
+LOOKAHEAD = 256  # requests that wait in the engine, so that the next one starts when another ends
 DEFAULT_MAX_TOKENS = 256
 
 GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=True)]  # fields of `SamplingParams`
 
-_LOWEST = -9999.0  # stands for a log-probability of minus infinity, which JSON cannot express
+_LOWEST = -9999.0  # written for a log-probability of minus infinity, which JSON cannot express
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")
 
 
 class RequestMaker:
-    """Makes requests from rows. A sampling parameter has the value that the row gives. If the row gives none, it has the
-    value of the command's option, or else the model's default."""
+    """Makes requests from rows. A sampling parameter has the value that the row gives. If the row gives none, the command's
+    option is used. If this is not given either, the model's default is used."""
 
     def __init__(self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None) -> None:
-        """`as_chat`: whether to send a "prompt" as a user's message. None: only if the model has a chat template."""
+        """`as_chat`: whether to send a "prompt" as a user's message. If None, this is done if the model has a chat template."""
         self._engine = engine
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
@@ -51,7 +51,7 @@ class RequestMaker:
         if row.problem:
             raise InvalidRequestError(row.problem)
         if unknown := sorted(set(row.fields) - set(_KEYS)):
-            raise InvalidRequestError(f"unknown key {unknown[0]!r}; known are 'id', {', '.join(map(repr, _KEYS))}")
+            raise InvalidRequestError(f"unknown key {unknown[0]!r}; known keys are 'id', {', '.join(map(repr, _KEYS))}")
         own = {} if row.fields.get("params") is None else row.fields["params"]
         params = params_from_json(self._params, own)
         if params.seed is None and not params.greedy:
@@ -79,7 +79,9 @@ class RequestMaker:
         if key == "messages":
             return {"prompt_token_ids": self._engine.render_chat(prompt, tools=tools)}
         if tools is not None:
-            raise InvalidRequestError("tools are for chats: a row with 'tools' must have 'messages'")
+            raise InvalidRequestError(
+                "a row with 'tools' must have 'messages', because only a chat template can show tools"
+            )
         return {"prompt": prompt} if key == "prompt" else {"prompt_token_ids": prompt}
 
 
@@ -92,7 +94,7 @@ def run_batch(
     on_output: Callable[[Row, RequestOutput], None],
     on_error: Callable[[Row, str], None],
 ) -> None:
-    """Run until all rows have ended, `interrupt` is set, or an error is raised. Requests that still run then are aborted.
+    """Run until all rows have ended, `interrupt` is set, or an error is raised. Then requests that still run are aborted.
 
     `on_output` is called after every change of a request. In the last call the output is `finished`.
 
@@ -126,13 +128,13 @@ def has_chat_template(engine: LLMEngine) -> bool:
         engine.render_chat([{"role": "user", "content": "Hello"}])
     except TokenizerError:
         return False
-    except InvalidRequestError:  # there is a template, but it does not accept these messages
+    except InvalidRequestError:  # there is a template, but it refuses these messages
         return True
     return True
 
 
 def unbounded(params: SamplingParams) -> SamplingParams:
-    """The model's sampling defaults. If the model sets no `max_tokens`, it is None (no limit), and not the usual 16."""
+    """The model's sampling defaults. If the model sets no `max_tokens`, the result has None (no limit) instead of 16."""
     if params.max_tokens != SamplingParams().max_tokens:
         return params
     return dataclasses.replace(params, max_tokens=None)
@@ -145,7 +147,7 @@ def _row_seed(number: int) -> int:
 
 
 def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
-    """The result row of a request that has finished."""
+    """The result, as one row of the output, for a request that has finished."""
     completions = []
     for completion in output.outputs:
         entry: dict[str, Any] = {
@@ -171,7 +173,7 @@ def to_json(row: Row, output: RequestOutput, *, with_token_ids: bool) -> dict[st
 
 
 def error_to_json(row: Row, message: str) -> dict[str, Any]:
-    """The result row of a row that could not be run."""
+    """The result for an input row that could not be run."""
     return {**row_key(row), "error": message}
 
 
@@ -188,7 +190,7 @@ def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:
 
 
 def check_sampling(given: GivenSampling) -> None:
-    """Check what can be checked before the model is loaded.
+    """Check the options as far as this is possible before the model is loaded.
 
     Raises:
         InvalidRequestError: an option is out of bounds, or contradicts another one.
@@ -197,7 +199,7 @@ def check_sampling(given: GivenSampling) -> None:
 
 
 def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
-    """`base`, changed in the fields that a row's "params" gives.
+    """Returns `base` with the values that a row's "params" gives.
 
     Raises:
         InvalidRequestError: `values` is not a JSON object, or one of its fields is unknown or wrong.
@@ -207,7 +209,7 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
     if unknown := unknown_name(SamplingParams, values):
         raise InvalidRequestError(f"unknown sampling parameter {unknown}")
     changes = dict(values)
-    if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON has no integer keys
+    if isinstance(bias := changes.get("logit_bias"), Mapping):  # JSON objects have only strings as keys
         changes["logit_bias"] = {int(key) if str(key).isdigit() else key: value for key, value in bias.items()}
     if changes.get("structured_outputs") is not None:
         changes["structured_outputs"] = StructuredOutputsParams.from_json(changes["structured_outputs"])
@@ -216,4 +218,4 @@ def params_from_json(base: SamplingParams, values: object) -> SamplingParams:
     except InvalidRequestError:
         raise
     except (TypeError, ValueError, AttributeError) as error:  # a value has a wrong type, such as a number for a list
-        raise InvalidRequestError(f"params cannot be read: {error}") from error
+        raise InvalidRequestError(f"params has a value of the wrong type: {error}") from error

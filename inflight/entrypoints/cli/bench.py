@@ -1,4 +1,4 @@
-"""`inflight bench offline`: how fast a model runs on this machine, with fixed batches of random token ids."""
+"""`inflight bench offline`: measures how fast a model runs on this machine, with fixed batches of random token ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _size(help: str) -> Any:  # Any: typer's own type of an option
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """The workloads to run: by name, or one with sizes that the user gives."""
+    """The workloads to run: those that the user names, or one with sizes that the user gives."""
 
     workload: Annotated[
         str | None,
@@ -48,15 +48,15 @@ class WorkloadOptions:
             help=f"Names, separated by commas: all (the first five), long, {', '.join(BY_NAME)}.",
         ),
     ] = None
-    batch_size: Annotated[int | None, _size("Requests at once.")] = None
-    input_len: Annotated[int | None, _size("Prompt tokens of each.")] = None
-    output_len: Annotated[int | None, _size("Output tokens of each.")] = None
+    batch_size: Annotated[int | None, _size("Number of requests.")] = None
+    input_len: Annotated[int | None, _size("Prompt tokens of each request.")] = None
+    output_len: Annotated[int | None, _size("Output tokens of each request.")] = None
 
     def chosen(self, default: str) -> list[Workload]:
-        """The workloads that the options choose. If no option is given, these are the workloads that `default` names.
+        """The workloads that the options choose. If no option is given, `default` is used as the value of --workload.
 
         Raises:
-            typer.BadParameter: there is no such workload, or both names and sizes are given.
+            typer.BadParameter: there is no workload of that name, or both names and sizes are given.
         """
         if (self.batch_size, self.input_len, self.output_len) == (None, None, None):
             try:
@@ -64,14 +64,16 @@ class WorkloadOptions:
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
         if self.workload is not None:
-            raise typer.BadParameter("give --workload, or --batch-size, --input-len and --output-len, but not both")
+            raise typer.BadParameter(
+                "--workload cannot be combined with --batch-size, --input-len and --output-len: give names or sizes"
+            )
         return [Workload("custom", self.batch_size or 1, self.input_len or 128, self.output_len or 128)]
 
 
 def start_for(
     context: typer.Context, engine: EngineArgs, verbose: bool, workloads: list[Workload]
 ) -> tuple[LLMEngine, int]:
-    """Returns an engine that can run these workloads and the warm-up, and the `max_token_id` for `workloads.run`."""
+    """Start an engine that can run these workloads and the warm-up. Also returns `max_token_id` for `workloads.run`."""
     longest = max(each.input_len + each.output_len for each in (*workloads, WARM_UP))
     args = replace(
         engine,
@@ -85,13 +87,15 @@ def start_for(
 
 
 def _max_token_id(engine: EngineArgs) -> int:
-    """`MAX_TOKEN_ID`, or the size of the vocabulary if that is smaller."""
+    """`MAX_TOKEN_ID`, or the size of the vocabulary if the vocabulary is smaller."""
     from inflight.config.gguf_config import read_model_config  # `--help` does not need it
     from inflight.hub import resolve_model_folder
 
     vocab_size = read_model_config(resolve_model_folder(engine.model, engine.revision)).get("vocab_size")
     if not isinstance(vocab_size, int):
-        raise ConfigError(f"config.json: vocab_size={vocab_size!r} is not an integer")
+        raise ConfigError(
+            f"config.json: vocab_size={vocab_size!r} is not an integer; it must be the number of tokens in the vocabulary"
+        )
     return min(MAX_TOKEN_ID, vocab_size)
 
 
@@ -99,7 +103,8 @@ def _max_token_id(engine: EngineArgs) -> int:
 def offline(
     context: typer.Context,
     repeat: Annotated[
-        int, typer.Option(help="How often each workload is timed; the median is reported.", min=1, metavar="N")
+        int,
+        typer.Option(help="How often each workload is run and timed; the median time is reported.", min=1, metavar="N"),
     ] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file.", metavar="FILE")
@@ -111,7 +116,7 @@ def offline(
 ) -> None:
     """Time batches of random token ids. Sampling is greedy. There is no prefix caching, and end tokens are ignored.
 
-    Reports output tokens per second, but prompt tokens per second for the workloads prefill*. The first run is a warm-up and
+    Reports output tokens per second. For the workloads prefill* it reports prompt tokens per second. A warm-up comes first and
     is not timed. By default a step has at most 64 sequences, and the maximum length is that of the longest workload.
     """
     chosen = workloads.chosen(default="all")

@@ -33,11 +33,11 @@ def serve(
     result: ResultOptions,
 ) -> None:
     """Send requests to an OpenAI-compatible server, each at its planned time, and time the answers."""
-    from inflight.bench_serve.report import save, table  # needs the extra "bench", which `--help` does not
+    from inflight.bench_serve.report import save, table  # needs the extra "bench", which `--help` does not need
     from inflight.bench_serve.run import run
 
     if result.plot is not None:
-        from inflight.bench_serve.plot import plot_latencies  # fails before the measurement if matplotlib is missing
+        from inflight.bench_serve.plot import plot_latencies  # if matplotlib is missing, fails before the measurement
     load, figures = run(server, dataset, traffic, sampling, result)
     for line in table(figures, result):
         typer.echo(line)

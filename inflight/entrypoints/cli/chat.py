@@ -1,4 +1,4 @@
-"""`inflight chat`: a conversation in the terminal. Answers are streamed. The prefix cache keeps earlier turns."""
+"""`inflight chat`: a conversation in the terminal. Answers are streamed. Earlier turns stay in the prefix cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ Examples:
 def chat(
     context: typer.Context,
     system: Annotated[
-        str | None, typer.Option("--system", "-s", metavar="TEXT", help="The system message, before the conversation.")
+        str | None,
+        typer.Option("--system", "-s", metavar="TEXT", help="The system message: instructions for the model."),
     ] = None,
     verbose: Verbose = False,
     *,
@@ -46,7 +47,9 @@ def chat(
     --max-tokens an answer may fill the rest of the context.
     """
     if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & sampling.keys()):
-        raise typer.BadParameter(f"{unusable[0]} is only for `inflight generate`: a chat shows the text of one answer")
+        raise typer.BadParameter(
+            f"{unusable[0]} cannot be used here, because a chat shows only the text of one answer: use `inflight generate`"
+        )
     check_sampling(sampling)
     running = start_engine(context, dataclasses.replace(engine, skip_tokenizer_init=False), verbose)
     try:
@@ -62,7 +65,7 @@ def chat(
 
 
 class Conversation:
-    """The messages so far, and the engine that answers the next one."""
+    """The messages so far, and the engine that answers the next message."""
 
     def __init__(self, engine: LLMEngine, params: SamplingParams, system: str | None) -> None:
         """
@@ -81,11 +84,11 @@ class Conversation:
         self._messages = list(self._opening)
 
     def answer(self, text: str, stream: TextStream) -> bool:
-        """Stream the answer to a user's message. Returns False if Ctrl-C has stopped the answer. Its first part then stays
-        in the conversation.
+        """Stream the answer to a user's message. Returns False if Ctrl-C has stopped the answer. Then the part of the answer
+        that was shown stays in the conversation.
 
         Raises:
-            InvalidRequestError: the message cannot be answered. The conversation forgets it.
+            InvalidRequestError: the message cannot be answered. The message does not stay in the conversation.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         request_id, answer, finished = next(self._request_ids), "", False
@@ -119,7 +122,7 @@ def _take_turn(conversation: Conversation, line: str) -> None:
 
 
 def _read_line() -> str | None:
-    """The next line of the user, or None at the end of the input. Ctrl-C drops the line."""
+    """The next line that the user types, or None at the end of the input. At a terminal, Ctrl-C drops the line."""
     while True:
         try:
             return input("> " if sys.stdin.isatty() else "")

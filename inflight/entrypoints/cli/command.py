@@ -1,11 +1,11 @@
-"""`command` and `GroupedHelp`: make the options, the help and the one-line errors of all commands.
+"""`command` and `GroupedHelp` give every command its options, its help and its errors of one line.
 
 A parameter whose type is a class of settings is replaced by an option for each of its settings:
 
     @command
     def generate(prompt: list[str], engine: EngineArgs) -> None: ...     # --prompt, --model, --dtype, ...
 
-If two parameters would make options of the same name, only the first of them makes this option.
+If two such classes have a setting of the same name, the option is made only once, from the first class.
 
 Exit codes: 0 done, 1 the engine or the machine failed, 2 the user's mistake, 130 interrupted.
 """
@@ -46,7 +46,7 @@ Verbose = Annotated[
 
 
 def command(function: Command) -> Command:
-    """Turn the function's parameters into options for typer. Its errors become one line on stderr and an exit code."""
+    """Turn the function's parameters into options for typer. If the function raises an error, print it as one line and exit."""
     hints = get_type_hints(function, include_extras=True)
     parameters: dict[str, inspect.Parameter] = {}
     groups: dict[str, Options] = {}
@@ -67,7 +67,7 @@ def command(function: Command) -> Command:
                 values[name] = group.kind(**own) if is_dataclass(hints[name]) else own
             function(**values)
         except (InflightError, OSError) as error:
-            if isinstance(error, BrokenPipeError):  # `inflight ... | head`: typer ends quietly
+            if isinstance(error, BrokenPipeError):  # as in `inflight ... | head`; typer then ends without a message
                 raise
             raise typer.Exit(report(error)) from error
 
@@ -77,18 +77,18 @@ def command(function: Command) -> Command:
 
 
 def _group(hint: Any) -> Options | None:  # Any: a type
-    """The options that replace a parameter of this type; None if the parameter is an option itself."""
+    """The options that replace a parameter of this type, or None if the parameter itself is one option."""
     if is_dataclass(hint):
         return Options(hint)  # type: ignore[arg-type]  # never an instance
     return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Options)), None)
 
 
 class GroupedHelp(TyperCommand):
-    """A command whose help is plain text, with the options below the titles of their groups. Typer's own help is not used,
-    because it is slower than the rest of the command. Errors say what was given, and what to do.
+    """A command whose help is plain text, with the options listed under the titles of their groups. Typer's own help is not
+    used, because it is slower than the rest of the command. Errors name what was given, and what to do.
 
     Attributes:
-        argument_hint: the end of the error about an argument that is not allowed. It tells the user what to give instead.
+        argument_hint: what to give instead, as the end of the error about an argument that the command does not allow.
         ends_at_problems: whether a wrong value ends the command before its body runs.
     """
 
@@ -100,7 +100,7 @@ class GroupedHelp(TyperCommand):
         for parameter in sorted(self.get_params(ctx), key=lambda parameter: not parameter.is_eager):
             self.read_value(ctx, parameter, given, rest)
         if rest and any(each.param_type_name == "argument" for each in self.params):
-            ctx.fail(f"{self.name} takes one MODEL; {rest[0]!r} is a second one")
+            ctx.fail(f"{self.name} takes only one MODEL, but {rest[0]!r} is a second one: leave out one of them")
         if rest:
             ctx.fail(f"{rest[0]!r} is not an option: {self.argument_hint}")
         if self.ends_at_problems and problems_of(ctx):
@@ -138,12 +138,12 @@ class GroupedHelp(TyperCommand):
         return arguments
 
     def read_line(self, ctx: Any, arguments: list[str]) -> tuple[dict[str, Any], list[str]]:  # Any: as above
-        """The values of the options as text, by name, and the arguments that are not options."""
+        """Returns a dictionary from the name of an option to its value as text, and the arguments that are not options."""
         try:
             given, rest, _ = self.make_parser(ctx).parse_args(args=list(arguments))
         except Exception as error:
             name = getattr(error, "option_name", None)
-            # The error for an unknown option has both attributes. Its class has other names in other versions of typer.
+            # typer's error for an unknown option has both attributes. Its class is named differently in each version of typer.
             if name is None or not hasattr(error, "possibilities"):
                 raise
             known = [name for option in self.params for name in (*option.opts, *option.secondary_opts)]
@@ -180,7 +180,7 @@ def problems_of(context: Any) -> list[str]:  # Any: typer has two types for it
 
 
 def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
-    """One line about a wrong value: where it was given, the value, and what is allowed. `error` comes from typer."""
+    """One line about a wrong value: where the value was given, what it is, and what is allowed. `error` comes from typer."""
     message = error.message
     if repr(value) in message:
         return f"{where}: {message}"
@@ -190,7 +190,7 @@ def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
 
 
 def report(error: InflightError | OSError) -> int:
-    """Print the first line of the error, and return the exit code. At log level DEBUG the traceback comes first."""
+    """Print the first line of the error, and return the exit code for it. At log level DEBUG the traceback comes first."""
     if logging.getLogger("inflight").isEnabledFor(logging.DEBUG):
         traceback.print_exception(error)
     first_line, _, rest = str(error).partition("\n")
@@ -205,7 +205,7 @@ def set_log_level(level: str) -> None:
 
 
 def start_engine(context: typer.Context, args: EngineArgs, verbose: bool) -> LLMEngine:
-    """Start an engine, which the caller must close. If `context.obj` is set (by a test), it is called to make the engine."""
+    """Start an engine, which the caller must close. A test may set `context.obj` to a function that makes the engine."""
     if verbose:
         set_log_level("DEBUG")
     if context.obj is not None:

@@ -1,6 +1,6 @@
 """`inflight env`: shows versions, processor, memory, GPUs, the torch build and the supported models, for bug reports.
 
-Facts are read from /proc and /sys. If the machine does not report a fact, the fact is None. No fact is guessed.
+Facts are read from /proc and /sys. If the machine does not report a fact, the fact is None. Facts are never guessed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PACKAGES = (
     "typer",
     "tqdm",
 )
-# Processor flags that the choice of kernels depends on: vector width, dot products in bfloat16 and int8, matrix tiles.
+# Processor flags on which the choice of kernels depends: vector width, dot products in bfloat16 and int8, matrix tiles.
 CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512_fp16"),
     *("avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"),
@@ -55,7 +55,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON objec
 
 
 def make_report() -> Report:
-    """Every section, in the order in which it is shown. Loads torch."""
+    """All sections, in the order in which they are shown. Loads torch."""
     return {
         "inflight": {"version": inflight.__version__, "folder": str(Path(inflight.__file__).parent)},
         "system": {"platform": platform.platform(), "python": platform.python_version()},
@@ -128,7 +128,7 @@ def _memory(meminfo: str) -> dict[str, Any]:
 
 
 def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
-    """What the driver reports, and, if device="cuda" cannot be used, the reason."""
+    """The facts that the driver reports, and an "obstacle": the reason why device="cuda" cannot be used, or "none"."""
     try:
         facts = read_facts()
     except ConfigError as error:
@@ -150,7 +150,7 @@ def gpu_facts(read_facts: Callable[[], CudaFacts]) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, Any]:
-    import torch  # takes seconds, and no other section needs it
+    import torch  # the import takes seconds, and no other section needs it
 
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return {

@@ -1,4 +1,4 @@
-"""`inflight generate`: runs the prompts of the command line, or of a JSON-lines file in a run that can be resumed."""
+"""`inflight generate`: runs the prompts of the command line, or those of a JSON-lines file. A file's run can be resumed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def generate(
     context: typer.Context,
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt. May be repeated: all run in one batch."),
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt. May be repeated; all prompts run in one batch."),
     ] = None,
     input: Annotated[
         Path | None,
@@ -70,7 +70,7 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print results of --prompt as JSON lines.")] = False,
-    token_ids: Annotated[bool, typer.Option("--token-ids", help="Put token ids into JSON results.")] = False,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Put the token ids into JSON results, too.")] = False,
     verbose: Verbose = False,
     *,
     sampling: GivenSampling,
@@ -82,9 +82,9 @@ def generate(
     optionally "id", "tools" and "params" (sampling parameters that replace those of the command line).
 
     A row of --output has the line number and the id of its input row. It also has "outputs", or "error" if the row could not
-    be run. Results are written when they are ready, not in order. If the command is started again, it skips the rows that have
-    a result (a row without an id is found by its line number), so an interrupted run can be continued. The exit code is 2 if
-    no row could be run.
+    be run. Results are written when they are ready, not in the order of the rows. If the command is started again, it skips
+    the rows that have a result, so an interrupted run can be continued. To find the result of a row, its id is used, or its
+    line number if it has no id. The exit code is 2 if no row could be run.
     """
     _check_usage(prompt, input, output, overwrite, as_json, sampling)
     check_sampling(sampling)
@@ -116,11 +116,11 @@ def _check_usage(
             "--output and --overwrite need --input; to get results of --prompt as JSON, give --json"
         )
     if input is None and not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
-        raise typer.BadParameter("log-probabilities are in JSON results only: add --json, or use --input")
+        raise typer.BadParameter("--logprobs and --prompt-logprobs need results in JSON: add --json, or use --input")
     if input is None or input == STANDARD_STREAM:
         return
     if not input.exists():
-        raise typer.BadParameter(f"--input {input}: there is no such file")
+        raise typer.BadParameter(f"--input {input}: there is no such file; give the path of a JSON-lines file")
     if output is not None and output.exists() and output.samefile(input):
         raise typer.BadParameter("--output is the input file itself; choose another one")
 
@@ -181,7 +181,7 @@ def _run_file(
 
         run_batch(engine, undone(), maker, interrupt, on_output=on_output, on_error=on_error)
     if num_errors:
-        typer.echo(f"{num_errors} rows could not be run; their results have an 'error'", err=True)
+        typer.echo(f"{num_errors} rows could not be run; their rows in the output have an 'error'", err=True)
     if interrupt.is_set:
         typer.echo("interrupted; to continue, start the same command again", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -1,7 +1,7 @@
 """`LayeredCommand`: reads options from flags, the environment and a file, and reports all problems at once.
 
-A value is taken from the first of these that has one: the command line, the environment (PREFIX_ and the option's name in
-capitals), the file of `--config`, the default. A value has the same format in all of them.
+The value of an option comes from the first of these that has one: the command line, the environment (PREFIX_ and the option's
+name in capitals), the file of `--config`, the default. A value has the same format in all of them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from inflight.setting import check_values
 
 _T = TypeVar("_T")
 
-# The start of a problem in a ConfigError, such as "port=70000" in "port=70000 is not ...".
+# The part of a ConfigError's message that names a wrong value, such as "port=70000" in "port=70000 is not ...".
 _ASSIGNMENT = re.compile(r"(?:^|(?<=; ))(\w+)=(?:'[^']*'|\S+)")
-NOT_IN_ENVIRONMENT = frozenset({"check"})  # this option says what the command does, not how the server runs
+NOT_IN_ENVIRONMENT = frozenset({"check"})  # unlike all others, this option does not change how the server runs
 NOT_IN_FILE = NOT_IN_ENVIRONMENT | {"config"}
 
 
 class LayeredCommand(GroupedHelp):
-    """The command must have an option `config`. A wrong value is added to `problems_of`, and the option then has its default.
-    So the command's body must check `problems_of`."""
+    """The command must have an option `config`. If a value is wrong, a message is added to `problems_of`, and the option gets
+    its default. So the command's body must check `problems_of`."""
 
     ends_at_problems = False
 
@@ -66,7 +66,7 @@ class LayeredCommand(GroupedHelp):
         return _where(ctx, parameter.name)
 
     def _read_variables(self, ctx: Any) -> None:  # Any: as above
-        """Warn about variables that name no option. Remove variables that Kubernetes has set, such as
+        """Warn about variables that have this prefix and name no option. Remove variables that Kubernetes has set, such as
         INFLIGHT_SERVE_PORT=tcp://10.0.0.1:80."""
         prefix = f"{ctx.auto_envvar_prefix}_"
         for name in envs.kubernetes_variables(os.environ, prefix):
@@ -95,10 +95,10 @@ def source_of(context: typer.Context, name: str) -> str:
 def checked(
     context: typer.Context, kind: Callable[..., _T], values: Mapping[str, Any]
 ) -> _T | None:  # Any: checked here
-    """Make a `kind` from these values. Problems are added to `problems_of`, each with the source of the value.
+    """Make an object of class `kind` from these values. Problems are added to `problems_of`, with the place of each value.
 
-    If values are wrong, the result is made of the right ones only, so that later checks can use it. If the right values
-    contradict each other, the result is None.
+    If values are wrong, the result has only the right ones, so that later checks can use it. If the right values contradict
+    each other, the result is None.
     """
 
     def add_source(match: re.Match[str]) -> str:

@@ -30,12 +30,12 @@ Examples:
   inflight serve ./my-model
 
 Without --model the commands run the small model that is part of the installation. Exit codes: 1 the engine or the machine
-failed, 2 a wrong option or input, 130 interrupted.
+failed, 2 an option or the input is wrong, 130 interrupted.
 """
 
 app = typer.Typer(
     name="inflight",
-    help="Inflight serves large language models: generate text, chat, and measure.",
+    help="Inflight serves large language models: it generates text, chats, and measures.",
     epilog=EPILOG,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -72,7 +72,7 @@ def _print_version(wanted: bool) -> None:
 def inflight_options(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave."),
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
     ] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -83,6 +83,6 @@ def inflight_options(
 
 
 def main() -> None:
-    """The function that the script `inflight` calls (see `pyproject.toml`)."""
+    """The function that the script `inflight` calls (`pyproject.toml` names it)."""
     open_standard_streams()
     app()

@@ -1,4 +1,4 @@
-"""Makes an option of the command line from each setting of a class, and collects the values that were given."""
+"""Makes an option of the command line from each setting of a class, and collects the values that the user gives."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ NO_BOUND = "none"
 
 @dataclass(frozen=True)
 class Options:
-    """Marks a parameter of a command that is replaced by options. The parameter's value is a dictionary: name of a field ->
-    value of the option, which is not checked.
+    """Marks a parameter of a command that is replaced by options. The command gets a dictionary as its value. It maps the name
+    of a field to the value of the option, which is not checked.
 
     Attributes:
-        kind: a class of settings. Each setting that has a group is an option. If the class has no settings, each field is an
-            option, and is annotated for typer.
+        kind: a class of settings (see `inflight.setting`). Each setting that has a group is an option. If the class has no
+            settings, each of its fields is an option, and the field's annotation describes the option to typer.
         only: the names of the fields to use. If empty, all fields are used.
         required: the names of the fields whose options the user must give.
-        only_given: the dictionary contains only the options that the user has given.
+        only_given: if set, the dictionary contains only the options that the user has given.
     """
 
     kind: type
@@ -37,13 +37,13 @@ class Options:
         return [each for each in found if each.group and (not self.only or each.name in self.only)]
 
     def names(self) -> dict[str, str]:
-        """Name of a field -> name of its option."""
+        """Returns a dictionary from the name of a field to the name of its option."""
         if settings := self.settings():
             return {each.name: _option_name(each) for each in settings}
         return {each.name: each.name for each in fields(self.kind)}
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Name of a field -> the parameter from which typer makes its option."""
+        """Returns a dictionary from the name of a field to the parameter from which typer makes the option."""
         if settings := self.settings():
             return {each.name: self._parameter(each) for each in settings}
         hints = get_type_hints(self.kind, include_extras=True)
@@ -55,7 +55,7 @@ class Options:
         }
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:  # Any: the settings' values
-        """Name of a field -> value. `given`: name of an option -> value."""
+        """Returns a dictionary from the name of a field to its value. `given` has the same values by the names of options."""
         found = {name: given[option] for name, option in self.names().items() if option in given}
         lists = {each.name for each in self.settings() if each.element is not None}
         return {
@@ -106,7 +106,7 @@ def _option_name(setting: Setting) -> str:
 
 
 def _or_none(setting: Setting) -> Callable[[str], object]:
-    """Returns a parser that accepts a number, or "none", which means that there is no bound."""
+    """Returns a parser that accepts a number, or "none" for no bound."""
 
     def parse(text: str) -> object:
         if text.strip().lower() == NO_BOUND:
@@ -120,10 +120,10 @@ def _or_none(setting: Setting) -> Callable[[str], object]:
 
 
 def _parser(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """Wraps `parse` for typer, which shows the text of a `typer.BadParameter`, but not of a ValueError."""
+    """Wraps `parse` for typer. Typer shows the message of a `typer.BadParameter`, but not that of a ValueError."""
 
     def convert(value: object) -> object:
-        if not isinstance(value, str):  # a default, which needs no parsing
+        if not isinstance(value, str):  # the option's default, which needs no parsing
             return value
         try:
             return parse(value)

@@ -1,8 +1,8 @@
 """`ResultFile`: the JSON-lines output of a run, from which the run can be resumed.
 
-Owns the file, and holds an advisory lock on it. Each row is one write and one flush. So if the process is killed, the file has
-whole rows and at most one half row at its end. When the file is opened again, the half row is removed, and the whole rows tell
-which input rows are done.
+Owns the file, and holds an advisory lock on it. Each row is written and flushed at once. So if the process is killed, the file
+has whole rows, and at most one incomplete row at its end. When the file is opened again, the incomplete row is removed, and the
+whole rows tell which input rows are done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ResultFile:
     """A context manager. If the path is "-", results go to standard output, and the run cannot be resumed.
 
     Attributes:
-        num_done: how many rows the file held when it was opened.
+        num_done: the number of results that the file held when it was opened.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
@@ -49,7 +49,7 @@ class ResultFile:
         return row.number in self._done_rows if row.id is None else row.id in self._done_ids
 
     def write(self, result: dict[str, Any]) -> None:  # Any: JSON
-        """Append one row and hand it to the operating system."""
+        """Append one row, and flush it to the operating system."""
         self._file.write(json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
         self._file.flush()
 
@@ -69,11 +69,11 @@ class ResultFile:
         for number, line in enumerate(self._file, 1):
             result = _parse_result(line)
             if result is None and not line.endswith(b"\n"):
-                break  # a killed run has left this half row, so its input row is run again
+                break  # a killed run has left this incomplete row, so its input row is run again
             if result is None:
                 raise ConfigError(
-                    f"--output {path}, line {number}, is not a result of inflight generate; choose another file, "
-                    "or start anew with --overwrite"
+                    f"--output {path}, line {number}, is not a result of `inflight generate`; choose another file, "
+                    "or give --overwrite to delete what it holds"
                 )
             end += len(line)
             if "id" in result:
@@ -110,8 +110,8 @@ def _open_locked(path: Path) -> IO[bytes]:
     except BlockingIOError as error:
         file.close()
         raise ConfigError(
-            f"--output {path} is being written by another run; wait for it, or choose another file"
+            f"--output {path} is in use by another run; wait until that run ends, or choose another file"
         ) from (error)
-    except OSError:  # the file system has no locks, so the user must not start two runs at once
+    except OSError:  # this file system has no locks, so two runs at once are not noticed
         pass
     return file

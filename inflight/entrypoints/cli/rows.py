@@ -2,7 +2,7 @@
 
     {"id": optional, "prompt": text | "prompt_token_ids": [...] | "messages": [...], "tools": [...], "params": {...}}
 
-A row's number is the number of its line, from 1. Empty lines are counted, but make no rows.
+A row's number is the number of its line, from 1. Empty lines count, but no row is made from them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def open_input(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
-    """Parse line by line. A wrong line raises no error, but becomes a row with a `problem`."""
+    """Parse line by line. For a wrong line, yield a row with a `problem` instead of raising an error."""
     rows_by_id: dict[RowId, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -59,7 +59,7 @@ def read_rows(lines: Iterable[bytes]) -> Iterator[Row]:
         row = parse_row(number, line)
         if row.id is not None:
             first = rows_by_id.setdefault(row.id, number)
-            if first != number:  # leave out the id, because it identifies the result of the first row
+            if first != number:  # without the id, which belongs to the result of the first row
                 row = Row(number, None, {}, f"row {first} has the id {row.id!r} already; give each row its own id")
         yield row
 
@@ -78,7 +78,7 @@ def parse_row(number: int, line: bytes) -> Row:
 
 
 def count_rows(path: Path) -> int | None:
-    """How many rows there are, for a progress bar; None for a stream, which can be read only once."""
+    """The number of rows, for a progress bar. None if the input can be read only once, like standard input."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

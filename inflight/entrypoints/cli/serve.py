@@ -1,4 +1,4 @@
-"""`inflight serve`: an OpenAI-compatible server."""
+"""`inflight serve`: starts a server with the HTTP API of OpenAI, or only checks its options (--check)."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ max_model_len: 4096. The command line overrides the environment, and both overri
 @command
 def serve(
     context: typer.Context,
-    given_model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)] = None,
+    given_model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+    ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="PATH", is_eager=True, help="YAML file: option names and values.")
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Report all wrong options, and end. Reads no weights. Exit code 0 or 2."),
+        typer.Option("--check", help="Report all wrong options and exit, without reading weights. Exit code 0 or 2."),
     ] = False,
     verbose: Verbose = False,
     *,
     server: Annotated[dict[str, Any], Options(ServerSettings)],
     engine: Annotated[dict[str, Any], Options(EngineArgs)],
 ) -> None:
-    """Serve a model over HTTP, with the API of OpenAI."""
+    """Serve a model over HTTP, with OpenAI's API."""
     set_log_level("DEBUG" if verbose else envs.log_level("INFO"))
     problems = problems_of(context)
     if server["api_key_file"] is not None:
@@ -71,12 +73,12 @@ def serve(
 
 
 def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:
-    from inflight.entrypoints.serve.check import model_problems, server_problems  # loads tokenizers, only for --check
+    from inflight.entrypoints.serve.check import model_problems, server_problems  # loads tokenizers: slow
 
     problems += [] if settings is None else server_problems(settings)
     problems += [] if args is None else model_problems(args)
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
     if not problems:
-        typer.echo("no conflict found; weights have not been read")
+        typer.echo("no problem found; weights have not been read")
     raise typer.Exit(2 if problems else 0)

@@ -1,4 +1,4 @@
-"""The terminal: `CompletionPrinter` shows growing completions, `InterruptFlag` handles Ctrl-C."""
+"""Terminal input and output: `CompletionPrinter` shows completions while they grow, `InterruptFlag` handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inflight.outputs import RequestOutput
 
 
 class TextStream:
-    """Writes a text that only grows: each update writes the new part."""
+    """Writes a text that only grows. Each call of `update` writes the part that is new."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -30,13 +30,14 @@ class TextStream:
 class CompletionPrinter:
     """Prints the completions of several prompts in the order of the prompts, even if completions of later prompts end first.
 
-    If a prompt has one completion, it is printed while it grows. If there are several prompts, each is printed as a header.
+    If a prompt has one completion, the completion is printed while it grows. If there are several prompts, each prompt is
+    printed as a header.
     """
 
     def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
         self._file = file
         self._prompts = prompts
-        self._outputs: dict[int, RequestOutput] = {}  # the newest output of each prompt that is not printed yet
+        self._outputs: dict[int, RequestOutput] = {}  # prompt index -> its newest output, until this is printed
         self._turn = 0
         self._stream: TextStream | None = None
 
@@ -98,7 +99,7 @@ class InterruptFlag:
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for standard streams that are closed, as in commands that some daemons start.
+    """Open /dev/null for each standard stream that is closed, which happens if some daemons start the command.
 
     Otherwise the next file or socket would get the number of a standard stream, and child processes would write into it.
     """

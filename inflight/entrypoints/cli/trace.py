@@ -1,4 +1,4 @@
-"""`inflight trace`: shows what the engine and its ranks did in each step of a workload, as a Chrome trace and as figures."""
+"""`inflight trace`: shows what the engine and its ranks did in each step of a workload, as a Chrome trace and as a table."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def trace(
     workloads: WorkloadOptions,
     engine: EngineArgs,
 ) -> None:
-    """Run workloads (default: decode8) and show what the engine and the ranks did in each of the last 1,000 steps or so.
+    """Run workloads (default: decode8) and show what the engine and the ranks did in about the last 1,000 steps.
 
     Prints the time of each phase, the time for which devices were idle, and the share of the host's work that ran while the
-    devices were busy. The requests are those of `inflight bench offline`. A warm-up comes first and is not counted.
+    devices were busy. The requests are those of `inflight bench offline`. The warm-up before them is not counted.
     """
     from inflight.engine.step_figures import ENGINE, step_figures  # loads numpy, which `--help` does not need
 
@@ -86,6 +86,10 @@ def _row(label: str, spread: Spread | None) -> str:
 
 def _summary(rank: RankFigures) -> str:
     if rank.idle_share is None:
-        return "no figures, because no step followed another directly"
-    hidden = "no host work" if rank.hidden_share is None else f"{rank.hidden_share:.1%} of the host's work hidden"
+        return "no figures, because no two steps ran directly after each other"
+    hidden = (
+        "no host work"
+        if rank.hidden_share is None
+        else f"{rank.hidden_share:.1%} of the host's work ran while the device was busy"
+    )
     return f"device idle for {rank.idle_share:.1%} of {rank.num_periods} periods, {hidden}"

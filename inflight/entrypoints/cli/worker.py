@@ -1,4 +1,4 @@
-"""`inflight worker`: runs one machine's ranks of an engine that is split over several machines. Node 0 runs the engine."""
+"""`inflight worker`: runs the ranks of one machine, if an engine is split over several machines. Node 0 runs the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ The model must be in the same folder on all nodes. Node 0 sends all other settin
 @command
 def worker(*, sizes: Annotated[dict[str, Any], Options(EngineArgs, only=_SIZES, required=_SIZES[:3])]) -> None:
     """Run this node's ranks of an engine that is split over several machines."""
-    EngineArgs(**{**sizes, "node_rank": 0})  # checks the bounds of all sizes but node_rank, which `NodeArgs` checks
+    # Check the bounds of all sizes. `node_rank` is replaced, because `NodeArgs` checks it, and `EngineArgs` accepts only 0.
+    EngineArgs(**{**sizes, "node_rank": 0})
     from inflight.executor.node import NodeArgs, run_node  # loads numpy, which `--help` does not need
 
     run_node(NodeArgs(**sizes))

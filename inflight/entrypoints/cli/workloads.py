@@ -1,8 +1,8 @@
 """The workloads of `bench offline`: fixed batch sizes, lengths and token ids, so that engines and versions can be compared.
 
 Tokens are chosen greedily, end tokens are ignored, and there is no prefix caching. The result is output tokens per second, but
-prompt tokens per second for the workloads `prefill*`. The results of `decode*` in `LONG` include the time of the prompts, so
-compare them between engines, not with other workloads.
+for the workloads `prefill*` it is prompt tokens per second. The results of the workloads `decode*` in `LONG` include the time
+for the prompts. So compare these results between engines, not with other workloads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inflight.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from inflight.engine.llm_engine import LLMEngine
 
-MAX_TOKEN_ID = 3900  # token ids are smaller than this, and smaller than the size of the vocabulary
+MAX_TOKEN_ID = 3900  # token ids are smaller than this, or than the size of the vocabulary if that is smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Workload:
 
     @property
     def num_counted_tokens(self) -> int:
-        """The number of tokens that count for tokens per second."""
+        """The number of tokens from which tokens per second are computed."""
         return self.batch_size * (self.input_len if self.name.startswith("prefill") else self.output_len)
 
     def prompts(self, seed: int = 0, max_token_id: int = MAX_TOKEN_ID) -> list[list[int]]:
@@ -61,10 +61,10 @@ BY_NAME = {workload.name: workload for workload in (*STANDARD, *LONG)}
 
 
 def select(names: str) -> list[Workload]:
-    """The workloads that a text names: "decode1,prefill", "all" (the standard ones) or "long". Each comes once, in this order.
+    """The workloads for a text such as "decode1,prefill", "all" (the standard ones) or "long". Each workload comes once.
 
     Raises:
-        ValueError: there is no such workload.
+        ValueError: the text names no workload, or an unknown one.
     """
     chosen: dict[str, Workload] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
@@ -73,7 +73,7 @@ def select(names: str) -> list[Workload]:
             raise ValueError(f"unknown workload {name!r}; give some of all, long, {', '.join(BY_NAME)}")
         chosen |= {workload.name: workload for workload in group}
     if not chosen:
-        raise ValueError(f"no workload is named; give some of all, long, {', '.join(BY_NAME)}")
+        raise ValueError(f"no workload is given; give some of all, long, {', '.join(BY_NAME)}")
     return list(chosen.values())
 
 

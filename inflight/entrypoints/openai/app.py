@@ -25,7 +25,7 @@ def build_app(
     templates: TemplateProcesses | None = None,
     request_log: RequestLog | None = None,
 ) -> FastAPI:
-    """The caller starts and closes `engine` and `templates`. If `metrics` is None, there is no /metrics. If `templates` is
+    """The caller must start and close `engine` and `templates`. If `metrics` is None, there is no /metrics. If `templates` is
     None, a request must not contain a chat template.
 
     Raises:

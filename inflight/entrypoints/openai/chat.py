@@ -19,7 +19,7 @@ from inflight.parsers.selector import create_output_parser, prompt_ends_in_reaso
 from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
 
-_REASONING_TAIL = 8  # the last tokens of a prompt; the tag that opens the reasoning is looked for in them
+_REASONING_TAIL = 8  # the tag that opens the reasoning is looked for in so many last tokens of a prompt
 
 
 async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> ValidatedRequest:
@@ -37,7 +37,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
     token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:
-        # As in vLLM. Without this default an answer may fill the rest of the context.
+        # As in vLLM, the generation config sets a default. Without a default an answer may fill the context.
         params = replace(params, max_tokens=default)
     make_parser = await _parser_factory(server, body, tools, token_ids)
     if make_parser is not None and make_parser().needs_special_tokens:
@@ -55,7 +55,7 @@ async def validate_chat(server: ApiServer, body: ChatCompletionRequest) -> Valid
 def _constrain(
     server: ApiServer, body: ChatCompletionRequest, tool_choice: ToolChoice
 ) -> tuple[SamplingParams, list[dict[str, Any]] | None]:
-    """The parameters, and the tools as JSON (None: no tools). Call it in a thread, because schemas may have megabytes."""
+    """The parameters, and the tools as JSON or None. Call it in a thread, because schemas may have megabytes."""
     tools = None if tool_choice == "none" else plain_tools(body.tools)
     params = _sampling_params(server, body)
     if tools:
@@ -74,7 +74,7 @@ def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> Sampling
     if most is not None and older is not None and most != older:
         raise FieldError("max_tokens", f"max_tokens={older} and max_completion_tokens={most} differ; give one of them")
     if body.top_logprobs and not body.logprobs:
-        raise FieldError("top_logprobs", "top_logprobs needs logprobs: set it to true")
+        raise FieldError("top_logprobs", "top_logprobs needs logprobs: set logprobs to true")
     return body.sampling_params(
         server.engine.default_params,
         max_tokens=older if most is None else most,
@@ -87,7 +87,10 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none", "auto"):
-            raise FieldError("tool_choice", "tool_choice asks for a call, but there are no tools")
+            raise FieldError(
+                "tool_choice",
+                "tool_choice asks for a call, but the request has no tools: add tools, or leave tool_choice out",
+            )
         return "none"
     if not isinstance(choice, NamedToolChoice):
         return choice or "auto"
@@ -98,15 +101,15 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _thinks_first(server: ApiServer, body: ChatCompletionRequest) -> bool:
-    """Whether the model may think before it answers. It does not if the chat continues an answer, or if the request's own
-    template does not contain the tag that ends the thinking."""
+    """Whether the model may think before it answers. It may not if the chat continues an answer. It may not either if the
+    request's own template does not contain the tag that ends the thinking."""
     if body.continue_final_message:
         return False
     return body.chat_template is None or reasoning_end(server.parsers.reasoning) in body.chat_template
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
-    """The variables for reasoning_effort in the templates of gpt-oss and Qwen, overridden by the request's own variables."""
+    """The variables that the templates of gpt-oss and Qwen need for `reasoning_effort`, overridden by the request's own."""
     effort: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         effort["reasoning_effort"] = body.reasoning_effort
@@ -118,7 +121,7 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
 async def _parser_factory(
     server: ApiServer, body: ChatCompletionRequest, tools: list[dict[str, Any]] | None, token_ids: list[int]
 ) -> Callable[[], OutputParser] | None:
-    """Returns a function that makes the parser of a choice's text. None if there are no tools and no reasoning parser."""
+    """Returns a function that makes a parser for the text of one choice, or None if all text is content."""
     tool_parser = server.parsers.tool if tools else None
     reasoning_parser = server.parsers.reasoning
     if tool_parser is None and reasoning_parser is None:

@@ -33,7 +33,7 @@ class ChatPresenter(Presenter):
         self, answer_id: str, request: ValidatedRequest, fingerprint: str, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
-        self._parsers: dict[int, OutputParser | None] = {}  # choice index -> parser, after the choice's first output
+        self._parsers: dict[int, OutputParser | None] = {}  # by choice index; made at the choice's first output
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
@@ -64,8 +64,8 @@ class ChatPresenter(Presenter):
         return self._chunk(choice)
 
     def _choice_chunks(self, choice: CompletionOutput, parser: OutputParser | None) -> list[bytes]:
-        """One chunk for each event of the parser. The first chunk has the log-probabilities and token ids. The last chunk
-        of a choice has its finish reason."""
+        """One chunk for each event of the parser. The first of these chunks has the log-probabilities and token ids. The last
+        chunk of the whole choice has its finish reason."""
         finished = choice.finish_reason is not None
         deltas: list[MessageDelta] = []
         if parser is not None:
@@ -128,7 +128,7 @@ def _finish_reason(choice: CompletionOutput, parser: OutputParser | None) -> Fin
 def _delta(event: Event) -> MessageDelta:
     if isinstance(event, ContentDelta):
         return {"content": event.text}
-    if isinstance(event, ReasoningDelta):  # newer clients read "reasoning"
+    if isinstance(event, ReasoningDelta):  # two names, because newer clients read "reasoning"
         return {"reasoning_content": event.text, "reasoning": event.text}
     if isinstance(event, ToolCallStart):
         function: FunctionCallDelta = {"name": event.name, "arguments": ""}

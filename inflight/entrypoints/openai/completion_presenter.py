@@ -13,7 +13,7 @@ from inflight.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionPresenter(Presenter):
-    """Choices of all prompts are numbered together: completion `index` of a prompt has number `prompt_index * n + index`."""
+    """The choices of all prompts are numbered together. Choice `index` of a prompt has number `prompt_index * n + index`."""
 
     id_prefix = "cmpl"
     chunk_object = "text_completion"
@@ -24,8 +24,8 @@ class CompletionPresenter(Presenter):
     ) -> None:
         super().__init__(answer_id, request, fingerprint, tokenizer)
         self._prompts, self._n = request.prompts, request.params.n
-        self._logprobs: dict[int, CompletionLogprobs] = {}  # choice index -> its state, after its first output
-        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt index; a stream has these rows only once
+        self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice number; made at the choice's first output
+        self._prompt_rows: dict[int, Sequence[Row | None]] = {}  # by prompt index; a stream sends them only once
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         choices = self._choices(prompt_index, output)
@@ -78,5 +78,5 @@ class CompletionPresenter(Presenter):
 
 
 def _is_new(choice: CompletionOutput, shown: CompletionChoice) -> bool:
-    """Whether to send a chunk. A token without text makes a chunk too, because clients measure token times by chunks."""
+    """Whether to send a chunk. A token without text also makes a chunk, because clients use chunks to measure token times."""
     return bool(choice.token_ids or shown["text"] or shown["logprobs"] or choice.finish_reason)

@@ -14,7 +14,7 @@ from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
-# The tokens before the prefix, before the suffix and before the answer, for each family of models that can fill in the middle.
+# Each family of models that can fill in the middle has three tokens: before the prefix, the suffix and the answer.
 _FIM_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
@@ -37,7 +37,7 @@ async def validate_completion(server: ApiServer, body: CompletionRequest) -> Val
     if prompt_only and not body.echo:
         raise FieldError(
             "max_tokens",
-            "max_tokens=0 needs echo, because otherwise the answer is empty: set echo to true, or give at least 1",
+            "max_tokens=0 without echo gives an empty answer: set echo to true, or give max_tokens of at least 1",
         )
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise FieldError(
@@ -83,7 +83,7 @@ async def _prompt(engine: AsyncLLM, body: CompletionRequest, given: str | list[i
 
 
 async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[int]:
-    """The tokens of a prompt. If there is a suffix, they ask the model for the text between `text` and the suffix."""
+    """The tokens of a prompt. If there is a suffix, the tokens ask the model for the text between `text` and the suffix."""
     adds_special_tokens = body.add_special_tokens is not False
     if not body.suffix:
         return await engine.encode(text, add_special_tokens=adds_special_tokens)
@@ -100,7 +100,7 @@ async def _encode(engine: AsyncLLM, body: CompletionRequest, text: str) -> list[
 
 
 def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
-    """The ids of the three tokens of a family in `_FIM_TOKENS`. None if the tokenizer has the tokens of no family."""
+    """The ids of the three tokens of one family in `_FIM_TOKENS`, or None if the tokenizer has the tokens of no family."""
     for texts in _FIM_TOKENS:
         found = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         if all(len(ids) == 1 and tokenizer.id_to_piece(ids[0]) == text for ids, text in zip(found, texts, strict=True)):
@@ -109,8 +109,8 @@ def find_fim_tokens(tokenizer: Tokenizer) -> tuple[int, ...] | None:
 
 
 async def _encode_suffix(engine: AsyncLLM, suffix: str) -> list[int]:
-    """Tokenise the suffix without a blank before it. Sentencepiece puts a blank before each text. So a mark is put before the
-    suffix, and the tokens of the mark are dropped. Code Llama's own code does the same."""
+    """Tokenise the suffix without a blank before it. Tokenizers of sentencepiece put a blank before each text. So a mark is put
+    before the suffix, and then the tokens of the mark are dropped. Code Llama's own code does the same."""
     mark = await engine.encode(_MARK, add_special_tokens=False)
     if engine.tokenizer is None or not (engine.tokenizer.id_to_piece(mark[0]) or "").startswith("\u2581"):
         return await engine.encode(suffix, add_special_tokens=False)

@@ -1,6 +1,6 @@
 """Turns each exception into an answer with OpenAI's form of errors: {"error": {"message", "type", "param", "code"}}.
 
-An answer says what the client did wrong, or that the server failed. It never contains a file's path, a traceback or an
+An answer names the client's mistake, or it says that the server failed. It never contains a file's path, a traceback or an
 address in memory.
 """
 
@@ -34,12 +34,12 @@ from inflight.sampling_params import CONSTRAINTS
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE = 1000  # characters; a message may quote what the client sent
+MAX_MESSAGE = 1000  # characters; a message may quote text of any length from the request
 _KEPT_END = 200  # characters kept at the end of a message that is cut, because the end usually says what is wrong
-MAX_PARAM = 256  # characters of `param`, which may hold keys that the client chose
+MAX_PARAM = 256  # characters of `param`, which may contain names that the client chose
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _MAX_VALIDATION_ERRORS = 3
-_WORDS = {  # type of pydantic's error -> our message, if pydantic's message is about Python or does not say what to do
+_WORDS = {  # type of pydantic's error -> our message, where pydantic's is about Python or does not help
     "model_attributes_type": "input should be a JSON object",
     "model_type": "input should be a JSON object",
     "dict_type": "input should be a JSON object",
@@ -52,7 +52,7 @@ _KEY = re.compile(r"\['(\w+)'\]")
 _OF_CONSTRAINTS = {*CONSTRAINTS, "structured_outputs", "whitespace_pattern", "separators", "disable_any_whitespace"}
 # the fields with which a request constrains the text
 _CONSTRAINING = "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools".split()
-_MAX_COMPARED = 100  # only so many errors of a request are looked at, because each is compared with all others
+_MAX_COMPARED = 100  # errors of a request that are read; the limit is needed because each is compared with all others
 
 
 class ApiError(HTTPException):
@@ -80,7 +80,7 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> bytes:
-        """The JSON of the answer, in ASCII. Text of the client is escaped, so it may even have lone surrogates."""
+        """The JSON of the answer, in ASCII. Text of the client is escaped, so even lone surrogates cause no error."""
         message = _ADDRESS.sub("", str(self.detail))
         if len(message) > MAX_MESSAGE:
             message = message[: -_KEPT_END + MAX_MESSAGE - 1] + "…" + message[-_KEPT_END:]
@@ -102,7 +102,7 @@ class FieldError(InvalidRequestError):
 
 
 def to_api_error(error: Exception, field: str | None = None) -> ApiError:
-    """The answer for an exception. If the request cannot be the cause, the details are in the log, not in the answer.
+    """The answer for an exception. If the server is the cause, the details go to the log, not into the answer.
 
     Args:
         field: the `param` of the answer, if the request is wrong and the error itself does not name a field.
@@ -130,10 +130,11 @@ def to_api_error(error: Exception, field: str | None = None) -> ApiError:
 
 
 def named_field(error: Exception, body: BaseModel) -> str | None:
-    """The field of the request that an error of the engine is about, as a path such as messages[0]. None if there is none.
+    """The field of the request that an error of the engine is about, as a path such as messages[0], or None.
 
     The engine does not know the fields of requests. Its messages begin with the name of the wrong parameter, such as
-    "min_tokens=10 is more than max_tokens=3". The field has the same name. A constraint of the text may be in several fields.
+    "min_tokens=10 is more than max_tokens=3", and the field has the same name. But several fields can constrain the text. If
+    a constraint is wrong, the result is the first of these fields that the request has.
     """
     prompt_field = "messages" if _has(body, "messages") else "prompt"
     if isinstance(error, ContextLengthExceededError):
@@ -191,10 +192,10 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
 
 
 def _validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: pydantic's error dicts
-    """One answer for all of pydantic's errors. `param` is the first field that is wrong."""
+    """Make one answer from all of pydantic's errors. `param` is the first field that is wrong."""
     told: dict[str, dict[str, None]] = {}
     compared = errors[:_MAX_COMPARED]
-    # If a list is too long, report only that. Other errors are then about types of the field that the client did not mean.
+    # If a list is too long, report only that. The other errors are then about types of the field that the client did not mean.
     too_long = [error for error in compared if error["type"] == "too_long"]
     for error in too_long or compared:
         told.setdefault(_where(error, body), {})[_what(error)] = None
@@ -223,7 +224,7 @@ def _without_wrong_type(places: Sequence[str]) -> list[str]:
 
 def _where(error: Mapping[str, Any], body: object) -> str:
     """The path of an error, such as "messages[0].role" for ("body", "messages", 0, "role"). If a field may have several types,
-    pydantic puts the name of a type into the path. A part that is not a key of the object at this place is such a name."""
+    pydantic puts the name of a type into the path. If a part is not a key of the object at this place, it is such a name."""
     loc: Sequence[str | int] = error["loc"]
     path, value = "", body
     for i, part in enumerate(loc[1:] if loc and loc[0] in ("body", "path", "query") else loc, 1):

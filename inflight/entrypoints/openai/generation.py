@@ -22,13 +22,13 @@ from inflight.outputs import RequestOutput
 from inflight.scheduler.added_tokens import NOTHING_TO_DRAW
 from inflight.structured_output.compile_lane import RETRY_SECONDS, TOO_MANY_GRAMMARS
 
-MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold at once: about 100 MB
+MAX_LOGPROBS_OF_ANSWER = 2**19  # log-probabilities that one answer may hold in memory at once: about 100 MB
 
 
 async def submit(
     server: ApiServer, http_request: Request, request: ValidatedRequest, answer_id: str
 ) -> list[OutputStream]:
-    """Start generating. Returns a stream for every prompt. The caller must abort a stream when it stops reading.
+    """Start generating. Returns a stream for every prompt. If the caller stops reading a stream, it must abort the stream.
 
     Raises:
         InflightError: the request is refused, and nothing has been started.
@@ -63,7 +63,7 @@ async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) ->
     """
     outputs = [await _last(stream) for stream in streams]
     if any(_shows_logprobs(stream.request) for stream in streams):
-        return await asyncio.to_thread(presenter.body, outputs)  # this may take long, and other streams must not wait
+        return await asyncio.to_thread(presenter.body, outputs)  # in a thread, so that other streams need not wait
     return presenter.body(outputs)
 
 

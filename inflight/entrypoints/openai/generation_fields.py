@@ -1,7 +1,7 @@
 """`GenerationFields`: the fields that chats and completions have in common, and how they become `SamplingParams`.
 
-The bounds of `SamplingParams` are repeated here for the OpenAPI document. The input processor checks the limits that
-depend on the model.
+The bounds of `SamplingParams` are repeated here, so that the OpenAPI document has them. The input processor checks the limits
+that depend on the model.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class TriggeredTags(StrictModel):
 
 
 class StructuralTagFormat(StrictModel):
-    """Free text with tags: if the text contains a trigger, it must continue as one of the tags that begin with this trigger.
-    The request has either `structures` with `triggers`, or `format`."""
+    """Free text with tags. If the text contains a trigger, it must continue as one of the tags that begin with this trigger.
+    The request has either both `structures` and `triggers`, or `format`."""
 
     type: Literal["structural_tag"]
     structures: Annotated[list[Structure], Field(min_length=1, fail_fast=True)] | None = None
@@ -110,7 +110,9 @@ class StructuralTagFormat(StrictModel):
         """The value of `StructuredOutputsParams.structural_tag`."""
         tags = self.format
         if (tags is None) == (self.structures is None) or (tags is None) == (self.triggers is None):
-            raise FieldError("response_format", "response_format needs either structures and triggers, or format")
+            raise FieldError(
+                "response_format", "a structural_tag needs either structures and triggers, or format alone"
+            )
         if tags is None:
             return self.model_dump(by_alias=True, include={"type", "structures", "triggers"})
         structures = [{"begin": tag.begin, "schema": tag.content.json_schema, "end": tag.end} for tag in tags.tags]
@@ -245,7 +247,7 @@ class GenerationFields(StrictModel):
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> SamplingParams:
-        """The model's `defaults`, changed by the fields that the request gives.
+        """Returns the model's `defaults` with the values of the fields that the request gives.
 
         Raises:
             InvalidRequestError: values are out of bounds, or contradict each other.
@@ -274,7 +276,7 @@ class GenerationFields(StrictModel):
         )
 
     def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """The part of the prompt that `truncate_prompt_tokens` keeps, which is its end."""
+        """`truncate_prompt_tokens` keeps only the end of the prompt. Returns this end."""
         wanted = self.truncate_prompt_tokens
         if wanted is None:
             return token_ids
@@ -285,7 +287,7 @@ class GenerationFields(StrictModel):
         return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
 
     def check_stream(self) -> None:
-        """Refuse options that only a stream has, and options that a stream does not have."""
+        """Refuse an option that only a stream has, if there is no stream. Refuse an option that a stream does not have."""
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options needs a stream: set stream to true")
         if self.stream and self.prompt_logprobs is not None:
@@ -303,14 +305,16 @@ class GenerationFields(StrictModel):
         return biases
 
     def _structured_outputs(self) -> StructuredOutputsParams | None:
-        """The constraint of the text. Several fields can express it, but a request may use only one of them."""
+        """The constraint of the text, or None. Several fields can express it, but a request may use only one of them."""
         found: dict[str, StructuredOutputsParams] = {}
         if isinstance(self.response_format, JsonObjectFormat):
             found["response_format"] = _json_constraint(self.response_format.schema_, is_strict=False)
         elif isinstance(self.response_format, JsonSchemaResponseFormat):
             wanted = self.response_format.json_schema
             if wanted.schema_ is None:
-                raise FieldError("response_format.json_schema.schema", "response_format.json_schema has no schema")
+                raise FieldError(
+                    "response_format.json_schema.schema", "response_format.json_schema has no schema; add one"
+                )
             found["response_format"] = _json_constraint(wanted.schema_, is_strict=bool(wanted.strict))
         elif isinstance(self.response_format, StructuralTagFormat):
             document = self.response_format.document()

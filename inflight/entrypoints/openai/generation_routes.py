@@ -61,8 +61,7 @@ def _respond(
     validate: Callable[[], Awaitable[ValidatedRequest]],
     presenter_type: type[Presenter],
 ) -> Response:
-    """All work is done inside the response, also rendering and tokenising, because the response can cancel the work if the
-    client disconnects."""
+    """All work is done inside the response, even rendering and tokenising. If the client disconnects, it is cancelled."""
     ignored = server.ignored_fields.take_out(body)
 
     async def start() -> tuple[list[OutputStream], Presenter, bool]:

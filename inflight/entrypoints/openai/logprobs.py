@@ -9,9 +9,9 @@ from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # written instead of minus infinity, which JSON does not have
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text of a token that is part of a character
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # the decoded text has it, if a token is only a part of a character
 
-Row = Mapping[int, Logprob]  # token id -> log-probability at one position; the first entry is the position's own token
+Row = Mapping[int, Logprob]  # the log-probabilities at one position, by token id; the token at this position is first
 
 
 def chat_logprobs(rows: Sequence[Row], top: int, tokenizer: Tokenizer | None) -> list[TokenLogprob]:
@@ -34,7 +34,7 @@ def _token(token_id: int, found: Logprob, tokenizer: Tokenizer | None) -> TopLog
 
 
 def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes:
-    """The token's bytes in UTF-8. If the token is only a part of a character, its decoded text does not show these bytes."""
+    """The token's bytes in UTF-8. If the token is only a part of a character, they cannot be read from its decoded text."""
     if _REPLACEMENT not in text or tokenizer is None:
         return text.encode("utf-8")
     byte = tokenizer.byte_fallback(token_id)
@@ -42,7 +42,7 @@ def _token_bytes(token_id: int, text: str, tokenizer: Tokenizer | None) -> bytes
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of one choice of a completion. Text offsets are counted over all chunks of the choice."""
+    """`choices[].logprobs` of one choice of a completion. Text offsets go on from chunk to chunk of the choice."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -61,7 +61,7 @@ class CompletionLogprobs:
         return columns
 
     def _best(self, row: Row) -> dict[str, float]:
-        """Token text -> log-probability, of the best tokens and the drawn one. For equal texts the higher value counts."""
+        """Token text -> log-probability, for the best tokens and the drawn one. Of equal texts the higher value is kept."""
         best: dict[str, float] = {}
         drawn, *others = row.values()
         for entry in [drawn, *sorted(others, key=lambda entry: entry.rank)]:
@@ -71,7 +71,7 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(rows: Sequence[Row | None]) -> PromptLogprobs:
-    """The log-probabilities of a prompt in vLLM's form: a dict by token id for each position, but None for the first."""
+    """The log-probabilities of a prompt in vLLM's form: for each position a dict by token id, but None for the first."""
     return [
         None
         if row is None

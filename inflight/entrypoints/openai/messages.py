@@ -1,4 +1,4 @@
-"""The messages and tools of a chat request, and the form in which the chat template gets them."""
+"""The messages and tools of a chat request, as pydantic models and in the form that a chat template gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check_part_type(kind: object) -> object:
 
 
 def _refusal_as_text(part: object) -> object:
-    """A refusal is the text with which another model has answered. So it becomes a text part."""
+    """Converts a refusal into a text part. A refusal is the text with which another model has refused to answer."""
     if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
         return {"type": "text", "text": part["refusal"]}
     return part
@@ -105,19 +105,19 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages for the template, with only the fields that are given. The arguments of calls become objects, because
-    templates write objects as JSON. Arguments that are not a JSON object stay text. Such arguments come from a model's mistake,
-    or `max_tokens` has cut them."""
+    templates write objects as JSON. Arguments that are not a JSON object stay text. A model may have made a mistake in them, or
+    `max_tokens` may have cut them."""
     return [_template_message(message) for message in messages]
 
 
 def malformed_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The called functions whose arguments `template_messages` left as text."""
+    """The called functions whose arguments are still text, because `template_messages` could not parse them."""
     functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
     return [function for function in functions if isinstance(function["arguments"], str)]
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """The readable part of malformed arguments: {"city": ""} for '{"city": "', {} for text that is not JSON."""
+    """The readable part of malformed arguments: {"city": ""} for '{"city": "', and {} for text that is not JSON at all."""
     try:
         value = from_json(text, allow_partial="trailing-strings")
         json.dumps(value, allow_nan=False)  # raises ValueError if a number is infinite
@@ -141,7 +141,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any] | str:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        if "\\ud" in text.lower():  # half of a surrogate pair is not valid text, and no tokenizer accepts it
+        if "\\ud" in text.lower():  # half of a surrogate pair is not valid text; encoding it fails
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):  # a UnicodeEncodeError is a ValueError
         return text

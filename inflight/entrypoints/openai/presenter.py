@@ -43,7 +43,7 @@ class UsageCount:
 
 
 class Presenter(ABC):
-    """A presenter belongs to one request. Its methods are called in the order of the outputs."""
+    """Each request has its own presenter. Its methods must be called in the order in which the outputs come."""
 
     id_prefix: str  # the beginning of an answer's id
     chunk_object: str
@@ -62,7 +62,7 @@ class Presenter(ABC):
             "model": presentation.model,
             "system_fingerprint": fingerprint,
         }
-        # what all chunks of a request have in common is encoded once
+        # the part that all chunks of a request have in common is encoded only once
         self._head = b"data: " + to_json({**self._shared, "object": self.chunk_object})[:-1] + b',"choices":['
         has_null_usage = presentation.include_usage and not presentation.continuous_usage
         self._end = b',"usage":null}\n\n' if has_null_usage else b"}\n\n"
@@ -76,13 +76,13 @@ class Presenter(ABC):
         """The whole answer. `outputs` has one finished output per prompt."""
 
     def usage_chunk(self) -> bytes:
-        """The last event before [DONE]. It is empty if the client did not ask for the usage."""
+        """The last event before [DONE]. Empty if the client did not ask for the usage."""
         if not self._presentation.include_usage:
             return b""
         return self._head + b'],"usage":' + to_json(self._usage.as_json()) + b"}\n\n"
 
     def _chunk(self, choice: ChatChunkChoice | CompletionChoice, **more: object) -> bytes:
-        """An event with one choice. `more`: further members of the chunk."""
+        """An event with one choice. `more` has further members of the chunk."""
         if self._presentation.continuous_usage:
             more["usage"] = self._usage.as_json()
         members = b"," + to_json(more)[1:-1] if more else b""
@@ -100,10 +100,10 @@ class Presenter(ABC):
         }
         if self._top_logprobs is None and not self._presentation.prompt_logprobs:
             return to_json(answer)
-        # A body with log-probabilities may be large. This encoder is written in Python, so other threads can run meanwhile.
+        # A body with log-probabilities may be large. This encoder is written in Python, so other threads can run in between.
         return "".join(_SLOW_ENCODER.iterencode(answer)).encode("utf-8")
 
 
 def finish_reason_of(choice: CompletionOutput) -> FinishReason | None:
-    """The choice's finish reason. It is never "error", because such a request gets an error as its answer."""
+    """The choice's finish reason. It is never "error", because a request that ends so gets an error as its answer."""
     return cast("FinishReason | None", choice.finish_reason)

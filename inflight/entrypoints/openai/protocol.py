@@ -1,4 +1,4 @@
-"""The requests of all endpoints as pydantic models, which /openapi.json describes as well."""
+"""The bodies of requests to all endpoints, as pydantic models. /openapi.json is made from these models, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 
 
 class ChatTemplateFields(StrictModel):
-    """How messages become a prompt."""
+    """The fields that decide how messages become a prompt."""
 
     messages: Messages | None = Field(None, description="The conversation.")
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(

@@ -48,7 +48,10 @@ async def render_messages(
                 raise FieldError("chat_template", "this server does not allow chat_template in requests: leave it out")
             return await templates.render(chat_template, special_tokens, messages=plain, **arguments)
         if template is None:
-            raise FieldError("messages", "chat needs a tokenizer, and the engine has none")
+            raise FieldError(
+                "messages",
+                "messages need a tokenizer, but the engine runs without one: send a prompt of token ids to /v1/completions",
+            )
         return await asyncio.to_thread(lambda: template.render(plain, **arguments))
 
     text = await _render_calls(render, await asyncio.to_thread(template_messages, body.messages or ()))
@@ -58,9 +61,9 @@ async def render_messages(
 async def _render_calls(
     render: Callable[[list[dict[str, Any]]], Awaitable[str]], messages: list[dict[str, Any]]
 ) -> str:
-    """Render `messages`. The template gets arguments that are not a JSON object as text. If the result does not contain this
-    text unchanged, the template gets the readable part of the arguments as an object instead. Most templates convert arguments
-    to JSON, so they would write the text as a quoted string."""
+    """Render `messages`. Arguments that are not a JSON object are first given to the template as text. If the rendered prompt
+    does not contain this text unchanged, the template gets the readable part of the arguments, as an object, instead. Most
+    templates convert arguments to JSON, so they would write the text as a quoted string."""
 
     def read_malformed() -> None:
         for function in malformed:
@@ -68,7 +71,7 @@ async def _render_calls(
 
     malformed = await asyncio.to_thread(malformed_calls, messages)
     if malformed:
-        # a template that iterates over the members of the arguments fails if they are text
+        # if arguments are text, a template that iterates over their members fails
         with suppress(InvalidRequestError):
             text = await render(messages)
             if all(function["arguments"] in text for function in malformed):
@@ -78,5 +81,5 @@ async def _render_calls(
 
 
 def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    """The tools as JSON, with only the fields that the request gave, because a template writes all fields. None if empty."""
+    """Tools as JSON, with the fields that the request gave, because a template writes all fields. None if empty."""
     return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None

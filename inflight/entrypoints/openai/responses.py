@@ -1,4 +1,4 @@
-"""The JSON objects of answers, as typed dicts: endpoints make them, and /openapi.json describes them.
+"""The JSON objects of answers, as typed dicts. Endpoints return them, and /openapi.json describes them.
 
 A member that may be absent is `NotRequired`. Every other member is always present, but may be null.
 """
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
 @with_config(ConfigDict(extra="forbid"))
 class Body(TypedDict):
-    """An object has the members that its class declares, and no others."""
+    """The base class of all objects. An object has only the members that its class declares."""
 
 
 class PromptTokensDetails(Body):
@@ -45,7 +45,7 @@ class ChatLogprobs(Body):
 
 
 class RankedLogprob(Body):
-    """An entry of `prompt_logprobs`, under its token id."""
+    """An entry of `prompt_logprobs`, whose keys are token ids."""
 
     logprob: float
     rank: int
@@ -156,7 +156,7 @@ class CompletionChoice(Body):
 
 
 class Completion(Answer):
-    """In a stream an event has one choice, and it has the usage only if the client asks for it."""
+    """A whole answer, or an event of a stream. An event has one choice, and the usage only if the client asks for it."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]

@@ -1,4 +1,4 @@
-"""`ApiServer`: the engine, settings and model names that all endpoints share. Functions for a request's id and deadline."""
+"""`ApiServer`: the engine, settings and model names that all endpoints share; and functions for a request's id and deadline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class ApiServer:
-    """Immutable, except for the names that `ignored_fields` has logged.
+    """Immutable, except that `ignored_fields` remembers the names that it has logged.
 
     Attributes:
         metrics: counts requests; None if nothing is counted.
@@ -36,7 +36,7 @@ class ApiServer:
         templates: renders chat templates that requests contain; None if requests must not contain any.
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         ignored_fields: removes and reports unknown fields.
-        fingerprint: a text that changes if the same request may get another answer.
+        fingerprint: a text that changes when the version, the model or the dtype changes, and so answers may change.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ def arrival_time(request: Request) -> float:
 
 @asynccontextmanager
 async def within_deadline(request: Request) -> AsyncIterator[None]:
-    """Limits the time of the work before a request's first token: reading its body, rendering, tokenising.
+    """Limits the time for the work before a request's first token: reading its body, rendering, tokenising.
 
     Raises:
         RequestTimeoutError: the app's `request_timeout` has passed since the request came.

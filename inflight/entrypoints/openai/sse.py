@@ -44,14 +44,14 @@ class WorkResponse(Response):
 
 
 class EventStream:
-    """Sends events. The status line is sent with the first event. Before that, the answer can still be an error with its
-    own status.
+    """Sends events. The status line is sent with the first event, so before it the answer can still be an error with a status
+    of its own.
 
     Args:
         headers: further headers of the response.
         keep_alive: after this number of seconds without an event a comment is sent, so that no proxy closes the stream of a
-            request that waits in the queue. Clients ignore comments (HTML, section 9.2.6). A comment that comes before all
-            events sends the status 200. If None, no comments are sent.
+            request that waits in the queue. Clients ignore comments (HTML, section 9.2.6). If a comment comes before all
+            events, it sends the status 200. If None, no comments are sent.
     """
 
     def __init__(self, send: Send, keep_alive: float | None = None, headers: Mapping[str, str] | None = None) -> None:
@@ -63,7 +63,7 @@ class EventStream:
         self._start_lock = asyncio.Lock()
 
     async def send(self, events: bytes) -> None:
-        """Returns when the server accepts more data, so a slow client delays its own stream only.
+        """Send events. This returns when the server accepts more data, so a slow client delays only its own stream.
 
         Several tasks may call this method, because the server writes each message as a whole.
         """

@@ -1,4 +1,4 @@
-"""`JsonRoute`: reads bodies as strict JSON. NaN, repeated keys, deep nesting or other encodings than UTF-8 give status 400."""
+"""`JsonRoute`: reads bodies as strict JSON. It refuses NaN, repeated keys, deep nesting and all encodings but UTF-8."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastapi.routing import APIRoute
 from inflight.entrypoints.openai.errors import ApiError
 from inflight.entrypoints.openai.server import within_deadline
 
-_PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that streams do not have to wait
-# The GIL is held while a body is parsed and while pydantic checks it. These limits bound the time.
+_PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that other requests need not wait
+# While a body is parsed and pydantic checks it, the GIL is held. These limits bound this time.
 MAX_VALUES = 2**18  # per body
 MAX_KEYS = 4096  # per object
 _SLICE = 2**18  # bytes that are searched in one call
-# A JSON string. One without an end is matched to the end of the body, so that the search takes linear time.
+# A JSON string. A string without an end is matched up to the end of the body, so that the search takes linear time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 
@@ -35,7 +35,7 @@ class JsonRoute(APIRoute):
             if not has_body:
                 return await handle(request)
             _check_content_type(request)
-            # This deadline is for receiving, parsing and checking the body. Later the response itself checks the deadline.
+            # This deadline is for receiving, parsing and checking the body. The response checks the deadline again later.
             async with within_deadline(request):
                 return await handle(_StrictRequest(request.scope, request.receive))
 
@@ -71,24 +71,24 @@ def parse_json(body: bytes) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except UnicodeEncodeError as error:
-        raise _bad_json("it holds a lone surrogate") from error
+        raise _bad_json("it has a lone surrogate, which is half of a character") from error
     except UnicodeDecodeError as error:
         raise _bad_json(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
         raise _bad_json(f"{error.msg} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
-        raise _bad_json("it is nested too deep") from error
+        raise _bad_json("it is nested too deeply") from error
     except ValueError as error:  # an integer of thousands of digits
         raise _bad_json("a number in it is too long") from error
 
 
 def _check_size(body: bytes) -> None:
-    """Refuse a body with too many values. They are counted by commas and brackets outside strings."""
+    """Refuse a body with too many values. To count the values, commas and opening brackets outside strings are counted."""
     num_values = _count_values(body)
     if num_values > MAX_VALUES:
         num_values -= sum(_count_values(string[0]) for string in _STRING.finditer(body))
     if num_values > MAX_VALUES:
-        raise ApiError(400, f"the body has more than {MAX_VALUES} values")
+        raise ApiError(400, f"the body has more than {MAX_VALUES} values: send a smaller one")
 
 
 def _count_values(text: bytes) -> int:

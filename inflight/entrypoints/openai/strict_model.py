@@ -1,12 +1,12 @@
-"""`StrictModel`: a JSON object of a request. `IgnoredFields`: removes and reports fields that are not declared.
+"""`StrictModel`: a JSON object of a request. `IgnoredFields`: removes unknown fields from a request, and reports them.
 
-An unknown field may belong to another engine, be newer than this server, or be data that a client library adds. So the request
-is answered as if the field were not there. The log names each such field once, and a header of the answer names the unknown
-fields of its request. If `strict_fields` is set, such a request is refused.
+A field that no model declares may belong to another engine, be newer than this server, or be data that a client library adds.
+So the request is answered as if the field were not there. The log names each unknown field once, and a header of the answer
+names the unknown fields of its request. If `strict_fields` is set, a request with unknown fields is refused.
 
 The description of a field says what the field does. A field that does nothing is made with `no_effect`. If a
 field accepts only the value that changes nothing, it is made with `neutral`. docs/server-api.md and the field test use
-these marks.
+these marks, which are in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PLAIN = " !#$&'()*+-./:;=?@[]^_`{|}~<>"  # characters that a header holds uncha
 
 
 class StrictModel(BaseModel):
-    """Each known field must have exactly its declared type. A bool is not accepted as an integer, and "5", NaN and infinity
-    are not accepted as numbers. A field that is None was left out."""
+    """Each known field must have exactly its declared type. A bool is not accepted as an integer. "5", NaN and infinity are not
+    accepted as numbers. If a field is None, the request has left it out, or has given null."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -45,7 +45,7 @@ def no_effect(why: str, **bounds: Any) -> Any:  # Any: as pydantic's own `Field`
 
 
 def neutral(why: str, **bounds: Any) -> Any:
-    """A field that accepts only the neutral value, because the server does not do what other values ask for."""
+    """A field that accepts only the neutral value, because the server does not support what other values ask for."""
     return Field(description=why, json_schema_extra={EFFECT: "neutral"}, **bounds)
 
 
@@ -53,7 +53,7 @@ class IgnoredFields:
     """A server has one of these. Only the event loop's thread uses it.
 
     Args:
-        is_strict: refuse unknown fields.
+        is_strict: whether requests with unknown fields are refused.
     """
 
     def __init__(self, *, is_strict: bool) -> None:
@@ -75,13 +75,13 @@ class IgnoredFields:
                     message = f"{where}: this field is not known here, and --strict-fields is set: leave it out"
                     raise FieldError(where, message)
                 if len(found) > MAX_NAMES:
-                    # One name more than the header shows is enough: then the header ends with "and more".
+                    # The header shows one name less, and then "and more".
                     break
                 found[_INDEX.sub("[]", path) + key[:MAX_NAME_LENGTH]] = None
         return list(found)
 
     def header(self, names: Iterable[str]) -> dict[str, str]:
-        """The header that names these fields; empty if there are none. Logs the fields that were not logged before."""
+        """The header that names these fields, or {} if there are no names. Logs the names that were not logged before."""
         distinct = list(dict.fromkeys(names))
         if not distinct:
             return {}
@@ -94,16 +94,19 @@ class IgnoredFields:
         for name in names:
             if name not in self._logged and len(self._logged) < MAX_LOGGED_NAMES:
                 self._logged.add(name)
-                logger.warning("a request has %s, which is ignored: this server does not know or enforce it", name)
+                logger.warning(
+                    "a request has %s, which is ignored, because this server does not know it or cannot enforce it",
+                    name,
+                )
 
 
 def _plain(name: str) -> str:
-    """The name in a form that a header can contain. The empty name becomes two quotation marks."""
+    """The name in a form that a header can contain. An empty name becomes two quotation marks."""
     return '""' if not name else quote(name[:MAX_NAME_LENGTH], safe=_PLAIN, errors="replace")[:MAX_NAME_LENGTH]
 
 
 def _take_unknown(value: object, path: str) -> Iterator[tuple[str, list[str]]]:
-    """Remove the unknown fields. Yields ("messages[0].", ["parsed"]) for each object that had any."""
+    """Remove the unknown fields. Yields a pair such as ("messages[0].", ["parsed"]) for each object that had unknown fields."""
     if isinstance(value, StrictModel):
         dot = f"{path}." if path else ""
         if extra := value.__pydantic_extra__:

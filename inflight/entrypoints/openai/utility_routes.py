@@ -47,9 +47,9 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
         return card(server.check_model(model))
 
     async def tokenizer_info() -> TokenizerInfo:
-        """For clients that render chats and tokenise prompts themselves: special tokens, chat template, length."""
+        """Special tokens, chat template and length, for clients that render chats and tokenise prompts themselves."""
         if server.engine.tokenizer is None:
-            raise ApiError(404, "this server has no tokenizer", code="not_found")
+            raise ApiError(404, "this server runs without a tokenizer", code="not_found")
         template = None if server.engine.chat_template is None else server.engine.chat_template.default_source
         tokens = server.engine.tokenizer.special_tokens
         return {
@@ -63,7 +63,7 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
         }
 
     app.add_api_route("/v1/models", list_models, methods=["GET"], responses=ERRORS)
-    # the parameter is a path, because a hub id contains a slash
+    # `:path`, because a model's name may contain a slash, as on the hub
     app.add_api_route("/v1/models/{model:path}", retrieve_model, methods=["GET"], responses=ERRORS)
     app.add_api_route("/tokenizer_info", tokenizer_info, methods=["GET"], responses=ERRORS)
 
@@ -73,7 +73,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
 
     async def tokens_of(body: TokenizeRequest) -> list[int]:
         if (body.prompt is None) == (body.messages is None):
-            raise FieldError("prompt", "give either prompt or messages")
+            raise FieldError("prompt", "give either prompt or messages, and not both")
         if body.prompt is None:
             return await render_messages(server, body, plain_tools(body.tools), body.chat_template_kwargs)
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
@@ -90,7 +90,7 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
     def in_time(
         request: Request, body: TokenizeRequest | DetokenizeRequest, make: Callable[[], Awaitable[bytes]]
     ) -> Response:
-        """The answer of `make`, or an error if it takes longer than the request's deadline."""
+        """Returns a response with the result of `make`, or an error if `make` takes longer than the request's deadline."""
         headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
 
         async def work(_: Send) -> Response:
@@ -150,7 +150,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
         return {"status": "healthy"}
 
     async def ready() -> Status:
-        """Whether the engine makes steps and new requests are accepted."""
+        """Whether new requests are accepted and the engine makes progress with them."""
         if engine.is_draining:
             raise ApiError(503, "the server is shutting down", type="server_error", code="shutting_down")
         try:
@@ -166,7 +166,7 @@ def add_operation_routes(app: FastAPI, server: ApiServer) -> None:
 
     for path, endpoint in (("/version", version), ("/health", health), ("/ready", ready)):
         app.add_api_route(path, endpoint, methods=["GET"], responses=ERRORS)
-    # not in the OpenAPI document, which would give both methods the same operation id
+    # not in the OpenAPI document, because there both methods would have the same operation id
     app.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
     app.add_api_route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"], responses=ERRORS)
     if metrics is None:

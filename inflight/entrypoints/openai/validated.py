@@ -29,8 +29,8 @@ class Presentation:
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
         echo: whether the prompt's text and log-probabilities come before the completion's text and log-probabilities.
         prompt_only: whether the answer shows only the prompt, without the one token that the engine draws.
-        make_parser: makes the parser of a choice's text, which contains tool calls or reasoning; None if all text is
-            content.
+        make_parser: makes a parser for the text of one choice, if the text may contain tool calls or reasoning. If None, all
+            text is content.
     """
 
     model: str
@@ -46,11 +46,11 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """A request that is rendered, tokenised and checked. Only the engine's limits are not checked yet.
+    """A request that is rendered, tokenised and checked, except for the limits that the engine checks.
 
     Attributes:
-        params: the parameters of all prompts.
-        thinks_first: the model may think before it answers, so a grammar starts only after the thinking.
+        params: the sampling parameters, which are the same for all prompts.
+        thinks_first: whether the model may think before it answers. If so, a grammar starts only after the thinking.
     """
 
     prompts: tuple[TokenPrompt, ...]

@@ -1,8 +1,8 @@
 """`AccessLog`: when a request has ended, writes a line about it and counts it in the metrics.
 
 A line has the method, the path without its query, status, seconds, bytes, request id and client. It never has headers, bodies
-or queries, because they contain keys and prompts. A health check or a read of /metrics that is answered with 200 has no line,
-because such requests come every few seconds.
+or queries, because they contain keys and prompts. There is no line for a health check or a read of /metrics that is answered
+with 200, because such requests come every few seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
-        scope.setdefault("state", {})["arrival_time"] = start  # deadlines and latencies are counted from this time
+        scope.setdefault("state", {})["arrival_time"] = start  # deadlines and latencies start at this time
         status, num_bytes = CLIENT_CLOSED, 0
 
         async def count(message: Message) -> None:
@@ -88,10 +88,11 @@ class AccessLog:
 
 
 class LineWriter:
-    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. If MAX_LINES wait already, or
-    if a line cannot be written, the line is dropped. The first drop is logged, and `close` logs the number of dropped lines.
+    """Writes lines in a thread of its own, so that no request waits for a slow reader of the log. If MAX_LINES wait, or if
+    a line cannot be written, the line is dropped. The first drop is logged, and `close` logs the number of dropped lines.
 
-    The thread writes to the file descriptor. With sys.stdout it would hold that file's lock while a pipe is full.
+    The thread writes to the file descriptor, not to sys.stdout. While a pipe is full, such a write would hold the lock of
+    sys.stdout, and every other print would wait for it.
     """
 
     def __init__(self, fd: int = STDOUT) -> None:

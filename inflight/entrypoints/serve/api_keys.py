@@ -16,8 +16,8 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     """Read a file with one key on each line. Empty lines and lines that begin with # are left out.
 
     Raises:
-        ConfigError: the file cannot be read, has an unusable key, or has no key. Without a key the server would let everybody
-            in. No message contains a key.
+        ConfigError: the file cannot be read, has an unusable key, or has no key at all, with which the server would let
+            everybody in. No message contains a key.
     """
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -34,7 +34,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
 
 
 def key_problems(keys: Sequence[str]) -> Iterator[str]:
-    """Says why keys cannot be used. No message contains a key."""
+    """Yields a message for each reason why these keys cannot be used. No message contains a key."""
     if any(len(key) < MIN_KEY_LENGTH for key in keys):
         yield f"an API key is shorter than {MIN_KEY_LENGTH} characters, and can be guessed: use a longer one"
     if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
@@ -42,14 +42,14 @@ def key_problems(keys: Sequence[str]) -> Iterator[str]:
 
 
 class ApiKeys:
-    """Holds only digests of the keys. The time of `accepts` depends only on the number of keys and the length of `shown`.
+    """Holds only digests of the keys. How long `accepts` takes depends only on the number of keys and the length of `shown`.
 
     Args:
         keys: keys that are valid until the process ends.
-        file: a file with further keys. `read_file_again` replaces them.
+        file: a file with further keys. `read_file_again` replaces the keys of the file only.
 
     Raises:
-        ConfigError: as `read_key_file`.
+        ConfigError: see `read_key_file`.
     """
 
     def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
@@ -71,7 +71,7 @@ class ApiKeys:
         """Read the file again. Returns how many keys are valid now.
 
         Raises:
-            ConfigError: as `read_key_file`. The keys are unchanged.
+            ConfigError: see `read_key_file`. The keys stay as they are.
         """
         self._digests = self._given + self._read_file()
         return len(self._digests)

@@ -26,7 +26,7 @@ async def send_error(
     code: str,
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send an error. `kind` is the `type` of OpenAI's error object, `code` its `code`. Status 503 also gets `Retry-After`."""
+    """Send an error object as OpenAI defines it. `kind` is its `type`. With status 503, `Retry-After` is sent, too."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     retry = [(b"retry-after", b"%d" % RETRY_AFTER_SECONDS)] if status == 503 else []
     await send_json(send, status, {"error": error}, [*headers, *retry])
@@ -40,5 +40,5 @@ async def send_json(send: Send, status: int, value: object, headers: Iterable[tu
 
 
 def header_of(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of that (lower-case) name."""
+    """The value of the first header that has this (lower-case) name, or None."""
     return next((value for known, value in scope["headers"] if known == name), None)

@@ -24,22 +24,26 @@ _INDEX = "model.safetensors.index.json"
 
 
 def server_problems(settings: ServerSettings) -> list[str]:
-    """Problems of the address, the TLS files, the parsers and the optional packages. Listens on the address for a moment."""
+    """Returns a message for each problem with the address, the TLS files, the names of parsers, or missing packages. To test
+    the address, it listens there for a moment."""
     found = _problems_of(lambda: Listener(settings).close())
     found += _problems_of(lambda: make_ssl_context(settings))
     found += _problems_of(lambda: resolve_parsers(settings.tool_call_parser, NONE, None))
     found += _problems_of(lambda: resolve_parsers(NONE, settings.reasoning_parser, None))
     if settings.otlp_traces_endpoint is not None and importlib.util.find_spec("opentelemetry") is None:
-        found.append("otlp_traces_endpoint needs further packages: pip install 'inflight-llm[tracing]'")
+        found.append(
+            "otlp_traces_endpoint needs packages that are not installed: run pip install 'inflight-llm[tracing]'"
+        )
     return found
 
 
 def model_problems(args: EngineArgs) -> list[str]:
-    """Problems of the model's files, and of arguments that do not fit each other, the model or the machine."""
+    """Returns a message for each problem with the model's files, and for each argument that does not fit the model, the
+    machine or another argument."""
     try:
         source = _find_model(args)
     except ConfigError as error:
-        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # can be checked without a model
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())  # --tokenizer needs no model
         return [str(error), *own]
     found = _tokenizer_problems(args, source)
     found += _problems_of(lambda: _check_generation_config(args, source))
@@ -56,7 +60,8 @@ def model_problems(args: EngineArgs) -> list[str]:
 
 
 def _find_model(args: EngineArgs) -> Path:
-    """The model's folder or GGUF file. Of a model on the hub, only the small files or the one GGUF file are downloaded."""
+    """Returns the model's folder or GGUF file. For a model on the hub, it downloads only the GGUF file if `args.model` names
+    one, and otherwise only the small files."""
     if args.model is None or Path(args.model).expanduser().exists() or ":" in args.model:
         return resolve_model_folder(args.model, args.revision)
     folder = resolve_tokenizer_folder(args.model, args.revision)
@@ -72,18 +77,20 @@ def _check_generation_config(args: EngineArgs, source: Path) -> None:
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:
-    """Raise an error if a file is missing. Damaged files are noticed only when the weights are loaded."""
+    """Raises ConfigError if a weight file is missing. The files are not read, so a damaged file is not noticed."""
     if args.load_format == "dummy" or source.is_file() or (args.model is not None and not Path(args.model).exists()):
         return
     files = {path.name for path in source.glob("*.safetensors")}
     if not files:
-        raise ConfigError(f"{source} holds no *.safetensors; give load_format='dummy' for random weights")
+        raise ConfigError(
+            f"{source} has no *.safetensors file; add the weights, or give load_format='dummy' for random ones"
+        )
     if (index := source / _INDEX).is_file():
         weight_map = read_json(index).get("weight_map")
         wanted = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
         if missing := sorted(wanted - files):
             raise ConfigError(
-                f"{source}: {len(missing)} of the files that {_INDEX} names are missing; the first is {missing[0]!r}"
+                f"{source}: {len(missing)} of the weight files that {_INDEX} lists are missing, for example {missing[0]!r}"
             )
 
 

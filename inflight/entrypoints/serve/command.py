@@ -35,7 +35,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         EngineError: the engine or a front end could not start, or has died.
     """
     if reads_files_again(settings):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until a handler is set; front ends inherit this
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler; front ends inherit it
     clock = StartUpClock()
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
@@ -50,7 +50,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
                 # imported only if there are several front ends
                 supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")
                 code = runner.run(supervisor.supervise(settings, args, listener, clock))
-            # Exit without waiting for threads that still run. All processes that this process started have ended.
+            # All child processes have ended. Exit without waiting for threads that still run.
             listener.close()
             logging.shutdown()
             sys.stdout.flush()

@@ -17,7 +17,7 @@ OptionValue = str | list[str]
 
 
 def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, OptionValue], list[str]]:
-    """Returns the values of the options in the file, and a message for each wrong entry. `options`: the names of all options,
+    """Returns the options in the file, and a message for each wrong entry. `options` has the names of all options,
     in the form `max_model_len`.
 
     Numbers, booleans and mappings become JSON, lists stay lists, and null means that the option is not given. So the code that
@@ -47,7 +47,7 @@ def read_config_file(path: Path, options: Collection[str]) -> tuple[dict[str, Op
                 values[name] = [_as_text(entry) for entry in value] if isinstance(value, list) else _as_text(value)
             except (TypeError, ValueError):  # a date, a set or bytes, which JSON does not have
                 problems.append(
-                    f"config={str(path)!r}: {key!r} is a {type(value).__name__}; put it in quotes if it is a text"
+                    f"config={str(path)!r}: {key!r} is a {type(value).__name__}; if you mean a text, put it in quotes"
                 )
     return values, problems
 
@@ -75,7 +75,7 @@ def _read(path: Path) -> object:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a repeated key. It also refuses aliases, because with them a small file can become large."""
+    """A safe loader that refuses a repeated key. It also refuses aliases, because they let a small file make a huge value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         keys = [key.value for key, _ in node.value]

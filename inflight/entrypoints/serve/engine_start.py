@@ -1,6 +1,6 @@
 """`start`: starts the engine, the metrics and traces that observe it, and the app.
 
-Importing this module takes long. So it is imported when the server already answers health checks.
+Importing this module takes long. So it is imported only when the server answers health checks already.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from inflight.tokenizer.source import read_chat_template
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The engine and the app that a `Server` serves. `name` is the first of the model's names."""
+    """The engine and the app that a `Server` serves. `name` is the first name by which requests may ask for the model."""
 
     name: str
     engine: AsyncLLM
@@ -63,13 +63,13 @@ async def start(
 ) -> ServedModel:
     """
     Args:
-        engine_socket: a socket to an engine that another process starts. None: start an engine here.
+        engine_socket: a socket to an engine that another process starts. If None, this process starts an engine.
         records_engine: whether to count and log the engine's statistics. Only one front end does so.
 
     Raises:
         ConfigError, EngineError: the start failed. Nothing is left running.
     """
-    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # refuses an unknown name at once
+    resolve_parsers(settings.tool_call_parser, settings.reasoning_parser, None)  # an unknown name is an error at once
     name = settings.served_model_names[0] if settings.served_model_names else args.model or "embedded"
     metrics = ServingMetrics(name, records_engine=records_engine)
     request_log = RequestLog() if settings.log_requests else None
@@ -104,11 +104,11 @@ async def start(
 
 
 def with_reasoning_end(args: EngineArgs, settings: ServerSettings) -> EngineArgs:
-    """Set `reasoning_end`, the tag that ends the model's reasoning, unless `args` have it already. A grammar applies only to
-    the text after this tag. Without the tag, the grammar would already apply to the reasoning.
+    """Set `reasoning_end`, the tag that ends the model's reasoning, unless `args` has it. A grammar applies to the text
+    after this tag. If the tag were not set, the grammar would apply to the reasoning, too.
 
     Raises:
-        ConfigError: there is no such parser, model or chat template.
+        ConfigError: the parser, the model or the chat template does not exist.
     """
     if args.reasoning_end or args.skip_tokenizer_init:
         return args

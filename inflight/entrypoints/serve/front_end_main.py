@@ -1,4 +1,4 @@
-"""The program of one front end, if several processes serve HTTP, and its messages to and from `inflight serve`.
+"""The program of one front end (a process that serves HTTP, if there are several), and its messages with `inflight serve`.
 
     python -m inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
 
@@ -8,9 +8,9 @@ The process of `inflight serve` (the command) has the other end. The messages ar
 command    -- an order, a byte; with ENGINE comes the socket to the engine -->    front end
 front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
 
-If the socket is closed, the process at the other end has ended. A terminal or systemd sends SIGINT and SIGTERM to all
-processes. A front end ignores them, because the command tells it when to end. If the command has ended, the front end ends at
-once.
+If the socket is closed, the process at the other end has ended. If the command has ended, the front end ends at once. A
+terminal or systemd sends SIGINT and SIGTERM to all processes. A front end ignores these signals, because the command tells it
+when to end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from inflight.executor.process import name_process
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"  # the orders; OPEN means: accept requests from now on
+# The orders. ENGINE brings the socket to the engine. After OPEN, requests are answered.
+ENGINE, OPEN, DRAIN, CUT = b"e", b"o", b"d", b"c"
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 
@@ -61,7 +62,7 @@ class FrontEndStart:
     @classmethod
     def from_file(cls, fd: int) -> FrontEndStart:
         with open(fd) as file:
-            values: dict[str, Any] = json.load(file)  # Any: the fields check their values
+            values: dict[str, Any] = json.load(file)  # Any: `ServerSettings` and `EngineArgs` check the values
         settings: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values["settings"].items()
         }
@@ -107,7 +108,7 @@ class Control:
 
 
 def _report(control: socket.socket, report: object) -> None:
-    with contextlib.suppress(OSError):  # the command has ended, and `Control` notices that
+    with contextlib.suppress(OSError):  # if the command has ended, `Control` notices it
         control.sendall(json.dumps(report).encode() + b"\n")
 
 
@@ -142,7 +143,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         )
         _report(control_socket, {"ready": model.description})
         try:
-            await control.opened.wait()  # front ends accept requests only when all of them are ready
+            await control.opened.wait()  # front ends answer requests only when all of them are ready
         except BaseException:
             await model.close()
             raise

@@ -3,8 +3,8 @@
     STARTING --open--> READY --drain--> DRAINING
         \\________________|_________________|--fail--> DEAD
 
-/live answers 200 in every phase, because the process is running. In READY the app answers all other paths. In DRAINING and DEAD
-it still answers those in `_WHILE_DRAINING`. The gate refuses all other requests with status 503.
+/live is answered with 200 in every phase, because the process runs. In READY the app answers all other paths. In DRAINING and
+DEAD the app still answers the paths in `_WHILE_DRAINING`. The gate refuses all other requests with status 503.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _WHY = {
     Phase.DRAINING: "the server is shutting down",
     Phase.DEAD: "the engine has failed; the server is ending",
 }
-# The app still answers these after READY, because they give the engine nothing to do.
+# The app answers these paths even when the server drains or the engine is dead, because they give the engine no work.
 _WHILE_DRAINING = frozenset({"/health", "/metrics", "/ping", "/version"})
 
 
 class Gate:
-    """Used by one event loop. `on_refusal` is called with the phase in which a request was refused."""
+    """Used by one event loop. `on_refusal` is called for each refused request, with the name of the phase."""
 
     def __init__(self, on_refusal: Callable[[str], None]) -> None:
         self.phase = Phase.STARTING

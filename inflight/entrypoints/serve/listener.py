@@ -1,4 +1,4 @@
-"""`Listener`: the socket that the server listens on. It is bound before the server is made."""
+"""`Listener`: the socket that the server listens on. It is bound first, so that a wrong address is reported at once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OTHER_FILES = 256  # files that a front end may open in addition to its connect
 class Listener:
     """
     Args:
-        settings: host and port, or uds.
+        settings: if `uds` is None, `host` and `port` are used.
 
-    The constructor raises the limit of open files to what max_connections needs, if the machine allows it.
+    The constructor raises the limit of open files to the number that `max_connections` needs, if the machine allows it.
 
     Raises:
         ConfigError: the address is in use, does not belong to this machine, or may not be used by this user.
@@ -52,7 +52,7 @@ class Listener:
 
     @property
     def port(self) -> int | None:
-        """The port. If settings.port is 0, the kernel has chosen it. None for a unix socket."""
+        """The port, or None for a unix socket. If `settings.port` is 0, this is the port that the kernel has chosen."""
         return None if self._path is not None else int(self.socket.getsockname()[1])
 
     def close(self) -> None:
@@ -65,13 +65,15 @@ class Listener:
 
 
 def _allow_files(count: int) -> None:
-    """Raise the limit of open files, which is 1024 on many systems. Connections beyond the limit are not refused, but wait
+    """Raise the limit of open files, which is 1024 on many systems. A connection beyond the limit is not refused, but waits
     until a file is closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
     if hard != resource.RLIM_INFINITY and hard < count:
-        logger.warning("only %d files may be open (ulimit -Hn), so --max-connections cannot be reached", hard)
+        logger.warning(
+            "the system lets this process open only %d files (ulimit -Hn), too few for --max-connections", hard
+        )
         count = hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
@@ -92,7 +94,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """Bind a unix socket. If the file exists and nobody listens on it, a killed server has left it, and it is replaced."""
+    """Bind a unix socket. If its file exists and nobody listens on it, a killed server has left the file, which is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):

@@ -1,15 +1,15 @@
 """Puts the middlewares around the app in the right order, and contains the small ones.
 
-A request passes them in this order. Each middleware sees every response of those below it.
+A request passes them in this order. Its response passes them in the reverse order, from the middleware or app that sends it.
 
-ProxyHeaders     uvicorn's own: replaces the client's address by the one that trusted proxies give
-Spellings        gives each path and method one spelling, for all below
+ProxyHeaders     uvicorn's own: replaces the client's address by the address that trusted proxies give
+Spellings        removes a last slash and a proxy's prefix from the path, and turns HEAD into GET
 RequestIds       gives each request and its response an id, also if the request is refused
-AccessLog        writes a line for each request and counts it in the metrics
+AccessLog        writes a line for each request and counts the request in the metrics
 SizeLimits       limits headers and bodies, before any other part reads the body
-AllowedHosts     refuses host names that are not allowed; comes before CORS, because CORS answers preflights
-CORS             adds headers, without which browsers cannot read a refusal; answers preflights
-Authentication   refuses a client without a key, which then cannot even find out which routes exist
+AllowedHosts     refuses host names that are not allowed; comes before CORS, because CORS answers preflights itself
+CORS             adds the headers that let web pages read a response, even a refusal; answers preflights
+Authentication   refuses a client without a key, before the app could show which routes exist
 Gate             answers with 503 while the engine starts, drains or is dead
 the app
 """
@@ -31,7 +31,7 @@ from inflight.entrypoints.serve.size_limits import SizeLimits
 from inflight.entrypoints.serve.spellings import Spellings
 
 REQUEST_ID_HEADER = b"x-request-id"
-# The id is written to logs, traces and the response's header. So it must be short, without characters that are special there.
+# The id is written to logs, traces and the response's header. So it must be short, and have no character that is special there.
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _MAX_SHOWN = 100  # characters of a refused name
 
@@ -101,11 +101,11 @@ class AllowedHosts:
 
     Args:
         allowed: names without a port. "*.example.com" allows every name below example.com, and "*" allows every name. Loopback
-            addresses are always allowed, because a web page cannot have one as its name.
+            addresses are always allowed, because DNS rebinding, the attack that this class prevents, needs a host name.
 
-    A request without `Host` (HTTP/1.0) is allowed, because no browser sends it. A health check is allowed, because its answer
-    has nothing that a web page could use. If there are several `Host` headers, all must be allowed, because a proxy may have
-    checked only one of them.
+    A request without `Host` (HTTP/1.0) is allowed, because browsers always send `Host`. A health check is allowed, because its
+    answer has nothing that a web page could use. If there are several `Host` headers, all of them must be allowed, because a
+    proxy may have checked only one of them.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -122,9 +122,9 @@ class AllowedHosts:
             return
         shown = refused[0].decode("ascii", "replace")[:_MAX_SHOWN]
         message = (
-            f"the Host header has {shown!r}, which is not an allowed name of this server. The server was started with "
-            "--allowed-hosts, or it listens on loopback and asks for no key, so only local names are allowed. Use an allowed "
-            "name, let the proxy send one, or start the server with --allowed-hosts NAME or with an API key"
+            f"the Host header has {shown!r}, which is not an allowed name of this server. Allowed are the names of "
+            "--allowed-hosts. Without this option, a server that listens on loopback and asks for no key allows only local "
+            "names. Use an allowed name, or start the server with --allowed-hosts NAME or with an API key"
         )
         await send_error(send, 403, message, kind="invalid_request_error", code="host_not_allowed")
 
@@ -143,10 +143,10 @@ def _without_port(host: str) -> str:
 
 
 class Authentication:
-    """A request needs `Authorization: Bearer KEY`, except on the paths of probes. Preflights have no key. The CORS middleware
-    answers them before they come here.
+    """A request needs `Authorization: Bearer KEY`, except for health checks and, if `metrics_public`, for /metrics. Preflights
+    have no key, but the CORS middleware answers them before they come here.
 
-    Requests without a right key are refused here, so their clients cannot find out whether a route exists.
+    A request without a valid key does not reach the app, so its client cannot find out whether a route exists.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:

@@ -1,15 +1,15 @@
-"""`BoundedProtocol`: uvicorn's HTTP protocol with limits for connections, for slow or large requests, and for slow readers.
+"""`BoundedProtocol`: uvicorn's HTTP protocol with limits on connections, on slow or large requests, and on slow readers.
 
 httptools, uvicorn's parser, accepts a head (request line and headers) of any size. uvicorn waits for the head and the body
-without a time limit. A middleware cannot limit them: it sees a head only when the head is complete, and it never sees the part
-of a body that comes after the response.
+without a time limit. A middleware cannot set these limits, because it sees a head only when the head is complete, and it never
+sees the part of a body that arrives after the response.
 
 Further differences from uvicorn:
 
 1. When a connection is lost, its running request ends, even if further requests wait on the connection (pipelining). uvicorn
-   ends only the newest request. It also stops reading while requests wait, so it does not see the end of the connection.
-2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows. The request is answered in HTTP/1.1. httptools alone stops after
-   the head of such a request, because it expects data of the other protocol there.
+   ends only the newest request. uvicorn also stops reading while requests wait, so it does not see that a connection is lost.
+2. `Upgrade` is ignored, which RFC 9110, section 7.8 allows. The request is answered in HTTP/1.1. By itself, httptools would
+   stop after the head of such a request, because it expects data of the other protocol there.
 3. Trailers (headers after the body) are ignored, which RFC 9110, section 6.5.1 allows. uvicorn adds them to the headers.
 """
 
@@ -27,15 +27,15 @@ from uvicorn.server import ServerState
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS
 from inflight.entrypoints.serve.settings import ServerSettings
 
-# Requests and bytes that may wait on a connection while a request runs. If there are more, the connection is closed. A client
-# that pipelines must be able to repeat its requests (RFC 9112, section 9.3.2).
+# The largest number of requests, and of bytes, that may wait on a connection while an earlier request runs. If there are more,
+# the connection is closed. RFC 9112, section 9.3.2: a client that pipelines must be able to send its requests again.
 MAX_PIPELINED_REQUESTS = 32
 MAX_PIPELINED_BYTES = 256 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Bytes outside bodies (heads, trailers, extensions of chunks) are counted once for each read. So a connection may hold
-    `max_header_bytes` and one read more. `SizeLimits` counts the bytes of a complete head exactly."""
+    """Bytes outside bodies (heads, trailers, extensions of chunks) are counted after each read from the socket. So they may
+    exceed `max_header_bytes` by the size of one read. `SizeLimits` counts the bytes of a complete head exactly."""
 
     settings: ServerSettings
 
@@ -47,14 +47,14 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # bytes read since the last piece of a body, or the last end of a head or a request
+        # bytes read since the last one of these: a piece of a body, the end of a head, the end of a request
         self._num_bodiless_bytes = 0
         self._num_waiting_bytes = 0  # bytes read since a request began to wait behind the running one
         self._is_in_head = False
-        self._is_moving = False  # the last read had a piece of a body, or the end of a head or a request
+        self._is_moving = False  # the last read contained a piece of a body, or the end of a head or of a request
         self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None  # limits the time for the head or body that is being received
-        self._write_timer: asyncio.TimerHandle | None = None  # runs while the client has something to read
+        self._write_timer: asyncio.TimerHandle | None = None  # limits how long a client may leave all sent bytes unread
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -108,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def _head_without_upgrade(self) -> bytes:
-        """The head that has been read, without `Upgrade`, for a new parser."""
+        """Returns the head that has been read, without its `Upgrade` header. A new parser can read it."""
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
@@ -124,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` parses the head of an upgrade again
+        if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` removes `Upgrade` and parses again
             return
         self._is_in_head, self._is_moving = False, True
         self._await(self.settings.body_timeout)
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _go_on_reading(self) -> None:
-        """Read on while requests wait, to see the end of the connection. uvicorn would stop reading."""
+        """Continue to read while requests wait, to see when the connection is lost. uvicorn would stop reading."""
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -197,19 +197,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Close the transport when all is written. If the client reads nothing, the timer ends the connection."""
+        """Close the transport when everything is written. If the client reads nothing, the write timer ends the connection."""
         if not self.transport.is_closing():
             self.transport.close()
             self._watch_client()
 
     def _watch_client(self) -> None:
-        """Start the timer for a transport that is full or closing. Nothing is written to it until the timer ends."""
+        """Start the write timer. The transport's buffer is full, or the transport is closing, so nothing is added to it.
+        If the buffer has not become smaller when the timer ends, the client has read nothing."""
         self._cancel_write_timer()
         num_unsent = self.transport.get_write_buffer_size()
         self._write_timer = self.loop.call_later(self.settings.write_timeout, self._check_client, num_unsent)
 
     def _check_client(self, num_unsent_before: int) -> None:
-        """If the client has read something since the timer started, start it again. If not, end the connection."""
+        """If the client has read something since the timer started, start the timer again. Otherwise end the connection."""
         self._write_timer = None
         if 0 < self.transport.get_write_buffer_size() < num_unsent_before:
             self._watch_client()
@@ -229,7 +230,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_client()
 
     def _would_be_misread(self) -> bool:
-        """Whether a client would take a refusal now for a part of a response, or for the response to another request."""
+        """Whether a client would misread a refusal that is sent now. It could look like a part of the running response, or like
+        the response to another request."""
         running = self._running
         if running is None:
             return False
@@ -247,5 +249,5 @@ _TOO_LARGE = b"431 Request Header Fields Too Large"
 
 
 def bounded_protocol(settings: ServerSettings) -> type[BoundedProtocol]:
-    """A class with these settings, because uvicorn constructs the protocols itself and cannot pass the settings to them."""
+    """Returns a class that has these settings, because uvicorn constructs the protocols and passes no settings to them."""
     return type("BoundedProtocolOfSettings", (BoundedProtocol,), {"settings": settings})

@@ -1,11 +1,11 @@
 """`Server`: runs one front end (a process that serves HTTP), from its first answer to its exit code.
 
-listen           the gate answers /live with 200, and everything else with 503
+listen           the `Gate` (it decides which requests the app gets) answers /live with 200, and everything else with 503
 start            the engine starts; when it is ready, the gate passes requests to the app
-shutdown         new requests are refused; running requests have `shutdown_timeout` seconds, and are then ended with a last
-                 event; connections are closed, the engine ends, the exit code is 0
+shutdown         new requests are refused; running requests have `shutdown_timeout` seconds, and then get a last event;
+                 connections are closed, the engine ends, the exit code is 0
 cut              connections are cut, the engine ends, the exit code is the one given to `Shutdown.cut_now`
-the engine dies  every stream gets an error as its last event, and `run` raises the reason
+the engine dies  every stream gets an error as its last event, and `run` raises an error with the reason
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ HEALTH_SECONDS = 0.5  # time between two checks of the engine
 
 
 class StartUpClock:
-    """Measures and logs how long each phase of the start takes. The first phase begins with the process, each other phase with
-    the end of the phase before it."""
+    """Measures and logs how long each phase of the start takes. The first phase begins when the process starts. Each other
+    phase begins when the phase before it ends."""
 
     def __init__(self) -> None:
         self._end = 0.0  # end of the last phase, in seconds since the process started
@@ -70,7 +70,7 @@ class StartUpClock:
 
 
 def seconds_since_process_start() -> float:
-    """proc(5): field 22 of /proc/self/stat is the start in clock ticks since boot."""
+    """proc(5): field 22 of /proc/self/stat is the time at which the process started, in clock ticks since boot."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
@@ -79,7 +79,7 @@ class Server:
     """
     Args:
         ssl_context: None for plain HTTP.
-        start: starts the engine, and builds the app. If a signal cancels it, it must leave nothing running.
+        start: starts the engine, and builds the app. If it is cancelled, it must leave nothing running.
         shutdown: tells the server when to end.
     """
 
@@ -198,7 +198,7 @@ class Server:
 
 
 def reads_files_again(settings: ServerSettings) -> bool:
-    """Whether the server has files that SIGHUP makes it read again. If not, SIGHUP ends the process, as usual."""
+    """Whether SIGHUP makes the server read files again. If not, SIGHUP ends the process, as usual."""
     return settings.ssl_certfile is not None or settings.api_key_file is not None
 
 
@@ -206,7 +206,8 @@ class _Uvicorn(uvicorn.Server):
     """uvicorn's server without its signal handlers, which would close the listener at the first signal.
 
     Args:
-        handshake_timeout: seconds that a client has for the TLS handshake. `BoundedProtocol` sees a connection only after it.
+        handshake_timeout: seconds that a client has for the TLS handshake. `BoundedProtocol` cannot limit this time, because it
+            sees a connection only after the handshake.
     """
 
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
@@ -214,7 +215,7 @@ class _Uvicorn(uvicorn.Server):
         self._handshake_timeout = None if config.ssl is None else handshake_timeout  # asyncio allows it only with TLS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Like uvicorn's `startup`, but with a time limit for handshakes, which uvicorn does not have."""
+        """Like uvicorn's `startup`, but it limits the time for TLS handshakes."""
         make_protocol = partial(
             cast("Any", self.config.http_protocol_class),  # Any: a name or a class
             config=self.config,
@@ -240,7 +241,7 @@ class _Uvicorn(uvicorn.Server):
 
 def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLContext | None) -> uvicorn.Server:
     config = uvicorn.Config(
-        cast("Any", app),  # Any: uvicorn names every message's fields
+        cast("Any", app),  # Any: uvicorn's own type has a class for each kind of message
         http=bounded_protocol(settings),
         ws="none",
         lifespan="off",

@@ -30,17 +30,17 @@ _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What the operator decides. Each field is also an option of `inflight serve`.
+    """The settings of the HTTP server. Each field is also an option of `inflight serve`.
 
     Raises:
         ConfigError: settings are wrong. The message names all of them, not only the first one.
     """
 
     host: str = _server("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", metavar="HOST")
-    port: int = _server(8000, "Port to listen on; 0 takes a free one.", bounds=(0, 65535), metavar="PORT")
-    uds: str | None = _server(None, "Listen on this unix socket instead.", **_PATH)
+    port: int = _server(8000, "Port to listen on; 0 means any free port.", bounds=(0, 65535), metavar="PORT")
+    uds: str | None = _server(None, "Listen on this unix socket instead of host and port.", **_PATH)
     root_path: str = _server("", "Prefix of every path that a proxy forwards without removing it.", **_PATH)
-    backlog: int = _server(2048, "Connections that the kernel holds until accepted.", bounds=(1, 65535))
+    backlog: int = _server(2048, "Connections that the kernel holds until the server accepts them.", bounds=(1, 65535))
     api_server_count: int = _server(
         1,
         "Processes for HTTP and tokenisation, which share one engine.",
@@ -51,7 +51,9 @@ class ServerSettings:
         30.0, "Time that running requests have after SIGTERM.", bounds=(0, _LONGEST), metavar="SECONDS"
     )
     keep_alive_timeout: float = _server(
-        75.0, "How long an idle connection stays open. A load balancer must close its own earlier.", **_SECONDS
+        75.0,
+        "How long an idle connection stays open. A load balancer must close its idle connections earlier.",
+        **_SECONDS,
     )
     access_log: str = _server("text", "A line on stdout for every request.", choices=("text", "json", "off"))
     log_stats_interval: float = _server(
@@ -61,7 +63,9 @@ class ServerSettings:
         metavar="SECONDS",
     )
     log_requests: bool = _server(False, "Log a line when a request begins, and one when it ends, without its texts.")
-    otlp_traces_endpoint: str | None = _server(None, "Send OpenTelemetry traces there (extra: tracing).", metavar="URL")
+    otlp_traces_endpoint: str | None = _server(
+        None, "Send OpenTelemetry traces to this URL (extra: tracing).", metavar="URL"
+    )
     api_keys: tuple[str, ...] = _access(
         (),
         "Key that requests must have. May be repeated. Everybody on this machine sees it in `ps`: use INFLIGHT_API_KEY or "
@@ -79,11 +83,13 @@ class ServerSettings:
     ssl_keyfile: str | None = _access(
         None, "Private key of the certificate (PEM). Default: the file of --ssl-certfile.", **_PATH
     )
-    ssl_ca_certs: str | None = _access(None, "Clients must show a certificate signed by one of these.", **_PATH)
+    ssl_ca_certs: str | None = _access(
+        None, "CA certificates (PEM). Clients must show a certificate that one of these has signed.", **_PATH
+    )
     allowed_hosts: tuple[str, ...] = _access(
         (),
-        "Name that the `Host` header may have; *.example.com for all names below it, * for every name. May be repeated. "
-        "Default: every name; only local names if the server listens on loopback and asks for no key.",
+        "Name that the `Host` header may have; *.example.com for all names below example.com, * for every name. May be "
+        "repeated. Default: every name; but if the server listens on loopback and asks for no key, only local names.",
         metavar="NAME",
     )
     forwarded_allow_ips: str = _access(
@@ -100,13 +106,13 @@ class ServerSettings:
     )
     allowed_methods: tuple[str, ...] = _access(
         ("GET", "POST"),
-        "Method that these pages may use (CORS). May be repeated. Default: GET, POST.",
+        "Method that the pages of --allowed-origin may use (CORS). May be repeated. Default: GET, POST.",
         option="allowed_method",
         metavar="METHOD",
     )
     allowed_headers: tuple[str, ...] = _access(
         ("*",),
-        "Header that these pages may send (CORS). May be repeated. Default: all.",
+        "Header that the pages of --allowed-origin may send (CORS). May be repeated. Default: all.",
         option="allowed_header",
         metavar="HEADER",
     )
@@ -150,7 +156,7 @@ class ServerSettings:
     )
     stream_keep_alive_interval: float | None = _answer(
         10.0,
-        "Send a comment on a stream that has had no event for this time.",
+        "Send a comment on a stream after this time without an event.",
         bounds=(0.001, _LONGEST),
         metavar="SECONDS|none",
     )
@@ -210,8 +216,9 @@ class ServerSettings:
     def accepted_hosts(self) -> tuple[str, ...]:
         """`allowed_hosts`, or its default if it is empty.
 
-        A web page can give its own name the address 127.0.0.1 (DNS rebinding) and then read what a local server answers.
-        The requests of such a page have no key, and have the page's name in `Host`.
+        A web page can make its own host name resolve to 127.0.0.1 (DNS rebinding), and then read what a local server answers.
+        The requests of such a page have no key, and `Host` is the page's own name. So by default a local server without keys
+        accepts only local names.
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -231,19 +238,22 @@ class ServerSettings:
                 "commas, like 127.0.0.1,10.0.0.0/8; give '*' to trust everybody, or 'none' to trust nobody"
             )
         if self.max_total_body_bytes < self.max_body_bytes:
-            yield f"max_total_body_bytes={self.max_total_body_bytes} is less than max_body_bytes={self.max_body_bytes}"
+            yield (
+                f"max_total_body_bytes={self.max_total_body_bytes}, the limit for all bodies together, is less than "
+                f"max_body_bytes={self.max_body_bytes}, the limit for one body"
+            )
         if self.uds is not None and len(self.uds.encode()) > _MAX_UDS_BYTES:
             yield f"uds={self.uds!r} is longer than the {_MAX_UDS_BYTES} bytes that a unix socket's path may have"
         if self.ssl_certfile is None:
             for name in ("ssl_keyfile", "ssl_ca_certs"):
                 if getattr(self, name) is not None:
-                    yield f"{name} needs ssl_certfile, the server's own certificate"
+                    yield f"{name} is given without ssl_certfile, the server's own certificate: give both"
         if self.allow_credentials and not self.allowed_origins:
-            yield "allow_credentials needs allowed_origins"
+            yield "allow_credentials is set, but allowed_origins is empty: name the origins that may send cookies"
         if self.allow_credentials and "*" in self.allowed_origins:
             yield "allow_credentials with allowed_origins='*' would let every web page act as its visitor: name the origins"
         if not self.allowed_methods:
-            yield "allowed_methods is empty: no CORS request could be made; name some, or leave it out"
+            yield "allowed_methods is empty, so no web page could send a request: name some methods, or leave the setting out"
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not endpoint.startswith(("http://", "https://")):
             yield f"otlp_traces_endpoint={endpoint!r} is not an http:// or https:// URL"

@@ -16,21 +16,21 @@ from collections.abc import Iterator
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CUT_SECONDS = 5.0  # time for the engine to end after a cut
+CUT_SECONDS = 5.0  # time for the engine to end after connections are cut
 END_SECONDS = 35.0  # time from the last request to the end: 5 for the connections, 25 for the engine, 5 for the rest
 _STDERR = 2
 
 
 class Shutdown:
-    """Used by one event loop, in a process that only serves.
+    """Used by one event loop. A shutdown that hangs ends the process, so the process must have no other task than serving.
 
     Args:
         shutdown_timeout: seconds in which running requests must end.
         end_seconds: seconds in which the process must end after that.
 
     Attributes:
-        begun: set when new requests are refused.
-        cut: set when connections are cut.
+        begun: set when new requests are to be refused.
+        cut: set when all connections are to be cut.
         exit_code: the exit code of the process, once one of the events is set.
     """
 
@@ -68,7 +68,7 @@ class Shutdown:
     def _on_signal(self, number: signal.Signals) -> None:
         if not self.begun.is_set():
             logger.info(
-                "%s: new requests are refused, running ones have %g s; a second signal cuts the connections",
+                "%s: new requests are refused, running ones have %g s to end; a second signal cuts the connections",
                 number.name,
                 self._timeout,
             )

@@ -14,9 +14,9 @@ LINGER_SECONDS = 2.0  # time for a client to send the rest of a body that is ref
 class SizeLimits:
     """Headers that are too large get status 431. A body that is too large gets 413, at once if its Content-Length is too large,
     otherwise when it exceeds the limit. If the bodies of all requests together are too large, the status is 503. After a
-    refusal `receive` reports a disconnect to the app, and what the app sends is dropped.
+    refusal the app receives a disconnect, and what it sends is dropped.
 
-    A body counts from its first byte until its request is answered, because the app may keep it until then.
+    The bytes of a body count until its request is answered, because the app may hold them until then.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -27,7 +27,7 @@ class SizeLimits:
         self._total = 0  # bytes of bodies that are held now
         headers = f"the request line and headers are larger than the {self._max_header_bytes} bytes allowed"
         body = f"the request body is larger than the {self._max_body_bytes} bytes allowed"
-        total = f"the bodies of all requests together reach the limit of {self._max_total} bytes; try again later"
+        total = f"the bodies of all running requests together would exceed {self._max_total} bytes; try again later"
         self._refusals = {  # status -> message, error.type, error.code
             431: (headers, "invalid_request_error", "headers_too_large"),
             413: (body, "invalid_request_error", "request_too_large"),
@@ -81,7 +81,7 @@ class SizeLimits:
 
 
 def _lingering(receive: Receive, send: Send) -> Send:
-    """Wraps `send`: the response, and with it the connection, ends only after the client has sent its whole body, or after
+    """Wraps `send`, so that the response and its connection end only when the client has sent its whole body, or after
     LINGER_SECONDS. If the connection were closed while bytes are unread, the kernel would reset it, and the client might
     never see the response."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send
 
-SENT_METHOD = "sent_method"  # key in scope["state"]: the method that the client sent, if the scope has another one
+SENT_METHOD = "sent_method"  # key in scope["state"]: the method that the client sent, if it was HEAD
 
 
 class Spellings:
     """Only uvicorn's ProxyHeaders comes before this middleware, so all others see the same path and method as the app.
 
-    The app sees HEAD as GET, but uvicorn keeps the original scope and therefore sends no body.
+    The app sees HEAD as GET. uvicorn still has the original scope, so it sends no body.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:

@@ -6,8 +6,9 @@
      |-- front end 1    a `Server`
 
 All front ends accept connections on the same listener. They answer requests once all of them are ready. After the first signal
-to this process, running requests may end (the front ends drain). After the second signal, the front ends cut their connections.
-If a front end fails or dies, the others drain and the command fails, so that systemd or Kubernetes starts it again.
+to this process, the front ends drain: they refuse new requests, and let running requests end. After the second signal, they cut
+their connections. If a front end fails or dies, the others drain and `inflight serve` fails, so that systemd or Kubernetes
+starts it again.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
 
     async def start() -> None:
         nonlocal engine
-        # These imports take long. The front ends were started before and can answer meanwhile.
+        # These imports take long. The front ends run already, and answer health checks in the meantime.
         core_client = await asyncio.to_thread(importlib.import_module, "inflight.engine.core_client")
         engine_front_end = await asyncio.to_thread(importlib.import_module, "inflight.engine.front_end")
         config = await asyncio.to_thread(engine_front_end.resolve_config, args)
@@ -145,7 +146,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
                 variables = {"PROMETHEUS_MULTIPROC_DIR": folder}
                 front_ends.append(FrontEndProcess(index, listener.socket, front_end_start, variables))
             if reads_files_again(settings):
-                # Front ends have inherited that SIGHUP is ignored. They ignore it until they have a handler.
+                # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _pass_on_sighup, front_ends)
             listener.socket.close()  # only front ends accept; when all of them have ended, the kernel refuses clients
             await _serve(asyncio.ensure_future(start()), front_ends, shutdown)
@@ -181,7 +182,7 @@ async def _serve(start: asyncio.Future[None], front_ends: Sequence[FrontEndProce
 
 
 async def _end(front_ends: Sequence[FrontEndProcess], engine: EngineProcess | None, shutdown: Shutdown) -> None:
-    """Drain the front ends (cut them if the shutdown is cut), and then end the engine."""
+    """Drain the front ends, or cut them if `shutdown.cut` is set. When they have ended, end the engine."""
     for front_end in front_ends:
         front_end.send(DRAIN)
     if front_ends:

@@ -1,8 +1,9 @@
-"""The program that renders chat templates of requests: `python -m inflight.entrypoints.serve.template_main TITLE FD`.
+"""The program of a process that renders the chat templates of requests.
 
-The descriptor is a stream socket. A job, which is one template to render, is one line of JSON, and so is its answer (see
-`template_process`). Before each job a timer is set to the processor time that the job may take. When this time is over, the
-kernel ends the process (SIGPROF), because nothing else can end a template's loop. The kernel also limits the memory.
+It is started as `python -m inflight.entrypoints.serve.template_main TITLE FD`. FD is a stream socket. A job is one template to
+render. Each job is one line of JSON, and so is each answer (see `template_process`). Before each job a timer is set to the
+processor time that the job may use. When this time is over, the kernel ends the process (SIGPROF), because nothing else can
+end an endless loop of a template. The kernel also limits the memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NICENESS = 5  # the engine has priority
 
 def main() -> None:
     name_process(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all, but this process ends with its socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process; this one ends with its socket
     os.nice(_NICENESS)
     limit = _address_space_bytes() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

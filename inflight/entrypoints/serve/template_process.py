@@ -1,4 +1,4 @@
-"""`TemplateProcesses`: renders chat templates of requests in processes, which the kernel ends when their time is over.
+"""`TemplateProcesses`: renders chat templates of requests in other processes, which the kernel ends when they take too long.
 
 Jinja's sandbox limits what a template can access, but not how long it runs. One line of text can contain eight nested loops of
 a thousand rounds each. A thread that runs them cannot be stopped, but a process can, and then only its own request fails.
@@ -20,7 +20,7 @@ from inflight.executor.process import ChildProcess, stop_processes
 MAX_PROCESSES = 2
 MAX_WAITING = 64  # requests that may wait for a process
 START_SECONDS = 30.0  # time for a process to start
-WALL_FACTOR = 5  # a job may last this many times its processor time, in case the machine is busy
+WALL_FACTOR = 5  # a busy machine may need this many times the processor time of a job (one template)
 MAX_ANSWER_BYTES = 2**31  # no answer is longer, because the process has less memory
 _MODULE = "inflight.entrypoints.serve.template_main"
 _ERRORS = {error.__name__: error for error in (InvalidRequestError, TokenizerError)}
@@ -35,7 +35,7 @@ class TemplateProcesses:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # None stands for a process that is not running. The process that was used last is used first.
+        # One entry for each process that may exist. None: the process does not run now. The process used last is used first.
         self._free: asyncio.LifoQueue[_Helper | None] = asyncio.LifoQueue()
         for _ in range(MAX_PROCESSES):
             self._free.put_nowait(None)
@@ -73,7 +73,7 @@ class TemplateProcesses:
         return text
 
     async def _ask(self, helper: _Helper | None, content: bytes) -> tuple[_Helper, dict[str, Any]]:
-        """The process that has answered, and its answer."""
+        """Returns the process that has answered, and its answer. If `helper` is None or dead, a new process is started."""
         seconds = WALL_FACTOR * self._seconds
         if helper is not None and not helper.is_alive:  # for instance, the kernel ended it because memory ran short
             await helper.close()

@@ -1,4 +1,4 @@
-"""`make_ssl_context`: makes a TLS context from the files in the settings. Its errors name the wrong file."""
+"""`make_ssl_context`: makes a TLS context from the files in the settings. If a file is wrong, the error names it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inflight.errors import ConfigError
 
 
 def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """The TLS context for the settings. None if they name no certificate.
+    """Returns the TLS context for the settings, or None if `ssl_certfile` is None.
 
     Raises:
         ConfigError: a file is missing or not PEM, or the key does not belong to the certificate.
@@ -27,14 +27,14 @@ def make_ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
             raise ConfigError(f"{name}={path!r} cannot be read: {error.strerror}") from error
 
     def refuse_password() -> str:
-        raise ConfigError("the private key of ssl_certfile asks for a password; use a key without one")
+        raise ConfigError("the private key is encrypted with a password; give an ssl_keyfile without a password")
 
     try:
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, refuse_password)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"ssl_certfile={settings.ssl_certfile!r} with ssl_keyfile={settings.ssl_keyfile!r} are not a certificate and "
-            f"its private key in PEM: {getattr(error, 'reason', None) or error}"
+            f"ssl_certfile={settings.ssl_certfile!r} and ssl_keyfile={settings.ssl_keyfile!r} must hold a certificate and its "
+            f"private key in PEM, but cannot be loaded: {getattr(error, 'reason', None) or error}"
         ) from error
     if settings.ssl_ca_certs is not None:
         try:
@@ -51,7 +51,7 @@ def reload_certificate(context: ssl.SSLContext, settings: ServerSettings) -> Non
     Raises:
         ConfigError: a file is wrong. `context` is unchanged.
     """
-    # If `load_cert_chain` failed, `context` would have the new certificate and the old key. So test the files first.
+    # Test the files first. If `load_cert_chain` failed on `context`, it would leave the new certificate with the old key there.
     make_ssl_context(settings)
     assert settings.ssl_certfile is not None
     context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)

@@ -143,7 +143,7 @@ def test_no_bytes(text: str) -> None:
         (["generate", "-p", "a", "--nonsense"], "--nonsense"),
         (["chat", "-n", "2"], "inflight generate"),
         (["bench", "offline", "-w", "decode7"], "decode7"),
-        (["bench", "offline", "-w", "all", "--batch-size", "1"], "not both"),
+        (["bench", "offline", "-w", "all", "--batch-size", "1"], "cannot be combined"),
         (["nonsense"], "nonsense"),
     ],
 )

@@ -121,7 +121,7 @@ BAD_LINES = {
     b"{}": "exactly one of 'prompt'",
     b'{"prompt": "a", "messages": []}': "exactly one of 'prompt'",
     b'{"prompt": 5}': "must be a string",
-    b'{"prompt": "a", "tools": []}': "tools are for chats",
+    b'{"prompt": "a", "tools": []}': "a row with 'tools' must have 'messages'",
     b'{"promt": "a"}': "unknown key 'promt'",
     b'{"prompt": "a", "id": [1]}': "neither a string nor an integer",
     b'{"prompt": "a", "id": true}': "neither a string nor an integer",

@@ -21,7 +21,7 @@ def said(line: str, code: int = 2) -> str:
         ("generate hello", "'hello' is not an option: give a prompt as -p TEXT"),
         ("chat ./model", "'./model' is not an option: give a model as -m MODEL"),
         ("env x", "'x' is not an option: this command takes options only"),
-        ("serve a b", "takes one MODEL; 'b' is a second one"),
+        ("serve a b", "takes only one MODEL, but 'b' is a second one"),
         ("generate -p x --max-tokens abc", "--max-tokens: 'abc' should be an integer"),
         ("chat --temperature hot", "--temperature: 'hot' should be a number"),
         ("bench serve --num-prompts 0", "--num-prompts: '0' should be greater than or equal to 1"),

@@ -36,7 +36,7 @@ def test_figures_as_a_table() -> None:
         ["rank", "0", "forward", "8000.0", "8000.0"],
         ["rank", "0", "step", "period", "10000.0", "10000.0"],
         ["rank", "0", "device", "idle", "2000.0", "2000.0"],
-        "rank 0 device idle for 20.0% of 127 periods, 0.0% of the host's work hidden".split(),
+        "rank 0 device idle for 20.0% of 127 periods, 0.0% of the host's work ran while the device was busy".split(),
     ]
 
 
@@ -50,7 +50,7 @@ def test_figures_as_json() -> None:
 def test_one_step_gives_no_figures() -> None:
     done = run("-w", "prefill", engine=FakeEngine(max_model_len=2000))
     assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[-1] == "rank 0  no figures, because no step followed another directly"
+    assert done.stdout.splitlines()[-1] == "rank 0  no figures, because no two steps ran directly after each other"
 
 
 def test_a_wrong_workload_is_refused() -> None:

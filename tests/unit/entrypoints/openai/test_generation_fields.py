@@ -40,9 +40,9 @@ def test_both_forms_of_a_structural_tag() -> None:
 @pytest.mark.parametrize(
     ("response_format", "words"),
     [
-        ({"type": "structural_tag"}, "either structures and triggers, or format"),
-        ({"type": "structural_tag", "structures": STRUCTURES}, "either structures and triggers, or format"),
-        ({**OLD, **new()}, "either structures and triggers, or format"),
+        ({"type": "structural_tag"}, "either structures and triggers, or format alone"),
+        ({"type": "structural_tag", "structures": STRUCTURES}, "either structures and triggers, or format alone"),
+        ({**OLD, **new()}, "either structures and triggers, or format alone"),
         ({"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}, "'triggered_tags'"),
         (new(at_least_one=True), "False"),
         (new(tags=[{**TAGS[0], "content": {"type": "any_text"}}]), "'json_schema'"),
