@@ -1,4 +1,4 @@
-"""`SamplingParams`: how the tokens of a request are chosen, and when it ends. All its values are checked here."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when the request ends. Their values are checked here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _WHITESPACE_FIELDS = ("disable_any_whitespace", "whitespace_pattern", "separators")
 _SEPARATOR = " {0,64}%s {0,64}"
-_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints whose texts are JSON, with white space
+_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # the emitted text contains JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,10 @@ class StructuredOutputsParams:
     Attributes:
         json: a JSON schema, as a dict or as text.
         json_object: True admits any JSON object.
-        regex: the whole text matches it, as with `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
+        regex: the whole text matches it, as in `re.fullmatch` with `re.ASCII`. Look-around and back-references are refused.
         choice: the text is one of these strings.
-        grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
+        grammar: the text matches the rule `start` of a grammar in Lark's notation, or the rule `root` of one in llama.cpp's
+            GBNF.
         structural_tag: free text with tags. As soon as one of `triggers` appears, one of the tags that begin with it follows:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
             Further keys: with "stop_after_first": true, the text ends after the first tag. With "separator": str, the text is
@@ -90,7 +91,7 @@ class StructuredOutputsParams:
     def from_json(cls, values: object) -> StructuredOutputsParams:
         """
         Raises:
-            InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+            InvalidRequestError: `values` is no JSON object, or one of its fields is unknown or wrong.
         """
         if not isinstance(values, Mapping):
             raise InvalidRequestError(f"structured_outputs is a {type(values).__name__}; give a JSON object")
@@ -254,7 +255,7 @@ class SamplingParams:
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """The values as a tuple; () for None. A string is an error: otherwise it would become the list of its letters."""
+    """The values as a tuple; () for None. A string is refused, because it would become a tuple of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -263,7 +264,7 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
 
 
 def _json_object_text(name: str, value: object) -> str:
-    """The text of a JSON object that is given as a dict or as text. NaN and lone surrogates are refused: they are not JSON."""
+    """The text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are refused: JSON has none."""
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):
