@@ -7,13 +7,8 @@ from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-_SHRINK = (
-    1.0,
-    0.95,
-    0.9,
-    0.85,
-    0.8,
-)  # sizes of the ranges to try; 1.0 is from a group's smallest to its largest weight
+# Sizes of the ranges to try, as parts of the range from a group's smallest to its largest weight.
+_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _AT_ONCE = 2**24  # number of weights that are quantized at once; each temporary tensor then has 64 MB
 
 

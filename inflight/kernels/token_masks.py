@@ -11,9 +11,7 @@ from torch import Tensor
 from inflight.kernels.cpu.library import load_kernels
 
 WORD_BITS = 32
-CHUNK_ELEMENTS = (
-    512 * 1024
-)  # logits handled at once; few enough to stay in the processor's caches, which halves the time
+CHUNK_ELEMENTS = 512 * 1024  # logits handled at once; they fit into the processor's caches, which halves the time
 
 # A function that sets logits in place. Any thread may call it. The arguments are on one device:
 #     logits  float32 [num_rows, vocab_size], contiguous

@@ -15,7 +15,7 @@ from inflight.kernels.cpu.library import DTYPES, LinearWeight
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
-MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # the sum of so many products of a byte and an int8 fits into 32 bits
+MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # products of a byte and an int8 that can be summed in 32 bits
 
 
 _HUGE_PAGE = 2 << 20
