@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MIN_WEIGHT_BYTES = 1 << 20  # smaller weights always use the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
 _MIN_CALLS = 8  # the least number of calls in one measurement
-_MIN_BYTES_READ = 256 << 20  # one measurement reads so many bytes, if the weights of one kind and shape have so many
+_MIN_BYTES_READ = 256 << 20  # one measurement reads at least so many bytes, if the weights of one kind have so many
 _CACHES_READ = 2  # a weight is used again after so many times the cache's size was read, so that it is not cached
 _REPEATS = 4
 

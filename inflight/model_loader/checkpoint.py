@@ -1,4 +1,4 @@
-"""`Checkpoint`: the safetensors files of a folder as one source of weights. They are open only in the `with` block of `open`."""
+"""`Checkpoint`: a folder's safetensors files as one source of weights. They are open only in the `with` block of `open`."""
 
 from __future__ import annotations
 
