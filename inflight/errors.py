@@ -7,7 +7,7 @@
     |   +-- CheckpointError                  weights are missing, unknown, of a wrong shape or truncated
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
-    +-- InvalidRequestError (ValueError)     one request is wrong; no other request is touched
+    +-- InvalidRequestError (ValueError)     one request is wrong; the others are not affected
     |   +-- ContextLengthExceededError       the prompt leaves no room for a token within the model's context
     +-- OverloadedError                      the queue is full: try again later
     +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline

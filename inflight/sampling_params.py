@@ -145,29 +145,33 @@ class SamplingParams:
 
     max_tokens: int | None = _sampling(
         16,
-        "Most tokens to emit; the end of the context ends a request, too. Default: 256; in a chat: the rest of the context.",
+        "Largest number of tokens to emit. A full context ends a request, too. Default: 256; in a chat, until it is full.",
         bounds=(1, 2**31 - 1),
     )
-    min_tokens: int = _sampling(0, "Before this many tokens, ignore end tokens and stop texts.", **_COUNT)
+    min_tokens: int = _sampling(0, "Until so many tokens are emitted, ignore end tokens and stop texts.", **_COUNT)
     temperature: float = _sampling(1.0, "0 is greedy: always the most probable token.", bounds=(0.0, 1e4))
     top_p: float = _sampling(
-        1.0, "Draw from the smallest set of tokens that has this probability.", bounds=(0.0, 1.0), excludes_low=True
+        1.0, "Draw from the fewest tokens that together have this probability.", bounds=(0.0, 1.0), excludes_low=True
     )
     top_k: int = _sampling(0, "Draw from the k most probable tokens; 0 or -1 is all.", bounds=(-1, 2**31 - 1))
-    min_p: float = _sampling(0.0, "Drop tokens below this share of the best one's probability.", bounds=(0.0, 1.0))
-    presence_penalty: float = _sampling(0.0, "Subtracted once from tokens emitted before.", bounds=(-2.0, 2.0))
+    min_p: float = _sampling(
+        0.0, "Drop tokens with less than this share of the top token's probability.", bounds=(0.0, 1.0)
+    )
+    presence_penalty: float = _sampling(
+        0.0, "Subtracted once from the logit of each token emitted before.", bounds=(-2.0, 2.0)
+    )
     frequency_penalty: float = _sampling(
-        0.0, "Subtracted from a token for each time that it was emitted before.", bounds=(-2.0, 2.0)
+        0.0, "Subtracted from the logit of a token for each time that it was emitted before.", bounds=(-2.0, 2.0)
     )
     repetition_penalty: float = _sampling(
         1.0,
-        "Divides positive and multiplies negative logits of tokens in the prompt or emitted before.",
+        "Divides positive and multiplies negative logits of tokens that are in the prompt or were emitted before.",
         bounds=(0.0, 1e4),
         excludes_low=True,
     )
     seed: int | None = _sampling(
         None,
-        "Makes the draws repeatable: they depend on seed and position alone. Default: derived from the input's row.",
+        "Makes draws repeatable: they depend only on the seed and the position. Default: derived from the input's row number.",
         bounds=(-MAX_SEED - 1, MAX_SEED),
     )
     n: int = _sampling(
@@ -180,10 +184,10 @@ class SamplingParams:
     ignore_eos: bool = _sampling(False, "Go on past the model's own end tokens.")
     bad_words: Sequence[str] | None = _sampling((), "Never emit this text. May be repeated.", flags=("--bad-word",))
     logprobs: int | None = _sampling(
-        None, "Return each token's log-probability, and those of the k most probable tokens (JSON only).", **_LOGPROBS
+        None, "Return log-probabilities of each token and of the k most probable ones (JSON output only).", **_LOGPROBS
     )
     prompt_logprobs: int | None = _sampling(
-        None, "Return log-probabilities of the prompt's tokens, as --logprobs (JSON only).", **_LOGPROBS
+        None, "Return log-probabilities of the prompt's tokens, like --logprobs (JSON output only).", **_LOGPROBS
     )
     skip_special_tokens: bool = _sampling(
         True, "Leave special tokens out of the text.", flags=("--skip-special-tokens/--show-special-tokens",)
@@ -194,8 +198,10 @@ class SamplingParams:
         metavar="JSON",
         parse=_parse_structured_outputs,
     )
-    include_stop_str_in_output: bool = _sampling(False, "Leave the stop text in.", flags=("--include-stop/--cut-stop",))
-    logit_bias: Mapping[int, float] | None = setting(None, "Added to the logit of each token id; in [-100, 100].")
+    include_stop_str_in_output: bool = _sampling(
+        False, "Leave the stop text in the output.", flags=("--include-stop/--cut-stop",)
+    )
+    logit_bias: Mapping[int, float] | None = setting(None, "Token id -> number in [-100, 100] to add to its logit.")
     allowed_token_ids: Sequence[int] | None = setting(None, "The only tokens that can be drawn.")
     detokenize: bool = setting(True, "False: the text stays empty, and stop texts cannot be used.")
 

@@ -73,9 +73,8 @@ class Gptq(PackedLayout):
         # the range (https://github.com/vllm-project/vllm/pull/38966).
         if self._stored_zero_offset == 0 or bool((stored == 2 ** (bits - 1)).all()):
             return stored.to(torch.float32)
-        zero_points: Tensor = (stored.int() + self._stored_zero_offset) & (
-            2**bits - 1
-        )  # 0 is stored as -1, all bits set
+        # The zero point 0 is stored as -1 (all bits set), which becomes 2**bits here. The mask makes it 0 again.
+        zero_points: Tensor = (stored.int() + self._stored_zero_offset) & (2**bits - 1)
         return zero_points.to(torch.float32)
 
 

@@ -1,9 +1,9 @@
 """Paged attention in Triton for rows with one query token: one kernel splits the keys and combines the partial results.
 
-A split is a range of the keys of a row. Each program computes one split for one key head. Short rows have one split, and so
-have full batches without very long rows. Rows with several splits: each program stores its result in `partials`. A counter for
-the row and head shows which program ends last. This program combines the results and resets the counter. It always combines in
-the order of the splits, so the result does not depend on which program ends last.
+A split is a range of the keys of a row. Each program computes one split for one key head. A row has one split if it is short,
+or if the batch is large and the row is not very long. If a row has several splits, each program stores its result in
+`partials`. A counter for the row and head shows which program ends last. This program combines the results and resets the
+counter. It always combines in the order of the splits, so the result does not depend on which program ends last.
 """
 
 from __future__ import annotations
