@@ -29,8 +29,8 @@ SWITCH_SECONDS = 1e-4
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Stops garbage collection while a graph is recorded. The recording would fail if the collector freed a graph or an event
-    of another engine."""
+    """Stops Python's garbage collection in the `with` block, for recording a graph. The recording would fail if the collector
+    freed a graph or an event of another engine."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -91,7 +91,7 @@ class Accelerator(Device):
     copy_out: Stream
 
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Runs the stage at once, in the caller's thread. The stream `compute` keeps the order of the stages' operations."""
+        """Runs the stage at once, in the caller's thread. The operations that it queues run later, in order, on `compute`."""
         future: Future[T] = Future()
         try:
             future.set_result(stage())

@@ -3,7 +3,7 @@
     caller          | prepare N+1 | launch N+1 | prepare N+2 | ...        never waits for the GPU
     drain thread                       | wait for tokens N -> reply
 
-The device creates three streams: `compute`, `copy_in` and `copy_out`. Nothing runs on the default stream, because other streams
+The device creates three streams: `compute`, `copy_in` and `copy_out`. The default stream is not used, because other streams
 might have to wait for it.
 
 Side effects: Python switches threads after `SWITCH_SECONDS`. The thread that calls the constructor uses this GPU from then on.

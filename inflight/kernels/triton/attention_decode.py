@@ -23,7 +23,7 @@ MAX_REGISTERS = 168
 MIN_SPLIT_TOKENS = 128  # a shorter split saves less time than it costs to start a program and to combine the results
 LONG_SPLIT_TOKENS = 4096  # least size of the splits of a long row, if the other rows are short and fill the device
 LONG_SPLITS = 4  # most splits of such a long row
-MAX_PROGRAMS_PER_SM = 32
+MAX_PROGRAMS_PER_SM = 32  # most programs in a grid with several splits, divided by the number of multiprocessors
 COMBINED_PER_THREAD = 32  # values of partial results that a thread loads at once
 
 

@@ -17,15 +17,16 @@ tokens) or the listed groups (20 for top_k = 20) from the caches. A row needs th
 
     top_k          a search over the maxima, to list groups; a search over the listed tokens. A search has about 11 passes, or
                    14 if its logits have both signs
-    top_p          one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
+    top_p          one pass for the sum that is to be reached; a search over the listed tokens; one pass for the tokens above
+                   the cut
     top_p alone    also a search over the maxima and one pass, each time that groups are added
     all            one pass to list the groups, one to draw
 
 CUDA graphs can record the launches: they do not depend on the rows' parameters, which are read on the device. Blocks are summed
 in a fixed order, so a row's token does not depend on the other rows.
 
-The integer that stands for a logit (divided by the temperature) is its *key*, int32. Larger logits have larger keys, and NaN
-has the largest.
+Each logit, divided by the temperature, is turned into an int32, its *key*. Larger logits have larger keys, and NaN has the
+largest key.
 """
 
 from __future__ import annotations
