@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# How long an idle compute thread spins before it sleeps: 20000 rounds take half a millisecond. libgomp's default of 300,000
-# rounds takes 8 ms, during which the thread keeps a core from other work. libgomp reads the variable when torch loads it.
+# How long an idle compute thread spins before it sleeps. 20,000 rounds take half a millisecond. libgomp's default of 300,000
+# rounds takes 8 ms, and a thread that spins keeps its core from other work. libgomp reads the variable when torch loads it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from inflight.errors import ConfigError
 
-# API keys. The front end reads them, and does not pass them on to the processes that it starts.
+# Variables that hold API keys. The front end reads them, and does not pass them on to the processes that it starts.
 API_KEY_VARIABLES = ("INFLIGHT_API_KEY", "INFLIGHT_SERVE_API_KEY")
 
 # All variables except the options of `inflight serve`, whose names begin with INFLIGHT_SERVE_.
@@ -27,14 +27,14 @@ NAMES = frozenset(
 )
 _PREFIX = "INFLIGHT_"
 _OF_TESTS = "INFLIGHT_TEST_"
-# Variables that Kubernetes sets for a Service named "inflight", without the prefix INFLIGHT_:
-# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+# If a Kubernetes Service is named "inflight", Kubernetes sets variables such as INFLIGHT_SERVICE_HOST in each pod. This matches
+# their names after INFLIGHT_: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 _KUBERNETES = re.compile(r"PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?|SERVICE_(HOST|PORT(_\w+)?)")
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://\S+")
 
 
 def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) -> list[str]:
-    """The variables with this prefix that Kubernetes sets in each pod, if a Service has the prefix as its name."""
+    """The variables in `environment` that begin with `prefix` and that Kubernetes sets, not the user."""
     return [
         name
         for name, value in environment.items()
@@ -45,10 +45,9 @@ def kubernetes_variables(environment: Mapping[str, str], prefix: str = _PREFIX) 
 
 
 def unknown_variables(environment: Mapping[str, str], known: Collection[str], prefix: str = _PREFIX) -> Iterator[str]:
-    """A warning for each variable with this prefix that nothing reads: it may be misspelt."""
-    rests = {
-        name.removeprefix(prefix): name for name in known
-    }  # compared without the prefix, because with it all names are similar
+    """A warning for each variable in `environment` that begins with `prefix` and is not in `known`. It may be misspelt."""
+    # Names are compared without the prefix. With it, all names would be similar.
+    rests = {name.removeprefix(prefix): name for name in known}
     for name in sorted(environment.keys() - set(known) - set(kubernetes_variables(environment, prefix))):
         if name.startswith(prefix) and not name.startswith(_OF_TESTS):
             near = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1)
@@ -57,7 +56,8 @@ def unknown_variables(environment: Mapping[str, str], known: Collection[str], pr
 
 
 def execute_model_timeout_seconds() -> float:
-    """Budget of one step in seconds: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`, or vLLM's name for it; default 60."""
+    """How long one step may take: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`, or, if it is not set, vLLM's variable; default
+    60 s."""
     for name in ("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"):
         text = os.environ.get(name)
         if text is None:
@@ -76,7 +76,7 @@ def cluster_token() -> str:
     """`INFLIGHT_CLUSTER_TOKEN`: the secret that the nodes of one engine share.
 
     Raises:
-        ConfigError: it is not set. There is no default: whoever knows the token can run code on the nodes.
+        ConfigError: the variable is not set. There is no default, because whoever knows the token can run code on the nodes.
     """
     token = os.environ.get("INFLIGHT_CLUSTER_TOKEN", "")
     if not token:
@@ -87,22 +87,22 @@ def cluster_token() -> str:
 
 
 class LaunchedRank(NamedTuple):
-    """What a process that torchrun has started knows about all ranks."""
+    """What torchrun tells a process about its own rank and the other ranks."""
 
     rank: int
     world_size: int
     master_addr: str
     master_port: int
-    attempt: str  # how many times torchrun has started all ranks anew
-    agent_serves_store: bool  # torchrun itself listens at the address of the master; otherwise rank 0 does
-    local_ranks: range  # the ranks on this machine; only this rank itself if the others are not known
+    attempt: str  # how many times torchrun has restarted all ranks
+    agent_serves_store: bool  # whether torchrun itself listens at the master address; otherwise rank 0 does
+    local_ranks: range  # the ranks on this machine; only this rank if torchrun does not tell the others
 
 
 def launched_rank() -> LaunchedRank:
-    """The variables that torchrun sets: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and others.
+    """Reads the variables that torchrun sets: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and others.
 
     Raises:
-        ConfigError: one of these four is missing or wrong.
+        ConfigError: one of the four named variables is missing or wrong.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in names if not os.environ.get(name)]:
@@ -145,12 +145,13 @@ def log_level(default: str = "WARNING") -> str:
 
 
 def cpu_kernels() -> str:
-    """`INFLIGHT_CPU_KERNELS`: "auto" (the default), "off" for plain torch, or the instruction set to use."""
+    """`INFLIGHT_CPU_KERNELS`: "auto" (the default), "off" for plain torch, or the instruction set of the C++ kernels."""
     return os.environ.get("INFLIGHT_CPU_KERNELS", "auto")
 
 
 def cpu_threads_bind() -> str:
-    """`INFLIGHT_CPU_THREADS_BIND`: the default of `cpu_threads_bind`; "auto" if it is not set."""
+    """`INFLIGHT_CPU_THREADS_BIND`: the cores of the compute threads, for an engine without the option `cpu_threads_bind`.
+    If the variable is not set, "auto"."""
     return os.environ.get("INFLIGHT_CPU_THREADS_BIND") or "auto"
 
 

@@ -3,20 +3,20 @@
     InflightError
     +-- ConfigError (ValueError)             an argument of the engine, or a model folder, is wrong
     |   +-- ModelNotFoundError               no such folder or hub id
-    |   +-- UnsupportedModelError            the folder is a model, but not one of the families served
+    |   +-- UnsupportedModelError            the folder holds a model that Inflight does not support
     |   +-- CheckpointError                  weights are missing, unknown, of a wrong shape or truncated
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
-    +-- InvalidRequestError (ValueError)     one request is wrong; no other request is touched
+    +-- InvalidRequestError (ValueError)     one request is wrong; the others are not affected
     |   +-- ContextLengthExceededError       the prompt leaves no room for a token within the model's context
     +-- OverloadedError                      the queue is full: try again later
     +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
-        +-- StepError                        a step raised on a rank; carries the traceback of the worker
+        +-- StepError                        a step raised an exception on a rank; has the worker's traceback
         +-- StepTimeoutError                 a step or a call took longer than its budget
         +-- WorkerDiedError                  a rank's process has ended
-        +-- CodecError                       a value cannot cross a process boundary, or a frame is damaged
-        +-- EngineClosedError                the engine was shut down before the call
+        +-- CodecError                       a value cannot be sent to another process, or a message is damaged
+        +-- EngineClosedError                the engine was shut down before or during the call
         +-- EngineDeadError                  the engine has failed for good, or its process has ended
 
 Each message says what was given, what is allowed and what to do.
@@ -40,7 +40,7 @@ class ModelNotFoundError(ConfigError):
 
 
 class UnsupportedModelError(ConfigError):
-    """The folder holds a model of a family or variant that Inflight does not serve."""
+    """The folder holds a model of a family or variant that Inflight does not support."""
 
 
 class CheckpointError(ConfigError):
@@ -96,7 +96,7 @@ class RankError(EngineError):
         request_ids: the requests in that step.
         worker_traceback: the traceback on the worker, as text; empty when there is none.
         type_name: the class of the worker's exception; empty when there is none.
-        is_echo: the rank failed because another rank had failed.
+        is_echo: whether the rank failed only because another rank had failed.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class RankError(EngineError):
 
     @property
     def summary(self) -> str:
-        """The error as clients see it: without the exception's text, which may have paths, and without request ids."""
+        """The error as clients see it. It has no request ids, and not the exception's text, which may contain file paths."""
         return f"rank {self.rank} failed"
 
 
 class StepError(RankError):
-    """A step, or a `collective_rpc`, raised on a rank."""
+    """A step, or a `collective_rpc`, raised an exception on a rank."""
 
     @property
     def summary(self) -> str:
@@ -149,7 +149,7 @@ class WorkerDiedError(RankError):
 
 
 class CodecError(EngineError):
-    """A value is not plain data, so it cannot cross a process boundary; or received bytes are not a valid frame."""
+    """A value is not plain data, so it cannot be sent to another process. Or received bytes are not a valid message."""
 
 
 class EngineClosedError(EngineError):
@@ -169,8 +169,8 @@ class EngineDeadError(EngineError):
 
 
 def error_by_name(name: str, message: str) -> InflightError | None:
-    """The exception that another process has raised. None if this module has no such class, or if the class needs more than a
-    message."""
+    """Makes the exception that another process has raised, from its class name and message. None if this module has no such
+    class, or if its constructor needs more than a message."""
     kind = globals().get(name)
     if (
         isinstance(kind, type)

@@ -1,4 +1,4 @@
-"""Finds a model's files: the embedded model, a folder, a GGUF file, or a repository of the Hugging Face hub."""
+"""Finds a model's files: in the installation (the small embedded model), a folder, a GGUF file, or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.errors import ConfigError, ModelNotFoundError
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
-# Only these files are downloaded. Never pickled weights (*.bin, *.pt), never code (*.py).
+# Only these files are downloaded. Pickled weights (*.bin, *.pt) and code (*.py) are never downloaded.
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _WEIGHTS_PATTERNS = ["*.safetensors"]
 _PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -78,7 +78,7 @@ def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def _is_hub_id(model: str) -> bool:
-    """Whether the text has the form `org/name` of a hub id. Texts that can only be a path, such as "./name", have not."""
+    """Whether the text has the form `org/name`. A text that can only be a path, such as "./name", is not a hub id."""
     parts = model.split("/")
     return len(parts) == 2 and all(part.strip(".~") for part in parts) and "\\" not in model and model[0] not in "./~"
 
@@ -87,7 +87,7 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
     """`model`: "org/name:FILE.gguf", or "org/name:TAG" with a part of the file's name. Only this file is downloaded."""
     repository, _, wanted = model.partition(":")
     names, where = _gguf_files_of_hub(repository, revision)
-    # Q4_K is not part of Q4_K_M, and Q4_K_M is not part of IQ4_K_M
+    # The tag has to be a whole word of the name: Q4_K does not match Q4_K_M, and Q4_K_M does not match IQ4_K_M.
     tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
     chosen = [name for name in names if name == wanted] or [name for name in names if tag.search(name)]
     if len(chosen) != 1:
@@ -112,9 +112,7 @@ def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str]
 
     try:
         names, where = list_repo_files(repository, revision=revision), repository
-    except (
-        Exception
-    ):  # offline, unreachable or refused: use the cache; if the file is not in it, `_download` says what is wrong
+    except Exception:  # the hub cannot be reached, or refuses: use the cache; without a cache `_download` raises
         folder = _download(repository, revision, [])
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         where = f"the hub's cache of {repository} (the hub itself could not be asked)"

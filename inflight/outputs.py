@@ -16,7 +16,7 @@ class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """When the events of a request happened, in seconds of `time.monotonic()`."""
+    """The times of a request's events, in seconds of `time.monotonic()`."""
 
     arrival_time: float
     first_scheduled_time: float
@@ -33,8 +33,8 @@ class CompletionOutput:
     """One completion of a request.
 
     `finish_reason` is "stop", "length", "abort" or "error", and None while the completion runs. `stop_reason` is the stop
-    string or the stop token id that ended it; None for the model's own end token. `logprobs` has one dict per token: token id
-    -> `Logprob`.
+    string or the stop token id that ended the completion; None if the model's own end token ended it. `logprobs` has one dict
+    per token: token id -> `Logprob`.
     """
 
     index: int

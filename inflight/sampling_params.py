@@ -1,4 +1,4 @@
-"""`SamplingParams`: how the tokens of a request are chosen, and when it ends. All its values are checked here."""
+"""`SamplingParams`: how the tokens of a request are chosen, and when the request ends. Their values are checked here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_GRAMMAR_LENGTH = 2**20  # characters of a schema, regex, grammar, structural
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _WHITESPACE_FIELDS = ("disable_any_whitespace", "whitespace_pattern", "separators")
 _SEPARATOR = " {0,64}%s {0,64}"
-_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # constraints whose texts are JSON, with white space
+_JSON_CONSTRAINTS = ("json", "json_object", "structural_tag")  # the emitted text contains JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,10 @@ class StructuredOutputsParams:
     Attributes:
         json: a JSON schema, as a dict or as text.
         json_object: True admits any JSON object.
-        regex: the whole text matches it, as with `re.fullmatch` with `re.ASCII`. No look-around, no back-references.
+        regex: the whole text matches it, as in `re.fullmatch` with `re.ASCII`. Look-around and back-references are refused.
         choice: the text is one of these strings.
-        grammar: a grammar in Lark's notation (its rule `start`), or in GBNF, llama.cpp's EBNF (its rule `root`).
+        grammar: the text matches the rule `start` of a grammar in Lark's notation, or the rule `root` of one in llama.cpp's
+            GBNF.
         structural_tag: free text with tags. As soon as one of `triggers` appears, one of the tags that begin with it follows:
             {"type": "structural_tag", "structures": [{"begin": str, "schema": {...}, "end": str}], "triggers": [str]}.
             Further keys: with "stop_after_first": true, the text ends after the first tag. With "separator": str, the text is
@@ -90,7 +91,7 @@ class StructuredOutputsParams:
     def from_json(cls, values: object) -> StructuredOutputsParams:
         """
         Raises:
-            InvalidRequestError: it is no JSON object, or one of its fields is unknown or wrong.
+            InvalidRequestError: `values` is no JSON object, or one of its fields is unknown or wrong.
         """
         if not isinstance(values, Mapping):
             raise InvalidRequestError(f"structured_outputs is a {type(values).__name__}; give a JSON object")
@@ -144,29 +145,33 @@ class SamplingParams:
 
     max_tokens: int | None = _sampling(
         16,
-        "Most tokens to emit; the end of the context ends a request, too. Default: 256; in a chat: the rest of the context.",
+        "Largest number of tokens to emit. A full context ends a request, too. Default: 256; in a chat, until it is full.",
         bounds=(1, 2**31 - 1),
     )
-    min_tokens: int = _sampling(0, "Before this many tokens, ignore end tokens and stop texts.", **_COUNT)
+    min_tokens: int = _sampling(0, "Until so many tokens are emitted, ignore end tokens and stop texts.", **_COUNT)
     temperature: float = _sampling(1.0, "0 is greedy: always the most probable token.", bounds=(0.0, 1e4))
     top_p: float = _sampling(
-        1.0, "Draw from the smallest set of tokens that has this probability.", bounds=(0.0, 1.0), excludes_low=True
+        1.0, "Draw from the fewest tokens that together have this probability.", bounds=(0.0, 1.0), excludes_low=True
     )
     top_k: int = _sampling(0, "Draw from the k most probable tokens; 0 or -1 is all.", bounds=(-1, 2**31 - 1))
-    min_p: float = _sampling(0.0, "Drop tokens below this share of the best one's probability.", bounds=(0.0, 1.0))
-    presence_penalty: float = _sampling(0.0, "Subtracted once from tokens emitted before.", bounds=(-2.0, 2.0))
+    min_p: float = _sampling(
+        0.0, "Drop tokens with less than this share of the top token's probability.", bounds=(0.0, 1.0)
+    )
+    presence_penalty: float = _sampling(
+        0.0, "Subtracted once from the logit of each token emitted before.", bounds=(-2.0, 2.0)
+    )
     frequency_penalty: float = _sampling(
-        0.0, "Subtracted from a token for each time that it was emitted before.", bounds=(-2.0, 2.0)
+        0.0, "Subtracted from the logit of a token for each time that it was emitted before.", bounds=(-2.0, 2.0)
     )
     repetition_penalty: float = _sampling(
         1.0,
-        "Divides positive and multiplies negative logits of tokens in the prompt or emitted before.",
+        "Divides positive and multiplies negative logits of tokens that are in the prompt or were emitted before.",
         bounds=(0.0, 1e4),
         excludes_low=True,
     )
     seed: int | None = _sampling(
         None,
-        "Makes the draws repeatable: they depend on seed and position alone. Default: derived from the input's row.",
+        "Makes draws repeatable: they depend only on the seed and the position. Default: derived from the input's row number.",
         bounds=(-MAX_SEED - 1, MAX_SEED),
     )
     n: int = _sampling(
@@ -179,10 +184,10 @@ class SamplingParams:
     ignore_eos: bool = _sampling(False, "Go on past the model's own end tokens.")
     bad_words: Sequence[str] | None = _sampling((), "Never emit this text. May be repeated.", flags=("--bad-word",))
     logprobs: int | None = _sampling(
-        None, "Return each token's log-probability, and those of the k most probable tokens (JSON only).", **_LOGPROBS
+        None, "Return log-probabilities of each token and of the k most probable ones (JSON output only).", **_LOGPROBS
     )
     prompt_logprobs: int | None = _sampling(
-        None, "Return log-probabilities of the prompt's tokens, as --logprobs (JSON only).", **_LOGPROBS
+        None, "Return log-probabilities of the prompt's tokens, like --logprobs (JSON output only).", **_LOGPROBS
     )
     skip_special_tokens: bool = _sampling(
         True, "Leave special tokens out of the text.", flags=("--skip-special-tokens/--show-special-tokens",)
@@ -193,8 +198,10 @@ class SamplingParams:
         metavar="JSON",
         parse=_parse_structured_outputs,
     )
-    include_stop_str_in_output: bool = _sampling(False, "Leave the stop text in.", flags=("--include-stop/--cut-stop",))
-    logit_bias: Mapping[int, float] | None = setting(None, "Added to the logit of each token id; in [-100, 100].")
+    include_stop_str_in_output: bool = _sampling(
+        False, "Leave the stop text in the output.", flags=("--include-stop/--cut-stop",)
+    )
+    logit_bias: Mapping[int, float] | None = setting(None, "Token id -> number in [-100, 100] to add to its logit.")
     allowed_token_ids: Sequence[int] | None = setting(None, "The only tokens that can be drawn.")
     detokenize: bool = setting(True, "False: the text stays empty, and stop texts cannot be used.")
 
@@ -254,7 +261,7 @@ class SamplingParams:
 
 
 def _tuple(name: str, values: object) -> tuple[object, ...]:
-    """The values as a tuple; () for None. A string is an error: otherwise it would become the list of its letters."""
+    """The values as a tuple; () for None. A string is refused, because it would become a tuple of its letters."""
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -263,7 +270,7 @@ def _tuple(name: str, values: object) -> tuple[object, ...]:
 
 
 def _json_object_text(name: str, value: object) -> str:
-    """The text of a JSON object that is given as a dict or as text. NaN and lone surrogates are refused: they are not JSON."""
+    """The text of a JSON object, which is given as a dict or as text. NaN and lone surrogates are refused: JSON has none."""
     try:
         parsed = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
         if not isinstance(parsed, Mapping):

@@ -1,4 +1,4 @@
-"""`setting`: declares a field of a settings class: default, help and bounds. Checks and options are made from this declaration.
+"""`setting`: declares a field of a settings class with its default, help and bounds. Checks and CLI options follow from it.
 
     port: int = setting(8000, "Port to listen on.", bounds=(0, 65535), metavar="PORT")
 
@@ -20,7 +20,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_MAX_JSON_BYTES = 16 * 2**20  # of a file that an option names
+_MAX_JSON_BYTES = 16 * 2**20  # largest JSON file that an option may name
 _KEY = "setting"  # in the metadata of a field
 
 
@@ -39,8 +39,9 @@ class Setting:
         parse: makes the value from the text of a command line. Raises ValueError.
         variables: further environment variables that set the option.
         is_secret: neither `repr` nor an error shows the value.
-        name, type, is_optional, default: as in the field. `type` is None if the field admits several types besides None.
-        element: type of a list's elements, None if the value is no list.
+        name, type, default: those of the field. `type` is None if the field allows several types besides None.
+        is_optional: whether the field allows None.
+        element: the type of the elements if the value is a list; otherwise None.
     """
 
     help: str
@@ -127,7 +128,7 @@ def settings_of(kind: type) -> dict[str, Setting]:
 
 
 def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
-    """The problems of wrong values of `kind`, by the names of their fields; empty if all values are right."""
+    """Checks values of the dataclass `kind`. Returns field name -> what is wrong; it is empty if all values are right."""
     problems = {}
     for name, declared in settings_of(kind).items():
         value = values.get(name, declared.default)
@@ -137,7 +138,8 @@ def check_values(kind: type, values: Mapping[str, object]) -> dict[str, str]:
 
 
 def unknown_name(kind: type, names: Iterable[str]) -> str:
-    """The first name that is no field of the dataclass, with a hint: "'prot'; did you mean 'port'?". "" if there is none."""
+    """The first name that is no field of the dataclass `kind`, with a hint: "'prot'; did you mean 'port'?". "" if all names
+    are fields."""
     known = [each.name for each in fields(kind)]
     unknown = next((name for name in names if name not in known), None)
     if unknown is None:
@@ -147,7 +149,7 @@ def unknown_name(kind: type, names: Iterable[str]) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """ "1500000", "512M", "2GiB", "1.5g": units are powers of 1024.
+    """Reads a number of bytes: "1500000", "512M", "2GiB" or "1.5g". Units are powers of 1024.
 
     Raises:
         ValueError: the text has none of these forms.

@@ -1,4 +1,4 @@
-"""`listen`: a TCP socket that ranks listen on, at one address of the machine."""
+"""`listen`: opens a TCP socket on which ranks listen, at one address of the machine."""
 
 from __future__ import annotations
 

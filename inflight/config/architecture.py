@@ -31,9 +31,9 @@ class RopeConfig:
 class ModelArchitecture:
     """A decoder-only transformer.
 
-    `name` is the class name in config.json's "architectures", by which `models.registry` finds the model's class.
-    `sliding_windows` has an entry for each layer: the number of tokens a query may see including itself, or None for all of
-    them. `weight_format` is one of the names in `weight_format.py`: how the linear weights are stored.
+    `name` is the class name in config.json's "architectures". `models.registry` uses it to find the model's class.
+    `sliding_windows` has an entry for each layer: the number of tokens that a query may see, itself included. None means that
+    it may see all tokens before it. `weight_format` says how the linear weights are stored, by a name in `weight_format.py`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Control groups (Linux): the memory and processor time that a container, a service manager or a batch system allows.
+"""Linux control groups: how much memory and processor time a container or a service manager lets this process use.
 
 The limit of a group holds for all groups inside it. So a process has the limits of its own group and of every group above it.
 """
@@ -14,11 +14,11 @@ ROOT = Path("/")
 
 class ControlGroup(NamedTuple):
     folder: Path
-    version: int  # of control groups, 1 or 2: their files have different names
+    version: int  # version 1 or 2 of control groups; the two versions use different file names
 
 
 def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """The groups of this process in which `controller` ("memory" or "cpu") may set limits, starting with its own.
+    """Yields the groups that may limit this process's "memory" or "cpu" (`controller`): its own group, then those above it.
 
     `root`: the folder that contains `proc` and `sys`.
     """
@@ -35,7 +35,8 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
             top, version = mount / controller, 1
         else:
             continue
-        # In a container the path may be the host's. Then only the top of the mount exists, and it is the container's own group.
+        # In a container, `path` may be a path on the host, which does not exist here. Then the top of the mount is the
+        # container's own group.
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             yield ControlGroup(folder, version)

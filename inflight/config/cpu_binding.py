@@ -12,7 +12,9 @@ _MAX_CORE = 2**15
 
 
 def parse_core_lists(setting: str, num_ranks: int) -> list[tuple[int, ...]]:
-    """Read a text such as "0-3,8|4-7,9": a list of cores for each of `num_ranks` ranks of a node. One list is split among them.
+    """Read a text such as "0-3,8|4-7,9": one list of cores for each of the `num_ranks` ranks of a node.
+
+    If the text has only one list, its cores are split among the ranks.
 
     Raises:
         ConfigError: the text is malformed, names a core twice, or does not give every rank equally many cores.

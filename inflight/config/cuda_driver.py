@@ -1,4 +1,4 @@
-"""What the NVIDIA driver and the installed packages say about GPUs. It neither imports torch nor creates a CUDA context.
+"""Asks the NVIDIA driver and the installed packages about GPUs, without importing torch or creating a CUDA context.
 
 The driver is asked through its own library, libcuda.so.1, so CUDA_VISIBLE_DEVICES has the same effect as on torch.
 """
@@ -53,7 +53,7 @@ class CudaFacts:
     packages: frozenset[str]
 
 
-def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFacts:  # Any: C functions, or a test's
+def read_cuda_facts(open_library: Callable[[str], Any] = ctypes.CDLL) -> CudaFacts:  # Any: a C library, or a fake
     """
     Raises:
         ConfigError: there is no driver, it does not work, or it shows no GPU. The caller puts "device='cuda', but" before
@@ -86,7 +86,7 @@ def to_version(version: Version) -> str:
 
 
 def read_torch_cuda(torch_folder: Path | None) -> Version | None:
-    """The CUDA that the torch in a folder was built for, read from torch's version.py."""
+    """The CUDA version that the torch in `torch_folder` was built for, read from its version.py. None: there is none."""
     if torch_folder is None:
         return None
     match = _TORCH_CUDA.search((torch_folder / "version.py").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from inflight.config.machine import Machine
 from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
-MAX_DEVICE_STATE = 2**31 - 1  # most numbers that a GPU may keep about all requests: kernels index them with 32 bits
+MAX_DEVICE_STATE = 2**31 - 1  # integers that a GPU can keep for all requests: kernels index them with 32 bits
 DEFAULT_CUDA_GRAPH_MAX_TOKENS = 512  # a larger step takes longer than its kernel launches, so a graph saves nothing
 
 FLOAT8 = "float8_e4m3fn"
@@ -25,7 +25,7 @@ def resolve_device(
 ) -> DeviceConfig:
     """
     Raises:
-        ConfigError: an option is for another device, or the machine lacks what it needs.
+        ConfigError: an option is for another device, or the machine lacks what the option needs.
     """
     if machine.device == "cuda":
         return _resolve_cuda(args, num_local_ranks, machine, max_num_batched_tokens)
@@ -39,7 +39,7 @@ def resolve_device(
     if threads_bind not in (AUTO, OFF):
         lists = parse_core_lists(threads_bind, num_local_ranks)
         num_threads = args.num_threads or len(lists[0])
-        for rank in range(num_local_ranks):  # this node's ranks; each other node checks its own
+        for rank in range(num_local_ranks):  # ranks of this node; the other nodes check theirs
             cores_of_rank(
                 threads_bind,
                 usable=machine.usable_cores,
@@ -51,7 +51,7 @@ def resolve_device(
 
 
 def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: int) -> None:
-    """`num_numbers`: how many numbers the GPU has to keep for all requests, which are mostly token ids.
+    """`num_numbers`: how many integers (most of them token ids) the GPU has to keep for all requests together.
 
     Raises:
         ConfigError: `num_numbers` is more than MAX_DEVICE_STATE.
@@ -64,7 +64,7 @@ def check_device_state(num_numbers: int, *, max_num_seqs: int, max_model_len: in
 
 
 def resolve_kv_cache_dtype(wanted: str, dtype: str, machine: Machine) -> str:
-    """`dtype` is the model's.
+    """`dtype`: the dtype of the model, which the cache has if `wanted` is "auto".
 
     Raises:
         ConfigError: the device has no kernels for this dtype.
@@ -85,7 +85,7 @@ def resolve_quantization(args: EngineArgs, machine: Machine, weight_format: str)
     """`weight_format`: how the checkpoint stores its weights; one of the names in `weight_format.py`.
 
     Raises:
-        ConfigError: the device has no kernels for this quantization, or the checkpoint is quantized in another way.
+        ConfigError: the device has no kernels for this quantization, or the checkpoint is stored in another format.
     """
     layers = args.quantization
     if layers in STORED_QUANTIZATIONS:
@@ -93,7 +93,7 @@ def resolve_quantization(args: EngineArgs, machine: Machine, weight_format: str)
         layers = None  # stored weights are used as they are
     head: str | None = args.head_quantization
     if head == "auto":
-        head = None if layers is None else "int8"  # the head's weights need 8 bits: its results are the logits
+        head = None if layers is None else "int8"  # 4 bits would be too few for the head: its results are the logits
     elif head == "none":
         head = None
     for name, wanted in (("quantization", layers), ("head_quantization", head)):
@@ -140,7 +140,7 @@ def _resolve_cuda(
             f"distributed_executor_backend='uni' runs {num_local_ranks} ranks as threads of one process, and on GPUs each rank "
             "needs a process of its own; give 'mp', or leave it out"
         )
-    # with another backend, another program places the ranks, and each rank checks its own GPU
+    # With any other backend, another program starts the ranks, and each rank checks its own GPU.
     if backend in (None, "uni", "mp") and num_local_ranks > len(machine.gpus):
         raise ConfigError(
             f"tensor_parallel_size={args.tensor_parallel_size} x pipeline_parallel_size={args.pipeline_parallel_size} needs "

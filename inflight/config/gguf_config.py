@@ -46,18 +46,18 @@ _OTHER_FIELDS = (
     "tensor_data_layout",
 )
 ROPE_FACTORS = "rope_freqs.weight"
-# The rotary embedding of Llama 3.1 and later. Instead of these numbers, a file holds the divisors of the frequencies that
-# follow from them.
+# The rotary embedding of Llama 3.1 and later. A GGUF file does not contain these numbers. It contains one divisor for each
+# frequency, computed from these numbers and a factor.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_FACTOR_TOLERANCE = 1e-4  # largest relative difference from the divisors that these numbers give
+_FACTOR_TOLERANCE = 1e-4  # largest relative difference between a divisor in the file and the computed one
 
 
 def read_model_config(path: Path, overrides: Mapping[str, object] | None = None) -> dict[str, object]:
     """The config.json of a model folder, or the equivalent for a GGUF file. Fields of `overrides` replace those of the file.
-    Objects, such as rope_scaling, are merged field by field.
+    Nested objects, such as rope_scaling, are merged field by field.
 
     Raises:
-        ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not served.
+        ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not supported.
     """
     config = gguf_config(read_gguf(path)) if path.is_file() else read_config(path)
     return _merged(config, overrides or {})
@@ -72,10 +72,10 @@ def _merged(config: Mapping[str, object], overrides: Mapping[str, object]) -> di
 
 
 def gguf_config(file: GgufFile) -> dict[str, object]:
-    """The config.json that the file's metadata and tensors are equivalent to.
+    """Makes the fields of a config.json from the file's metadata and tensors.
 
     Raises:
-        UnsupportedModelError: an architecture or a field that is not served.
+        UnsupportedModelError: the architecture or a field is not supported.
     """
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
@@ -127,7 +127,7 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, given: Mapping[str, obj
 
 
 def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], config: dict[str, object]) -> None:
-    """Set head_dim. If the file lacks it, it is hidden_size / heads. Refuse values or a rotation of another size."""
+    """Set head_dim, by default hidden_size / heads. Refuse a file whose value heads or rotary embedding have another size."""
     if "head_dim" not in config:
         size, heads = config.get("hidden_size"), config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
@@ -143,7 +143,7 @@ def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], co
 
 
 def _dtype(file: GgufFile) -> str:
-    """The dtype of the first projection. Quantized models count as bfloat16, which they usually were."""
+    """The dtype of the first projection. For a quantized one: bfloat16, the usual dtype of a model before quantization."""
     tensor = file.tensors.get("blk.0.attn_q.weight")
     return {"F32": "float32", "F16": "float16"}.get(tensor.type.name if tensor else "", "bfloat16")
 
@@ -177,7 +177,7 @@ def _rope_scaling(
 
 
 def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, object] | None:
-    """The scaling of Llama 3, if the file's divisors follow from `_LLAMA3_ROPE` and a factor. None if they are all 1."""
+    """The scaling of Llama 3, if `_LLAMA3_ROPE` and some factor give the divisors in the file. None if they are all 1."""
     tensor = file.tensors[ROPE_FACTORS]
     theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
     if not isinstance(head_dim, int):

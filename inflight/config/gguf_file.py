@@ -1,14 +1,14 @@
-"""`read_gguf`: the header of a GGUF file: its metadata, and where its tensors are. It reads no tensor.
+"""`read_gguf`: reads the header of a GGUF file, which has the metadata and the place of each tensor. It reads no tensor.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian:
 
     "GGUF" version | number of tensors | number of pairs
-    pair           : key, type, value                           (as many)
-    tensor         : name, dimensions (innermost first), type, offset into the data (as many)
+    each pair      : key, type, value
+    each tensor    : name, dimensions (innermost first), type, offset into the data
     padding to the alignment | data
 
-Every count, length and offset is compared with the size of the file before it is used, so a corrupt header needs no more time
-and memory than a correct one of its size.
+Every count, length and offset is compared with the size of the file before it is used. So a corrupt header cannot cost more
+time or memory than a correct header of the same size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 2**16
-_MAX_SIZE = 2**48  # of a dimension; the bytes of each tensor are compared with the size of the file
+_MAX_SIZE = 2**48  # largest size of one dimension
 
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -102,7 +102,7 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
 
     def read_strings(self, array: GgufStrings) -> list[str]:
-        """The strings of one of `metadata`'s arrays."""
+        """The strings of `array`, which is one of the values of `metadata`."""
         return _Cursor(self.path, _map(self.path), array.start, array.stop).strings(array.count)
 
     def map_tensor(self, name: str, row: int = 0, num_rows: int | None = None) -> Bytes:
@@ -136,7 +136,7 @@ def read_gguf(path: Path) -> GgufFile:
             f"{path}: GGUF version {version} (or a big-endian file) is not supported, only versions 2 and 3; convert the model "
             "again"
         )
-    num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # one dimension
+    num_tensors = cursor.count("<Q", "tensors", least_bytes=8 + 4 + 8 + 4 + 8)  # has one dimension
     num_pairs = cursor.count("<Q", "metadata pairs", least_bytes=8 + 4 + 1)
     metadata: dict[str, GgufValue] = {}
     for _ in range(num_pairs):
@@ -189,7 +189,7 @@ class _Cursor:
         return int(struct.unpack(kind, self.take(struct.calcsize(kind)))[0])
 
     def count(self, kind: str, what: str, least_bytes: int) -> int:
-        """Read a count of things that take at least `least_bytes` each. The rest of the file must be able to hold them."""
+        """Read how many things (`what`) follow. Each has at least `least_bytes` bytes; refuse more than fit into the file."""
         count = self.integer(kind)
         if count > (self._stop - self.position) // least_bytes:
             raise self.corrupt(f"{count} {what} cannot be in the {self._stop - self.position} bytes that are left")
@@ -226,7 +226,7 @@ class _Cursor:
     def _boolean(self) -> bool:
         value = self.take(1)[0]
         if value > 1:
-            raise self.corrupt(f"the truth value of {value} at byte {self.position - 1} is neither 0 nor 1")
+            raise self.corrupt(f"the boolean at byte {self.position - 1} is {value}, neither 0 nor 1")
         return bool(value)
 
     def _number(self, kind: int) -> int | float:
@@ -248,7 +248,7 @@ class _Cursor:
         return np.frombuffer(self.take(count * number.itemsize), number).copy()
 
     def _skip_strings(self, count: int) -> None:
-        """For speed this loop calls no methods: a vocabulary and its merges are 300,000 strings."""
+        """For speed this loop calls no methods: a tokenizer can have 300,000 strings (tokens and merges)."""
         data, position, stop = self._data, self.position, self._stop
         unpack_from = struct.Struct("<Q").unpack_from
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""`JsonFields`: reads the fields of a model's config.json with their types. The error for a wrong field names it."""
+"""`JsonFields`: reads the fields of a model's config.json and checks their types. Errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from inflight.errors import UnsupportedModelError
 class JsonFields:
     """The fields of one JSON object. Every error message begins with `where`.
 
-    A field that is null counts as absent. If a method is called without a default, an absent field is an error.
+    A field that is null counts as absent. For an absent field a method returns its default; without a default it raises.
 
     Raises (all methods):
-        UnsupportedModelError: the field is missing or of the wrong kind.
+        UnsupportedModelError: the field is missing, or its value has a wrong type or is out of range.
     """
 
     values: Mapping[str, object]
@@ -26,14 +26,14 @@ class JsonFields:
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """At least 1."""
+        """An integer of at least 1."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a positive integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Finite and above 0."""
+        """A finite number above 0."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise UnsupportedModelError(f"{self.where}: {name}={value!r} is not a positive number")

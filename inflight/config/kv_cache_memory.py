@@ -18,7 +18,7 @@ USUAL_SEQUENCE_LEN = 1024
 def resolve_cache(args: EngineArgs, *, max_model_len: int, dtype: str, machine: Machine) -> CacheConfig:
     """
     Args:
-        dtype: of keys and values.
+        dtype: the dtype of keys and values.
     """
     is_sized_by_user = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization is not None
     is_shared = machine.device == "cpu" and not is_sized_by_user

@@ -25,14 +25,14 @@ class Machine:
 
     device: str  # "cpu" | "cuda"
     num_cores: int  # cores that the compute threads of all ranks together may use
-    dtypes: tuple[str, ...]  # those in which the device can compute
+    dtypes: tuple[str, ...]  # the dtypes in which the device can compute
     usable_cores: tuple[int, ...] = ()  # the cores that this process may run on, ascending
     threads_bind: str = AUTO  # the environment's value of the option `cpu_threads_bind`
     gpus: tuple[Gpu, ...] = ()  # the GPUs that ranks may run on; rank 0 of this node gets the first
 
     @property
     def compute_capability(self) -> Version:
-        """Of the oldest GPU; (0, 0) if there is none."""
+        """The compute capability of the oldest GPU; (0, 0) if there is no GPU."""
         return min((gpu.compute_capability for gpu in self.gpus), default=(0, 0))
 
 
@@ -40,7 +40,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
     """`device`: "cuda", "cpu" or "auto", which means GPUs if they can be used and otherwise the CPU.
 
     Raises:
-        ConfigError: `device` is "cuda", and there is no GPU, or something that the engine needs for it is missing or too old.
+        ConfigError: `device` is "cuda", but there is no GPU, or the GPU, its driver or a package is missing or too old.
     """
     assert device in ("auto", "cpu", "cuda"), device
     cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -58,7 +58,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
             if device == "cuda":
                 raise ConfigError(f"device='cuda', but {error}") from error
             logger.debug("device='auto' is the CPU: %s", error)
-    # float16 is left out: processors without float16 arithmetic emulate it, slowly
+    # float16 is left out, because processors without float16 arithmetic emulate it slowly
     return Machine(
         device="cpu",
         num_cores=_num_cores(cores),
@@ -69,7 +69,7 @@ def detect_machine(device: str, *, read_facts: Callable[[], CudaFacts] = read_cu
 
 
 def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
-    """The GPUs before the first one that is too old.
+    """The GPUs that come before the first too old GPU in the driver's order.
 
     Raises:
         ConfigError: no GPU can be used. The caller puts "device='cuda', but" before the message.
@@ -96,15 +96,15 @@ def _usable_gpus(facts: CudaFacts) -> tuple[Gpu, ...]:
         )
     if "triton" not in facts.packages:
         raise ConfigError(
-            "the kernels for it need the package triton: pip install triton, in the version that torch requires"
+            "the engine's GPU kernels need the package triton: pip install triton, in the version that torch requires"
         )
     return usable
 
 
 def _num_cores(usable: Sequence[int]) -> int:
     """How many threads can run at once: the number of `usable` cores, or less if a quota of processor time or
-    OMP_NUM_THREADS is lower. A quota of 2.5 allows two: a third thread would be stopped for half of each period, and the
-    others would wait for it."""
+    OMP_NUM_THREADS is lower. A quota of 2.5 cores allows two threads: the system would stop a third thread for half of each
+    period, and the other threads would wait for it."""
     quota, wanted = cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
     limits = [len(usable)]
     if quota is not None:

@@ -1,7 +1,7 @@
 """`parse_architecture`: config.json -> `ModelArchitecture`. It refuses unsupported fields that would change the result.
 
-The reference is transformers: fields that its model class ignores are ignored here, and the defaults are those of its config
-class.
+The reference is transformers. Fields that its model class ignores are ignored here. A missing field has the default of its
+config class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODEL_TYPES = {
 }
 SUPPORTED_ARCHITECTURES = tuple(_MODEL_TYPES.values())
 
-# Fields that would change the result, as they do in other families, and the values with which they change nothing.
+# Fields that change the result in other families of models -> the values of the field with which it changes nothing.
 _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, 1.0),
     "attention_multiplier": (),
@@ -118,7 +118,8 @@ def _refuse_unserved_variants(fields: JsonFields, name: str) -> None:
 
 
 def _num_kv_heads(fields: JsonFields, name: str, num_heads: int) -> int:
-    # The first Llama configs lack this field. Other families must have it: transformers' default is right for one model only.
+    # The first Llama configs lack this field, and mean num_heads. In other families an absent field is an error, because
+    # transformers' default is right for one model only.
     absent_means_all = name == "LlamaForCausalLM" or "num_key_value_heads" in fields.values
     num_kv_heads = fields.integer("num_key_value_heads", num_heads if absent_means_all else None)
     if num_heads % num_kv_heads:
@@ -146,7 +147,8 @@ def _head_dim(fields: JsonFields, name: str, num_heads: int) -> int:
 
 
 def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length: int) -> tuple[int | None, ...]:
-    """One entry per layer. A window as long as the context is None, so that the layer can share a block table with others."""
+    """One entry per layer. None for a window as long as the context: then the layer can share a block table with layers
+    that have no window."""
     if name == "LlamaForCausalLM":
         window, windowed = None, [False] * num_layers
     elif name == "MistralForCausalLM":
@@ -166,7 +168,7 @@ def _sliding_windows(fields: JsonFields, name: str, num_layers: int, max_length:
 
 
 def _window(fields: JsonFields) -> int | None:
-    """The field sliding_window. null means no window. Without the field it is 4096, as in transformers."""
+    """The field sliding_window. null means no window. If the field is absent, the window is 4096, as in transformers."""
     null = "sliding_window" in fields.values and not fields.has("sliding_window")
     return None if null else fields.integer("sliding_window", 4096)
 

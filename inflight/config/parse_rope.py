@@ -1,4 +1,4 @@
-"""`parse_rope`: the rotary embedding in config.json -> `RopeConfig`, in the format of transformers 4 or of transformers 5."""
+"""`parse_rope`: reads the rotary embedding from a config.json of transformers 4 or 5, and makes a `RopeConfig` of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inflight.config.json_fields import JsonFields
 from inflight.errors import UnsupportedModelError
 
 _DEFAULT_THETA = 10000.0
-# Each kind with the fields it reads. Other fields are refused: they could change the result.
+# kind of rotary embedding -> the fields it uses. Other fields are refused, because they could change the result.
 _FIELDS = {
     "default": (),
     "linear": ("factor",),
@@ -26,7 +26,7 @@ _FIELDS = {
     ),
 }
 _COMMON_FIELDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
-# This field may be left over from another kind. A kind that does not use it ignores it.
+# Some checkpoints have this field although their kind does not use it. It is ignored there.
 _HARMLESS_FIELDS = ("original_max_position_embeddings",)
 
 
@@ -34,7 +34,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     """Transformers 4 writes `rope_theta` and `rope_scaling`. Transformers 5 writes both into one object, `rope_parameters`.
 
     Raises:
-        UnsupportedModelError: a kind, or a field of a kind, that is not served.
+        UnsupportedModelError: the kind of rotary embedding, or one of its fields, is not supported.
     """
     # As in transformers, the old field is used if both exist.
     name = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
@@ -58,7 +58,7 @@ def parse_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
         return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))
-    # The field of config.json has priority over that of the rope object. Default: the full length.
+    # The field at the top of config.json has priority over the field in the rope object. Default: max_position_embeddings.
     original = config.integer(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )

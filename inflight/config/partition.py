@@ -9,14 +9,14 @@ from inflight.errors import ConfigError
 
 MAX_SIZES_SHOWN = 8
 
-# Only drawn tokens need the head (lm_head). If one token is drawn for three prompt tokens, the head costs a quarter of what its
-# size suggests. If its full size counted, the last stage would get too few layers and be idle for half of every prompt.
+# The head (lm_head) is computed only for tokens that draw a next token, here estimated as one of four. So a quarter of the
+# head's size counts as its cost. With its full size, the last stage would get too few layers and be idle for half of a prompt.
 TOKENS_PER_DRAWN_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """Layers `[start, stop)` of a model. The embedding belongs to the first stage, final norm and head to the last."""
+    """Layers `[start, stop)` of a model. The first stage also has the embedding, the last stage the final norm and the head."""
 
     start: int
     stop: int
@@ -38,10 +38,10 @@ def pipeline_stage(layer_partition: tuple[int, ...], pp_rank: int) -> PipelineSt
 
 
 def resolve_partition(text: str | None, architecture: ModelArchitecture, num_stages: int) -> tuple[int, ...]:
-    """The number of layers of each stage: those of `text` ("8,8,6,6"), or, if it is None, a partition by cost.
+    """The number of layers of each stage. `text` gives them ("8,8,6,6"); if it is None, the layers are divided by cost.
 
     Raises:
-        ConfigError: fewer layers than stages, or a text that does not fit the model.
+        ConfigError: there are fewer layers than stages, or the numbers in `text` do not fit the model.
     """
     num_layers = architecture.num_layers
     if num_stages > num_layers:
@@ -65,8 +65,8 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
 def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_cost: int) -> tuple[int, ...]:
     """The partition whose most expensive stage costs least. The last stage computes the head, too.
 
-    If several partitions have this lowest cost, the last stage gets as many layers as it can. The other stages share the rest:
-    if it cannot be split evenly, the first ones get one layer more.
+    If several partitions have this lowest cost, the last stage gets as many layers as it can. The other stages share the other
+    layers. If these cannot be split evenly, the first stages get one layer more.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -81,7 +81,7 @@ def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_co
 
 
 def layer_cost(architecture: ModelArchitecture) -> int:
-    """The number of weights that one layer multiplies with."""
+    """The number of weights in the matrices of one layer."""
     heads = 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim
     return architecture.hidden_size * (heads + 3 * architecture.intermediate_size)
 

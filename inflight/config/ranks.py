@@ -9,7 +9,7 @@ from inflight.errors import ConfigError
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Global rank = pp_rank * tensor_parallel_size + tp_rank: the ranks of a stage are neighbours."""
+    """Global rank = pp_rank * tensor_parallel_size + tp_rank. So the ranks of one stage have consecutive numbers."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -29,10 +29,10 @@ class RankLayout:
 
 
 def ranks_of_node(world_size: int, nnodes: int, node_rank: int) -> range:
-    """The global ranks of one node: they are split evenly, in order.
+    """The global ranks of one node. The ranks are divided evenly among the nodes, in order.
 
     Raises:
-        ConfigError: the ranks cannot be split evenly, or there is no such node.
+        ConfigError: the ranks cannot be divided evenly, or there is no such node.
     """
     if world_size % nnodes:
         raise ConfigError(
@@ -41,7 +41,7 @@ def ranks_of_node(world_size: int, nnodes: int, node_rank: int) -> range:
         )
     if not 0 <= node_rank < nnodes:
         raise ConfigError(
-            f"node_rank={node_rank} is not in [0, {nnodes}), the nodes of nnodes={nnodes}; change one of the two"
+            f"node_rank={node_rank} is not in [0, {nnodes}), because nnodes={nnodes}; change one of the two"
         )
     count = world_size // nnodes
     return range(node_rank * count, (node_rank + 1) * count)

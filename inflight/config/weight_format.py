@@ -1,7 +1,7 @@
 """config.json's `quantization_config` -> the name of the format in which the checkpoint stores linear weights.
 
-Formats that cannot be read, or would be computed differently, are refused. Bits, group sizes and the list of quantized modules
-are not read here: they follow from the tensors of each module.
+A format is refused if the engine cannot read it, or would compute other results with it. Bits, group sizes and the list of
+quantized modules are not read here. The loader derives them from the tensors of each module.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq
 
 GGUF = "gguf"
 
-# Values of the option `quantization` for quantized checkpoints, as other engines accept them -> the checkpoint's format.
-# A name of kernels ("marlin") has no effect: the device decides which kernels are used.
+# Values of the option `quantization` that name a checkpoint's format, as in other engines -> the format. The "_marlin" in a
+# value names kernels of other engines and has no effect: the device decides which kernels are used.
 STORED_QUANTIZATIONS = {
     "awq": AWQ,
     "awq_marlin": AWQ,
@@ -83,7 +83,7 @@ def _check_compressed_tensors(fields: JsonFields) -> None:
         group = groups.mapping(name)
         _check(group, "format", _COMPRESSED_FORMATS[:-1], default=_COMPRESSED_FORMATS[0])
         _check_scheme(group.mapping("weights"), strategies=("group", "channel", "tensor"), bits=_BITS, dynamic=False)
-        # W8A8 and W4A8: the engine never uses stored scales for activations, so only scales that are computed per token fit
+        # W8A8 and W4A8: the engine ignores stored scales of activations. So only scales computed per token are allowed.
         if group.has("input_activations"):
             _check_scheme(group.mapping("input_activations"), strategies=("token",), bits=(8,), dynamic=True)
         if group.has("output_activations"):

@@ -8,14 +8,15 @@ from inflight.config.partition import pipeline_stage
 from inflight.config.weight_format import PLAIN
 from inflight.errors import OutOfMemoryError
 
-_SCALE_BYTES, _GROUP_BYTES = 4, 4  # a row's float32 scale; a group's scale and offset in half precision
+_SCALE_BYTES, _GROUP_BYTES = 4, 4  # a row has one float32 scale; a group has a scale and an offset in half precision
 _LARGEST_GROUP = 128  # the group size that is assumed for quantized checkpoints
 
 
 def weight_bytes(model: ModelConfig, parallel: ParallelConfig, pp_rank: int) -> int:
     """The bytes of one rank's weights, from the config alone.
 
-    Linear weights of a quantized checkpoint count as 4 bits, the smallest size that is read. So no model that fits is refused.
+    Linear weights of a quantized checkpoint count as 4 bits each, the smallest size that is supported. So a model that fits is
+    never refused.
     """
     architecture, tp_size = model.architecture, parallel.tensor_parallel_size
     stage = pipeline_stage(parallel.pipeline_layer_partition, pp_rank)
@@ -41,7 +42,7 @@ def check_weights_fit(
     """
     Args:
         num_bytes: the result of `weight_bytes`.
-        budget_bytes: the part of its GPU's memory that the rank may use.
+        budget_bytes: the part of the GPU's memory that the rank may use.
         free_bytes, total_bytes: the GPU's free and total memory before anything is loaded.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Accelerator`: a device that computes on streams while the host goes on. `GraphModelRunner` runs on this interface.
+"""`Accelerator`: a device that computes on streams while the host (the CPU) goes on. `GraphModelRunner` uses this interface.
 
     host       launch N          launch N+1                     never waits
     copy_in    | inputs N+1 |
@@ -22,15 +22,15 @@ from torch import Tensor
 
 from inflight.device.base import Device, T
 
-# How long a thread may keep the interpreter's lock while another thread waits for it. Python's default is 5 ms. The threads
-# that plan, prepare and answer take turns within a step, and a step of a GPU may take only half a millisecond.
+# How long a thread may keep the interpreter's lock while another thread waits for it. Python's default of 5 ms is too long:
+# a step of a GPU may take half a millisecond, and in this time the threads that plan, prepare and answer all have to run.
 SWITCH_SECONDS = 1e-4
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Stops garbage collection while a graph is recorded. The recording would fail if the collector freed a graph or an event
-    of another engine."""
+    """Stops Python's garbage collection in the `with` block, for recording a graph. The recording would fail if the collector
+    freed a graph or an event of another engine."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -46,7 +46,7 @@ class Event(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Waits until the stream has reached this point; other threads run meanwhile. Stages must not call it."""
+        """Waits until the stream has reached this point. Other threads run meanwhile. Not for stages (see `Device`)."""
 
 
 class Stream(ABC):
@@ -56,9 +56,9 @@ class Stream(ABC):
     def enqueue(self, work: Callable[[], None]) -> None:
         """Queue the device operations that `work` launches. `work` is called once: now, or when the device reaches it.
 
-        `work` uses memory that exists already, or tensors that an earlier `work` has stored in a shared object; it may allocate
-        temporaries. It gets all numbers that it needs from the host in advance. Record an event after `work`. Until the stream
-        has reached this event, nobody may change the inputs of `work` or read its results.
+        `work` uses memory that exists already, or tensors that an earlier `work` has stored in a shared object. It may allocate
+        temporaries. The caller computes all numbers that `work` needs from the host before this call. Record an event after
+        this call. Until the stream has reached the event, nobody may change the inputs of `work` or read its results.
         """
 
     @abstractmethod
@@ -79,10 +79,10 @@ class Graph(ABC):
 
 
 class Accelerator(Device):
-    """A device on which stages only launch: they queue operations on `compute`, and do not wait for the device.
+    """A device whose stages (see `Device`) queue operations on the stream `compute` and do not wait for the device.
 
     Attributes:
-        compute: the stream of the stages; `capture` records on it.
+        compute: the stream that stages use; `capture` records on it, too.
         copy_in, copy_out: the streams of copies from and to pinned memory.
     """
 
@@ -91,7 +91,7 @@ class Accelerator(Device):
     copy_out: Stream
 
     def submit(self, stage: Callable[[], T]) -> Future[T]:
-        """Runs the stage at once, in the caller's thread. The stream `compute` keeps the order of the stages' operations."""
+        """Runs the stage at once, in the caller's thread. The operations that it queues run later, in order, on `compute`."""
         future: Future[T] = Future()
         try:
             future.set_result(stage())
@@ -105,7 +105,8 @@ class Accelerator(Device):
 
     @abstractmethod
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Allocates uninitialised host memory [num_elements], from and to which the device can copy while the host goes on."""
+        """Allocates uninitialised pinned host memory [num_elements]. The device can copy from and to it while the host goes
+        on."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Graph:

@@ -26,8 +26,9 @@ ARENA_ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 class Device(ABC):
     """One rank's device. The worker owns it and closes it.
 
-    Everything is computed in stages, which the caller passes to `submit`. This includes loading and profiling, because on a CPU
-    only the thread that runs stages has a thread pool. The caller does not touch the data of a stage until its future is done.
+    Everything is computed in stages: functions that the caller passes to `submit`. This includes loading and profiling, because
+    on a CPU only the thread that runs stages has a thread pool. The caller must not touch the data of a stage before the
+    stage's future is done.
     """
 
     kind: str
@@ -44,13 +45,14 @@ class Device(ABC):
 
     @abstractmethod
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        """Calls `work` and returns its peak of memory, in bytes, without the memory in use before. Called in a stage."""
+        """Calls `work` and returns the most bytes of memory that it uses at once. Memory that was in use before does not count.
+        Called in a stage."""
 
     @abstractmethod
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
-        """Allocates uint8 `[num_blocks, block_bytes]`, zeroed, its start aligned to `ARENA_ALIGNMENT`.
+        """Allocates a zeroed tensor, uint8 `[num_blocks, block_bytes]`, which starts at a multiple of `ARENA_ALIGNMENT` bytes.
 
-        The memory lives as long as the tensor or any view of it. Raises `OutOfMemoryError`.
+        The memory exists as long as the tensor or a view of it. Raises `OutOfMemoryError`.
         """
 
     @abstractmethod
@@ -61,8 +63,9 @@ class Device(ABC):
     def submit(self, stage: Callable[[], T]) -> Future[T]:
         """Runs `stage` after all earlier stages; the future gets its result or exception.
 
-        Stages run one at a time, in the order of the calls: on a thread of their own, or at once if they only launch. If a
-        stage raises an exception, later stages still run. A stage sets torch's thread-local modes (`inference_mode`) itself.
+        Stages run one at a time, in the order of the calls. They run on a thread of their own. On an accelerator, where they
+        only queue work, they run at once in the caller's thread. If a stage raises an exception, later stages still run. A
+        stage sets torch's thread-local modes (`inference_mode`) itself.
         """
 
     @abstractmethod
@@ -75,7 +78,7 @@ class Device(ABC):
 
     @abstractmethod
     def set_num_threads(self, num_threads: int) -> None:
-        """Sets the number of threads that stages use, from the next stage on. The calling thread keeps its own setting."""
+        """Sets the number of threads that stages use, from the next stage on."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -83,5 +86,5 @@ class Device(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drops the stages that have not begun, and waits for the running stage and for the drain thread. Idempotent. Nothing
-        may be submitted afterwards."""
+        """Drops the stages that have not begun. Waits for the running stage, and for the thread that runs the work of `drain`.
+        Idempotent. Nothing may be submitted afterwards."""

@@ -1,11 +1,13 @@
 """`CpuDevice`: host memory, one thread that runs the submitted stages in order, and one thread for the work of `drain`.
 
-Only the compute thread opens parallel regions, because OpenMP creates a separate pool for every thread that opens one. If a
-process ever has more pool threads than cores, they sleep between regions instead of spinning, until the process ends. Then each
-of a step's 300 regions begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
+Only the thread for stages opens parallel regions, because OpenMP creates a separate pool for every thread that opens one. If a
+process has once had more pool threads than cores, its pool threads sleep between regions instead of spinning, until the process
+ends. Then each of a step's 300 regions begins after 40 us instead of 1 us (libgomp, `gomp_managed_threads`).
 
-Side effects: `set_num_threads` sets the size of the pools that torch starts later in this process; threads start when they are
-first used and end in `close`; the constructor tells the C library's allocator to keep freed memory.
+Side effects:
+1. The constructor tells the C library's allocator to keep freed memory.
+2. The two threads start when they are first used. They end in `close`.
+3. `set_num_threads` also sets the size of the pools that torch starts later in this process.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class CpuDevice(Device):
     dtypes = ("bfloat16", "float32")
 
     def __init__(self) -> None:
-        # The one thread makes long calls that release the interpreter lock, so the caller's thread can prepare meanwhile.
+        # This thread spends its time in calls that release the interpreter lock. Meanwhile the caller can prepare more stages.
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
         self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
         self._closed = False
@@ -40,7 +42,7 @@ class CpuDevice(Device):
         return host_memory.available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        _c_library_call("malloc_trim", 0)  # otherwise `work` may use memory that was freed and kept
+        _c_library_call("malloc_trim", 0)  # otherwise `work` could reuse freed memory, which would not count
         before = host_memory.resident_bytes()
         host_memory.reset_peak()
         work()
@@ -73,7 +75,7 @@ class CpuDevice(Device):
 
     def set_num_threads(self, num_threads: int) -> None:
         self.drain(lambda: _use_threads(1)).result()
-        self.submit(lambda: _use_threads(num_threads)).result()  # new threads start with the number that was set last
+        self.submit(lambda: _use_threads(num_threads)).result()  # later pools have the size that was set last
 
     def synchronize(self) -> None:
         if not self._closed:

@@ -1,12 +1,12 @@
-"""`CudaDevice`: one NVIDIA GPU. Stages only launch, so they run in the caller's thread; another thread waits for results.
+"""`CudaDevice`: one NVIDIA GPU. Stages only queue work, so they run in the caller's thread. Another thread waits for results.
 
     caller          | prepare N+1 | launch N+1 | prepare N+2 | ...        never waits for the GPU
     drain thread                       | wait for tokens N -> reply
 
-The device creates all three streams. Nothing runs on the default stream, because it would order the other streams.
+The device creates three streams: `compute`, `copy_in` and `copy_out`. The default stream is not used, because other streams
+might have to wait for it.
 
-Side effects: the interpreter switches threads after `SWITCH_SECONDS`. The thread that calls the constructor uses this GPU from
-then on.
+Side effects: Python switches threads after `SWITCH_SECONDS`. The thread that calls the constructor uses this GPU from then on.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class CudaDevice(Accelerator):
         return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def budget_bytes(self, utilization: float) -> int:
-        """Returns a share of the whole device's memory, less the memory that other programs use."""
+        """Returns this share of the whole device's memory, minus the memory that is in use now."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return max(0, int(total * utilization) - (total - free))
 
@@ -135,7 +135,7 @@ class CudaDevice(Accelerator):
             ) from error
 
     def to_device(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """The copy runs on `compute`, like all uses of the memory that it writes."""
+        """The copy runs on the stream `compute`, like every operation that uses the new tensor."""
         pinned = torch.from_numpy(np.ascontiguousarray(array)).pin_memory()
         with torch.cuda.stream(self._compute_stream):
             return pinned.to(self.torch_device, non_blocking=True)
@@ -150,13 +150,13 @@ class CudaDevice(Accelerator):
         torch.cuda.synchronize(self.torch_device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._compute_stream):
-            _drop_library_workspaces()  # the graph gets a workspace of its own: a shared one may be freed earlier
-            with torch.inference_mode(False):  # torch creates its random state here, not as an inference tensor
+            _drop_library_workspaces()  # the graph gets its own workspace: a shared one may be freed too early
+            with torch.inference_mode(False):  # torch's random state must not be an inference tensor
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may allocate
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # this error would hide the first one
+                with contextlib.suppress(RuntimeError):  # its error would hide the error of `work`
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -173,7 +173,7 @@ class CudaDevice(Accelerator):
         return self._drain.submit(wait_and_work)
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Sets the number of CPU threads, which convert weights."""
+        """Sets the number of CPU threads. They are used to convert weights."""
         torch.set_num_threads(num_threads)
 
     def synchronize(self) -> None:
@@ -188,7 +188,7 @@ class CudaDevice(Accelerator):
                 _drop_library_workspaces()
 
     def _enter(self, stream: torch.cuda.Stream) -> None:
-        """From now on the calling thread launches on `stream`."""
+        """Makes `stream` the current stream of the calling thread."""
         torch.cuda.set_device(self.torch_device)
         torch.cuda.set_stream(stream)
 

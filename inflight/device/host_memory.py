@@ -18,7 +18,7 @@ _MEMORY_FILES = {
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Returns the available memory that the operating system reports, within the limits of all control groups of this process.
+    """Returns the memory that the system reports as available, or less if a control group of this process allows less.
 
     `root`: the folder that contains `proc` and `sys`.
     """
@@ -33,9 +33,9 @@ def _host_available_bytes(root: Path) -> int:
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
-    """Returns limit minus use for each control group that has a limit, from the process's own group up to the root.
+    """Yields limit minus use for each control group that has a limit, from the process's own group up to the root.
 
-    Page cache that nobody uses right now (`inactive_file`) counts as free, as container runtimes count it.
+    Page cache that nobody uses right now (`inactive_file`) counts as free. Container runtimes count in the same way.
     """
     for folder, version in groups_of("memory", root):
         limit_name, usage_name, cache_name = _MEMORY_FILES[version]
@@ -59,11 +59,11 @@ def reset_peak(root: Path = ROOT) -> None:
     try:
         (root / "proc/self/clear_refs").write_text("5")
     except OSError:
-        return  # a sandbox: `peak_resident_bytes` then only overestimates
+        return  # in a sandbox; then `peak_resident_bytes` may be too high, never too low
 
 
 def advise_huge_pages(pages: mmap.mmap) -> None:
-    """Requests huge pages, which are read 10 % faster. If the operating system does not support them, pages stay small."""
+    """Requests huge pages, which make reading 10 % faster. If the operating system has none, the pages stay small."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
@@ -79,7 +79,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _read_field(path: Path, name: str) -> int | None:
-    """Returns the number after `name`, in a file with lines "name number"."""
+    """Returns the number in the line "`name` number" of a file; None if there is no such line or file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -8,8 +8,8 @@ from inflight.errors import ConfigError
 
 
 def get_device(kind: str, local_rank: int = 0) -> Device:
-    """Returns a new device for the rank with number `local_rank` on its machine. `kind` is "cpu", or "cuda" for the GPU with
-    this number.
+    """Returns a new device for the rank that has the number `local_rank` on its machine. `kind` is "cpu", or "cuda" for the GPU
+    with the same number.
 
     Raises:
         ConfigError: the device does not exist.
@@ -17,7 +17,7 @@ def get_device(kind: str, local_rank: int = 0) -> Device:
     if kind == "cpu":
         return CpuDevice()
     if kind == "cuda":
-        from inflight.device.cuda import CudaDevice  # this import starts the driver
+        from inflight.device.cuda import CudaDevice
 
         return CudaDevice(local_rank)
     raise ConfigError(f"device is {kind!r}; use 'cpu', 'cuda', or 'auto' for the best one here")

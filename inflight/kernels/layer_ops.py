@@ -1,7 +1,7 @@
 """`LayerOps`: the interface of norms and rotary embedding, and `TorchLayerOps`, their implementation in plain torch.
 
-Norms are computed in float32. Plain torch rounds where transformers rounds: before the multiplication by the weight, and after
-each half of a rotation. Kernels round once, at the end.
+Norms are computed in float32. Plain torch rounds in the same places as transformers: before the multiplication by the weight,
+and after each product of a rotation. The C++ and Triton kernels round once, at the end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class LayerOps(ABC):
-    """The steps between matrix products. Stateless; any thread may call it. Rows may be strided; the elements of a row are
-    contiguous."""
+    """The operations between matrix products. Stateless; any thread may call them. The rows of a tensor may be strided, but the
+    elements of a row are contiguous."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -22,25 +22,25 @@ class LayerOps(ABC):
 
     @abstractmethod
     def add_and_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta` to `residual` in place and returns the norm of the sum. Both [num_rows, size]."""
+        """Adds `delta` to `residual` in place and returns the norm of the sum. All three tensors are [num_rows, size]."""
 
     @abstractmethod
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-        """Computes the RMSNorm of each head, if there is a weight. Then returns `head * cos + swapped * sin`, where `swapped`
+        """If there is a weight, replaces each head by its RMSNorm. Then returns `head * cos + swapped * sin`, where `swapped`
         is the head with its two halves exchanged.
 
-        heads [num_tokens, num_heads, head_dim], weight [num_heads, head_dim], cos and sin [num_tokens, head_dim] (sin
-        includes the sign of the rotation). The result may be `heads` itself, changed.
+        heads [num_tokens, num_heads, head_dim], weight [num_heads, head_dim], cos and sin [num_tokens, head_dim]. The first
+        half of sin is negated. The result may be the tensor `heads` itself, changed in place.
         """
 
     def cos_and_sin(
         self, positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Returns the arguments `cos` and `sin` of `norm_and_rotate`. An angle is a position times a frequency; its cosine and
-        signed sine are multiplied by `scale`.
+        """Returns the arguments `cos` and `sin` of `norm_and_rotate`. An angle is a position times a frequency. Cosines and
+        sines are multiplied by `scale`.
 
-        positions: integers [num_tokens]. frequencies: float32 [head_dim], the same in both halves. Angles are float32; cosines
-        and sines are rounded once. This implementation is in plain torch.
+        positions: integers [num_tokens]. frequencies: float32 [head_dim]; its two halves are equal. Angles are float32. Cosines
+        and sines are computed in float32 and rounded once, to `dtype`. This implementation is in plain torch.
         """
         angles = positions.to(torch.float32).unsqueeze(-1) * frequencies
         cos, sin = angles.cos(), angles.sin_()
@@ -67,7 +67,7 @@ class TorchLayerOps(LayerOps):
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # `F.rms_norm` is not used: on a CPU it calls eleven torch operations (here: eight), and it rounds in another place.
+    # `F.rms_norm` is not used: it calls eleven torch operations on a CPU (this code: eight), and rounds in another place.
     wide = x.to(torch.float32, copy=True)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()

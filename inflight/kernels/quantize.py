@@ -7,15 +7,17 @@ from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)  # ranges to try, as parts of the range from the smallest to the largest weight
-_AT_ONCE = 2**24  # weights quantized at once; each temporary then takes 64 MB
+# Sizes of the ranges to try, as parts of the range from a group's smallest to its largest weight.
+_SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
+_AT_ONCE = 2**24  # number of weights that are quantized at once; each temporary tensor then has 64 MB
 
 
 def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWeight:
     """Quantizes `weight` [out_features, in_features].
 
-    8 bits: one scale per row, symmetric. 4 bits: one scale and one offset per group. Each group tries five ranges: from its
-    smallest to its largest weight, and four narrower ranges. It uses the range with the least squared error.
+    8 bits: one scale per row, symmetric. 4 bits: one scale and one offset per group of `group_size` weights in a row. For each
+    group five ranges are tried: from its smallest to its largest weight, and four narrower ranges. The range with the least
+    squared error is used.
     """
     out_features, in_features = weight.shape
     num_groups = 1 if bits == 8 else in_features // group_size

@@ -15,11 +15,11 @@ GROUP_SIZE_MULTIPLE = 32
 class QuantizedWeight:
     """weight[n, k] = scales[n, k // group_size] * values[n, k] - offsets[n, k // group_size].
 
-    There are two kinds, and each has its own kernels:
+    A group is `group_size` neighbouring weights of a row. There are two kinds of weights, and each has its own kernels:
 
-    - one group per row, symmetric: `values` int8, `offsets` None, bits 8;
-    - groups: `values` uint8 in [0, 2**bits), with `offsets`, bits 4 or 8, group_size a multiple of 32 that divides
-      in_features. (A format with an integer zero point z has offsets = scales * z.)
+    - symmetric, with one group per row: `values` are int8, `offsets` is None, `bits` is 8.
+    - with offsets: `values` are uint8 in [0, 2**bits), `bits` is 4 or 8, and the group size is a multiple of 32 that divides
+      in_features. For a format with integer zero points z, offsets = scales * z.
 
     Attributes:
         values: [out_features, in_features], one byte each, contiguous.
@@ -48,12 +48,12 @@ class QuantizedWeight:
 
     @property
     def group_size(self) -> int:
-        """The number of input features in a group; in_features if a row is one group."""
+        """The number of input features in a group. If a row is one group, it is in_features."""
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
     def format(self) -> tuple[int, int, bool]:
-        """(bits, group size, symmetric). Weights of equal format can be concatenated."""
+        """(bits, group size, whether it is symmetric). Weights with equal formats can be concatenated as they are."""
         return self.bits, self.group_size, self.offsets is None
 
     def to(self, device: torch.device) -> QuantizedWeight:
@@ -82,8 +82,8 @@ def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
 
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
-    """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, so nothing is lost,
-    and a group size that divides every weight's group size. None if no such group size is a multiple of 32."""
+    """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, so that nothing is
+    lost, and its group size divides the group size of every weight. None if no such group size is a multiple of 32."""
     if len({weight.format for weight in weights}) > 1:
         group_size = math.gcd(*(weight.group_size for weight in weights))
         if group_size % GROUP_SIZE_MULTIPLE != 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TOKENS_AT_ONCE = 64  # query tokens that attention computes together: more would take more memory, fewer more time
+TOKENS_AT_ONCE = 64  # query tokens that attention computes together; more would use more memory, fewer would be slower
 
 
 def paged_attention(
@@ -22,12 +22,12 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """Computes causal attention of each row's last tokens over the row's blocks. The blocks already hold the step's own keys
-    and values.
+    """Computes causal attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold the
+    keys and values of these tokens, too.
 
     Args:
-        query: `[num_tokens, num_heads, head_dim]`; row i has tokens `[query_start_loc[i], query_start_loc[i + 1])`, the
-            last of the row's `seq_lens[i]` tokens.
+        query: `[num_tokens, num_heads, head_dim]`. Row i has the tokens `[query_start_loc[i], query_start_loc[i + 1])`, which
+            are the last of its `seq_lens[i]` tokens.
         key_cache, value_cache: `[num_blocks, block_size, num_kv_heads, head_dim]`.
         block_table: `[num_rows, max_blocks]`; position p of row i is in block `block_table[i, p // block_size]`.
         sliding_window: a query at p sees the keys at `[max(0, p - sliding_window + 1), p]`. If it is None, the query sees the
@@ -43,7 +43,8 @@ def paged_attention(
         )
         block_ids = block_table[row, seen // block_size]
         keys, values = (cache[block_ids, seen % block_size] for cache in (key_cache, value_cache))
-        # Zero times NaN or infinity is NaN. So if a value is not finite, compute each token with only the values that it sees.
+        # A masked value has the weight 0, but 0 times NaN or infinity is NaN. So if a value is not finite, each token is
+        # computed alone, with only the values that it sees.
         at_once = TOKENS_AT_ONCE if values.isfinite().all() else 1
         for first in range(start, end, at_once):
             tokens = slice(first, min(first + at_once, end))
@@ -60,14 +61,13 @@ def paged_attention(
 
 
 def quantised(x: Tensor) -> Tensor:
-    """Rounds x to int8 with one scale per row of the last dimension, and back. The largest element of a row becomes 127.
+    """Rounds x to int8 with one scale per row (the last dimension), and converts it back. In int8 the largest element is 127.
 
     An element changes by at most 1/254 of the largest element of its row. A row with an infinity or a NaN becomes NaN.
     """
     largest = x.abs().amax(dim=-1, keepdim=True)
-    inverse = (
-        torch.full_like(largest, 127) / largest
-    )  # rounds once; torch computes 127 / largest as 127 * (1 / largest)
+    # This rounds once. `127 / largest` would round twice: torch computes it as 127 * (1 / largest).
+    inverse = torch.full_like(largest, 127) / largest
     integers = torch.round(x * torch.where(largest > 0, inverse, 0))  # ties to even
     return integers * (largest / 127)
 

@@ -10,7 +10,7 @@ from inflight.kernels.layer_ops import LayerOps, TorchLayerOps
 
 
 def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:
-    """Returns the C++ kernels on a CPU if they can be used, the Triton kernels on an NVIDIA GPU, otherwise plain torch."""
+    """Returns the Triton kernels on an NVIDIA GPU, and on a CPU the C++ kernels or, if they cannot be used, plain torch."""
     if device.type == "cuda":
         from inflight.kernels.triton.layer_ops import TritonLayerOps
 

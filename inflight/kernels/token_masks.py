@@ -11,9 +11,9 @@ from torch import Tensor
 from inflight.kernels.cpu.library import load_kernels
 
 WORD_BITS = 32
-CHUNK_ELEMENTS = 512 * 1024  # so few that temporaries stay in the processor's caches, which halves the time
+CHUNK_ELEMENTS = 512 * 1024  # logits handled at once; they fit into the processor's caches, which halves the time
 
-# Sets logits in place. Any thread may call it. The arguments are on one device:
+# A function that sets logits in place. Any thread may call it. The arguments are on one device:
 #     logits  float32 [num_rows, vocab_size], contiguous
 #     rows    int64 [n], indices of rows of `logits`, distinct
 #     masks   int32 [n, ceil(vocab_size / 32)], contiguous: bit t % 32 of word t // 32 is 1 if token t may be drawn; bits
@@ -22,7 +22,7 @@ ApplyTokenMasks = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Asserts the shapes and types of `ApplyTokenMasks`."""
+    """Asserts that the arguments have the shapes and dtypes of `ApplyTokenMasks`."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert rows.dtype == torch.int64 and rows.is_contiguous() and rows.ndim == 1

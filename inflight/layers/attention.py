@@ -11,7 +11,7 @@ from inflight.interface.kv_cache import KVCacheSpec
 
 
 class Attention(nn.Module):
-    """Causal attention of this rank's heads. `sliding_window` is the number of tokens that a query sees, itself included.
+    """Causal attention of this rank's heads. A query sees the last `sliding_window` tokens, itself included (None: all tokens).
 
     The worker calls `kv_cache_spec`, allocates the cache and calls `bind`. Only then can `forward` run.
     """
@@ -49,7 +49,8 @@ class Attention(nn.Module):
         )
 
     def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
-        """Sets `kv_cache`, this layer's typed view of the arena, and `group_index`, the KV group whose metadata it reads."""
+        """`kv_cache`: this layer's part of the memory of all KV caches. `group_index`: the layer's KV group. The layers of one
+        group share a block table and attention metadata."""
         self.kv_cache, self.group_index = kv_cache, group_index
 
     def forward(

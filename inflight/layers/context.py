@@ -18,8 +18,8 @@ from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinea
 class LayerContext:
     """Each rank has one context per model, which all its layers share.
 
-    `linear` computes the products of the layers, and `head` the product of the logits head. If `allocates_later`, layers create
-    large weights with shapes but without memory; the loader allocates the memory.
+    `linear` computes the products of the layers, and `head` the product of the logits head. If `allocates_later` is set, layers
+    create their large weights without memory, and the loader allocates the memory later.
     """
 
     dtype: torch.dtype

@@ -13,7 +13,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 class VocabParallelEmbedding(Loadable):
     """Each rank holds ceil(vocab_size / group size) rows. The last rows of the last ranks are padding and zero.
 
-    The table stays in its plain layout, even if a tied head has a packed copy of it.
+    The table keeps this layout, even if a logits head with the same weights has a copy in the layout of its kernels.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """`GpuLinear`: linear layers on an NVIDIA GPU, with weights in floats, in integers of 4 or 8 bits, or in fp8.
 
-Products with many rows use the libraries behind torch. For few rows, `linear_tuner` measures at start-up what is the fastest.
+Products with many rows use the libraries behind torch (cuBLAS). For few rows, `linear_tuner` measures the library and Triton
+kernels at start-up, and chooses the fastest.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 FP8_MULTIPLE = 16  # in_features and out_features of the weight must be multiples of this number
 _FP8_CAPABILITY = (8, 9)
-_DEQUANTIZED_AT_ONCE = 2**25  # weights; they take 64 MB in a 16-bit dtype
-_QUANTIZED_AT_ONCE = 2**24
+_DEQUANTIZED_AT_ONCE = 2**25  # number of weights, which have 64 MB in a 16-bit dtype
+_QUANTIZED_AT_ONCE = 2**24  # number of weights
 
 
 class FloatWeight(GpuWeight):
-    """A weight [out_features, in_features] in the engine's dtype. Float32 is multiplied by the library only: tensor cores would
-    round it."""
+    """A weight [out_features, in_features] in the engine's dtype. A float32 weight is multiplied only by torch's library,
+    because the Triton kernel uses tensor cores, which would round float32."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.contiguous()
@@ -60,7 +61,7 @@ class FloatWeight(GpuWeight):
 
 
 class IntegerWeight(GpuWeight):
-    """A weight of 4 or 8 bits. torch's library gets it converted to x's dtype, some output features at a time."""
+    """A weight of 4 or 8 bits. For torch's library, it is first converted to x's dtype, some output features at a time."""
 
     def __init__(self, weight: PackedIntegers) -> None:
         self._weight = weight
@@ -86,8 +87,8 @@ class IntegerWeight(GpuWeight):
 
 
 class Fp8Weight(GpuWeight):
-    """A weight in float8_e4m3fn with one scale per row. torch's library gets the rows of x rounded to fp8, too. The Triton
-    kernel converts the weight to x's dtype, which must not be float32."""
+    """A weight in float8_e4m3fn with one scale per row. For torch's library, the rows of x are rounded to fp8, too. The Triton
+    kernel instead converts the weight to x's dtype, which must not be float32."""
 
     def __init__(self, weight: Tensor) -> None:
         self.kind, self.shape = "fp8", (weight.shape[0], weight.shape[1])
@@ -128,11 +129,15 @@ class Fp8Weight(GpuWeight):
 
 
 class GpuLinear(LinearMethod):
-    """See the module docstring. `out_dtype`: the dtype of results in measurements. Weights of less than `min_weight_bytes` are
-    not measured.
+    """See the module docstring.
+
+    Args:
+        dtype, out_dtype: the dtypes of the rows of x and of the results with which `tune` measures the speed.
+        quantization: how weights in floats are quantized: "int8", "int4", "fp8" or None.
+        min_weight_bytes: `tune` does not measure smaller weights. They always use torch's library.
 
     Raises:
-        ConfigError: `quantization` is "fp8" and the GPU cannot multiply it.
+        ConfigError: `quantization` is "fp8", and the GPU cannot multiply in fp8.
     """
 
     def __init__(
@@ -175,16 +180,24 @@ class GpuLinear(LinearMethod):
     def _on_the_gpu(self, weight: Sequence[Tensor] | QuantizedWeight) -> GpuWeight:
         if isinstance(weight, QuantizedWeight):
             return self._integers(weight.to(self._device))
-        [plain] = weight  # floats are always one tensor, because `copies_weights` is False
+        [plain] = weight  # for this class, a weight in floats is always one tensor
         out_features, in_features = plain.shape
         if self._quantization == "fp8":
             if out_features % FP8_MULTIPLE == 0 and in_features % FP8_MULTIPLE == 0:
                 return Fp8Weight(plain)
-            logger.warning("a weight of %dx%d stays in floats: fp8 needs multiples of 16", out_features, in_features)
+            logger.warning(
+                "a weight of %dx%d stays in floats: fp8 needs two multiples of 16", out_features, in_features
+            )
         elif self._quantization is not None:
             if in_features % GROUP_SIZES[-1] == 0:
                 return self._integers(self._quantize(plain))
-            logger.warning("a weight of %dx%d stays in floats: it has no groups of 32", out_features, in_features)
+            logger.warning(
+                "a weight of %dx%d stays in floats: %s needs in_features to be a multiple of %d",
+                out_features,
+                in_features,
+                self._quantization,
+                GROUP_SIZES[-1],
+            )
         return FloatWeight(plain)
 
     def _integers(self, weight: QuantizedWeight) -> GpuWeight:

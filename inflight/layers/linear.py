@@ -1,4 +1,4 @@
-"""Linear layers, sharded over a tensor-parallel group as they are read."""
+"""Linear layers whose weights are divided among the ranks of a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class OutputPart:
 
 
 def even_part(total: int, tp: TensorParallelGroup) -> OutputPart:
-    """The rank's part of rows that are divided evenly."""
+    """This rank's part of `total` rows that are divided evenly among the ranks."""
     assert total % tp.size == 0, f"{total} rows cannot be divided among {tp.size} ranks"
     size = total // tp.size
     return OutputPart(total=total, start=tp.rank * size, size=size)
 
 
 def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputPart:
-    """The rank's part of the heads. With fewer heads than ranks, neighbouring ranks hold copies of the same head."""
+    """This rank's part of the heads. If there are fewer heads than ranks, neighbouring ranks hold copies of the same head."""
     num_shards = min(num_heads, tp.size)
     assert num_heads % num_shards == 0 and tp.size % num_shards == 0, f"{num_heads} heads, {tp.size} ranks"
     size = num_heads // num_shards * head_dim
@@ -41,18 +41,18 @@ def head_part(num_heads: int, head_dim: int, tp: TensorParallelGroup) -> OutputP
 
 
 class StoredParts:
-    """The parts of one weight, as stored in the checkpoint. A layer keeps them until its weight is assembled."""
+    """The parts of one weight, as the checkpoint stores them. A layer keeps them until it puts its weight together."""
 
     def __init__(self, method: LinearMethod, dtype: torch.dtype) -> None:
         self._method, self._dtype = method, dtype
-        self._parts: dict[int, Tensor | QuantizedWeight] = {}  # by first output feature
+        self._parts: dict[int, Tensor | QuantizedWeight] = {}  # by the first row in the whole weight
 
     @property
     def num_quantized(self) -> int:
         return sum(isinstance(part, QuantizedWeight) for part in self._parts.values())
 
     def accept(self, part: Tensor | QuantizedWeight, *, first_row: int = 0) -> bool:
-        """See `WeightSlot`. Floats are kept only if they need no conversion and `LinearMethod.prepare` copies them."""
+        """See `WeightSlot.accept`. Floats are kept only if they need no conversion and `LinearMethod.prepare` copies them."""
         if isinstance(part, Tensor) and not (
             self._method.copies_weights and part.dtype == self._dtype and part.stride(1) == 1
         ):
@@ -62,7 +62,8 @@ class StoredParts:
 
     def assemble(self, weight: Tensor) -> Sequence[Tensor] | QuantizedWeight:
         """Returns the whole weight. If all parts were accepted and fit together, it is one quantized weight, or the floats as
-        they are stored. Otherwise it is `weight`, which holds the parts that were not accepted; the others are copied to it."""
+        they are stored. Otherwise it is `weight`: it already has the parts that were not accepted, and the accepted parts are
+        copied to it."""
         parts = [part for _, part in sorted(self._parts.items(), key=lambda item: item[0])]
         if parts and sum(part.shape[0] for part in parts) == len(weight):
             floats = [part for part in parts if isinstance(part, Tensor)]
@@ -89,9 +90,8 @@ class Linear(Loadable):
         self.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype, device=device), False)
         self.bias = nn.Parameter(torch.zeros(out_features, dtype=dtype, device=device), False) if bias else None
         self.stored = StoredParts(context.linear, dtype)
-        self.num_dequantized = (
-            0  # quantized parts that became floats, because their format does not fit the other parts
-        )
+        # The number of quantized parts that became floats, because their format does not fit the other parts.
+        self.num_dequantized = 0
 
     def finish_loading(self) -> None:
         weight = self.stored.assemble(self.weight.data)

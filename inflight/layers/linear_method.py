@@ -1,7 +1,7 @@
 """`LinearMethod`: computes x @ weight.T. The method is chosen by device, dtype and quantization.
 
-`prepare` turns the weights of a layer into a callable that every step uses. The weights are tensors in the engine's dtype,
-stacked along the rows, or a `QuantizedWeight` if the checkpoint is quantized.
+`prepare` turns the weight of a layer into a callable that every step uses. The weight is a `QuantizedWeight` if the checkpoint
+is quantized. Otherwise it is a list of tensors in the engine's dtype, which together have the rows of the weight.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PreparedLinear(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearChoice:
-    """The result of a measurement: the fastest way to multiply weights of one shape with up to `num_rows` rows. It is a tile
-    size of a kernel, or "library"."""
+    """The result of a measurement: `way` is the fastest way to multiply weights of one shape with up to `num_rows` rows. It is
+    a tile size of a kernel, or "library"."""
 
     out_features: int
     in_features: int
@@ -57,7 +57,7 @@ class LinearChoice:
 class LinearMethod(ABC):
     """Computes the products of linear layers. All layers of a model use one object, which may allocate memory for all of them.
 
-    `copies_weights`: `prepare` copies its weights, so they may be views of a mapped file.
+    `copies_weights`: whether `prepare` copies the weights. Only then may they be views of a mapped file.
     """
 
     copies_weights = False
@@ -73,14 +73,14 @@ class LinearMethod(ABC):
         """
 
     def is_batch_invariant(self, in_features: int) -> bool:
-        """Whether a row's result is the same, bit for bit, for any other rows in the batch."""
+        """Whether the result of a row is the same, bit for bit, whatever other rows are in the batch."""
         return False
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
         """Measures the ways to multiply up to `max_num_rows` rows, chooses the fastest per weight, and returns the choices.
 
-        Called in a stage, while nothing else is queued, after all weights are prepared and before graphs are captured. A method
-        that has only one way to multiply returns an empty list.
+        Called in a stage (see `Device`) while nothing else is queued, after all weights are prepared and before CUDA graphs are
+        captured. A method that has only one way to multiply returns an empty list.
         """
         return []
 
@@ -110,8 +110,8 @@ class PlainLinear(LinearMethod):
 
 
 class KernelLinear(LinearMethod):
-    """Multiplies with the C++ kernels. Weights are floats or quantized. With `bits` 8 or 4, floats are quantized before they
-    are packed.
+    """Multiplies with the C++ kernels, which have a weight layout of their own. If `bits` is 8 or 4, weights in floats are
+    quantized first.
 
     If the kernels do not support a weight's shape, `PlainLinear` is used for it.
     """
@@ -146,6 +146,6 @@ class KernelLinear(LinearMethod):
         while bits == 4 and in_features % group_size != 0:
             group_size //= 2
             if group_size < GROUP_SIZE_MULTIPLE:
-                logger.warning("a weight with %d input features has no groups of 32: 8 bits instead of 4", in_features)
+                logger.warning("a weight with %d input features gets 8 bits: 4 bits need a multiple of 32", in_features)
                 bits = 8
         return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size)

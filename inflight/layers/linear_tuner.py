@@ -1,7 +1,7 @@
 """`TunedLinear` and `tune`: GPU products with few rows, by the kernel that was measured as the fastest at start-up.
 
-For each kind and shape of weight, and for each power of two up to 64 as the number of rows, the library behind torch and the
-Triton kernels with several tile sizes are timed on the model's own weights. Later calls look up the choice.
+At start-up, the library behind torch and the Triton kernels with several tile sizes are timed on the model's own weights. This
+is done for each kind and shape of weight, with 1, 2, 4, ... 64 rows. Later calls look up the fastest.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 MIN_WEIGHT_BYTES = 1 << 20  # smaller weights always use the library
 MAX_TUNED_ROWS = 64  # with more rows, reading the weights no longer limits the speed
 _MIN_CALLS = 8  # the least number of calls in one measurement
-_MIN_BYTES_READ = 256 << 20  # the least number of bytes in one measurement, if equal weights have so many
-_CACHES_READ = 2  # cache sizes that are read between two uses of a weight, so that the weight is not cached
+_MIN_BYTES_READ = 256 << 20  # one measurement reads at least so many bytes, if the weights of one kind have so many
+_CACHES_READ = 2  # a weight is used again after so many times the cache's size was read, so that it is not cached
 _REPEATS = 4
 
 
@@ -35,7 +35,7 @@ class GpuWeight(ABC):
     """One weight in the GPU's memory.
 
     Attributes:
-        kind: names the weight's form; weights of one kind and shape are equally fast.
+        kind: the name of the weight's format. Weights of the same kind and shape are equally fast.
         shape: (out_features, in_features).
         num_bytes: the bytes that one multiplication reads.
     """
@@ -67,9 +67,8 @@ class TunedLinear:
         self.weight, self.bias, self.scratch, self.is_gated = weight, bias, scratch, is_gated
         self.key = (weight.kind, weight.shape, is_gated)  # layers with equal keys are equally fast
         self.num_columns = weight.shape[0] // 2 if is_gated else weight.shape[0]  # the columns of a result
-        self.chosen: dict[
-            int, TileConfig
-        ] = {}  # by rows, rounded up to a power of two; without an entry, the library is used
+        # Number of rows, rounded up to a power of two -> tile size. Without an entry, the library is used.
+        self.chosen: dict[int, TileConfig] = {}
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         if out is None:
@@ -150,7 +149,7 @@ def _times(
             if not is_of_the_tile(error):
                 raise
             logger.warning(
-                "the product with a weight of %dx%d does not run in tiles of %s: %r",
+                "the product with a weight of %dx%d does not run in tiles of %s, so these are not used: %r",
                 *layers[0].weight.shape,
                 tile,
                 error,
@@ -159,8 +158,8 @@ def _times(
 
 
 def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
-    """Returns enough layers that each weight has left the cache before it is used again. If there are too few layers, the first
-    one is copied."""
+    """Returns so many layers that each weight has left the cache before it is used again. If there are too few layers, copies
+    of the first one are added."""
     first, num_bytes = alike[0], alike[0].weight.num_bytes
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
@@ -185,7 +184,8 @@ class GraphClock:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:
-        """Returns the average device time of `calls`, which run one after another. It is the least of several runs."""
+        """Returns the average time of one of `calls` on the device. They run one after another, several times; the fastest time
+        counts."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             for call in calls:  # the first calls compile kernels, and may raise

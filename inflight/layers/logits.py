@@ -15,11 +15,11 @@ from inflight.layers.weights import Loadable, WeightSlots
 
 class LogitsHead(Loadable):
     """Each rank computes the logits of its part of the vocabulary, then the logits of all ranks are gathered. The vocabulary is
-    divided among the ranks in the same way as the embedding.
+    divided among the ranks in the same way as in the embedding.
 
-    If `tied_embedding` is given, the head uses its weights. If the linear method also packs weights, the head holds a packed
-    copy besides the plain table, so that it reads memory at full speed. The copy has vocab_size x hidden_size elements (311 MB
-    for Qwen3-0.6B in bf16).
+    If `tied_embedding` is given, the head uses its weights. If the linear method has a weight layout of its own, the head has a
+    copy in this layout besides the embedding's table, because only this layout is read at full speed. The copy has
+    vocab_size x hidden_size elements (311 MB for Qwen3-0.6B in bf16).
     """
 
     def __init__(

@@ -33,7 +33,8 @@ class RMSNorm(Loadable):
 
 
 class QKNorm(Loadable):
-    """The weights of an RMSNorm over each query and key head: one row of head_dim weights per head. `Rotation` applies them.
+    """The weights of an RMSNorm over each query and key head: one row of head_dim weights per head. The attention backend
+    computes the norm, before it rotates the heads.
 
     The checkpoint has one weight for all query heads and one for all key heads. Their names, `q_norm` and `k_norm`, replace the
     name of this layer.

@@ -1,7 +1,7 @@
-"""The frequencies of rotary embedding: the angles by which pairs turn per position, scaled for longer contexts than trained on.
+"""The frequencies of rotary embedding: the angle by which each pair of elements turns per position.
 
-They can be scaled in three ways, with the formulas of transformers: "linear" (position interpolation, arXiv:2306.15595),
-"llama3" (Llama 3.1) and "yarn" (arXiv:2309.00071).
+For contexts longer than those in training they can be scaled in three ways, with the formulas of transformers: "linear"
+(position interpolation, arXiv:2306.15595), "llama3" (Llama 3.1) and "yarn" (arXiv:2309.00071).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Checkpoint`: the safetensors files of a folder as one source of weights. Files are open only within `open`."""
+"""`Checkpoint`: a folder's safetensors files as one source of weights. They are open only in the `with` block of `open`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @contextmanager
 def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
-    """Maps a safetensors file. It is unmapped at the end of the block, so that its pages do not stay in the process.
+    """Maps a safetensors file. At the end of the `with` block it is unmapped, so that its pages do not stay in the process.
 
     Raises:
         CheckpointError: the file cannot be opened, or reading it fails inside the block.

@@ -8,7 +8,7 @@ weight_zero_point  int8, in the shape of weight_scale                           
                    int32 [out_features * bits / 32, rounded up, num_groups]      packed
 weight_g_idx       int32 [in_features]                                           the group of each input ("actorder": "group")
 
-Packed integers are stored plus 2**(bits - 1), so that they are not negative.
+The integers in packed tensors have 2**(bits - 1) added, so that they are not negative.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CompressedTensors(PackedLayout):
 
 
 def _bits(parts: Mapping[str, StoredTensor], in_features: int) -> int:
-    """Returns the bits of an integer. If the file stores one integer per byte, they are 8."""
+    """Returns how many bits an integer has: 8 if the file stores one integer per byte; otherwise the shape shows it."""
     if "weight" in parts:
         return 8
     num_words = parts["weight_packed"].shape[-1]

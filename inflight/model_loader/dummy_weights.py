@@ -1,7 +1,7 @@
 """`fill_from_seed`: fills a model with random weights instead of a checkpoint, for `load_format="dummy"`.
 
-A tensor depends only on the seed, its name and the kind of device: every sharding and every order of loading gives the same
-weights.
+A tensor depends only on the seed, its name and the kind of device. So the weights are the same for any number of ranks and any
+order of loading.
 """
 
 from __future__ import annotations

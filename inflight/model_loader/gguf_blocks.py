@@ -1,7 +1,8 @@
 """Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 neighbouring weights.
 
 Source: the structs block_q4_0 ... block_q6_K of https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and
-`dequantize_row_*` in ggml-quants.c. A row is blocks of 32 weights, or super-blocks of 256:
+`dequantize_row_*` in ggml-quants.c. A row consists of blocks of 32 weights, or of super-blocks of 256 weights. The table shows
+the parts of a block in the file's order, and the formula of a weight:
 
     Q4_0  d f16, 16 bytes           d * (q - 8)          the low halves of the bytes are weights 0-15, the high ones 16-31
     Q4_1  d m f16, 16 bytes         d * q + m
@@ -120,8 +121,8 @@ def _q5_k(blocks: Tensor) -> QuantizedWeight:
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """Each half of a block has four groups of 32 weights. Of its low bits, bytes 0-31 hold groups 0 and 2, and bytes 32-63 hold
-    groups 1 and 3."""
+    """Each half of a block has four groups of 32 weights. Of the half's 64 bytes with the low bits of its weights, bytes 0-31
+    hold groups 0 and 2, and bytes 32-63 hold groups 1 and 3."""
     low = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64)).view(*blocks.shape[:2], 2, 4, _GROUP)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     high = (blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, _GROUP) >> shifts) & 3

@@ -98,7 +98,7 @@ class GgufSource(WeightSource):
 def model_name(stored_name: str) -> str:
     """Returns a tensor's name in a model folder: "model.layers.3.mlp.up_proj.weight" for "blk.3.ffn_up.weight".
 
-    If no supported model has the tensor, its name stays, and the loader refuses it.
+    A tensor that no supported model has keeps its name, and the loader refuses it.
     """
     in_layer = _BLOCK.fullmatch(stored_name)
     if in_layer is not None and in_layer[2] in _NAMES_IN_LAYER:
@@ -108,7 +108,8 @@ def model_name(stored_name: str) -> str:
 
 
 def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
-    """Returns the positions in the file of the model's rows `[start, stop)`. Both count from the beginning of the same head."""
+    """Returns the positions in the file of the model's rows `[start, stop)`. The rows, and the positions in the file, are
+    counted from the first row of one head."""
     row = torch.arange(start, stop)
     half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
     return row - row % head_dim + 2 * place + half

@@ -73,7 +73,8 @@ class Gptq(PackedLayout):
         # the range (https://github.com/vllm-project/vllm/pull/38966).
         if self._stored_zero_offset == 0 or bool((stored == 2 ** (bits - 1)).all()):
             return stored.to(torch.float32)
-        zero_points: Tensor = (stored.int() + self._stored_zero_offset) & (2**bits - 1)  # 0 is stored as -1
+        # The zero point 0 is stored as -1 (all bits set), which becomes 2**bits here. The mask makes it 0 again.
+        zero_points: Tensor = (stored.int() + self._stored_zero_offset) & (2**bits - 1)
         return zero_points.to(torch.float32)
 
 
@@ -103,11 +104,11 @@ def _check_dimensions(parts: Mapping[str, StoredTensor]) -> None:
 
 
 def _gptq_bits(parts: Mapping[str, StoredTensor]) -> int:
-    """Returns the bits of an integer: 32 * (columns of the zero points) / (columns of the scales)."""
+    """Returns how many bits an integer has: 32 * (columns of the zero points) / (columns of the scales)."""
     _check_dimensions(parts)
     bits = 32 * parts["qzeros"].shape[1] / parts["scales"].shape[1]
     if bits not in (4, 8):
-        raise ValueError(f"it has {bits:g} bits, and 4 or 8 are read")
+        raise ValueError(f"its integers have {bits:g} bits; only 4 and 8 are supported")
     return int(bits)
 
 

@@ -1,9 +1,10 @@
 """`load_model`: builds the model and fills it, a block at a time.
 
-At most one block is held twice. The loader allocates memory for the block, copies its tensors from the mapped file into the
-(fused, sharded) weights, and closes the mapping. Then the block converts the weights to their final form and drops the others.
+A block is the embedding, a decoder layer, the final norm or the head. The loader allocates memory for the block, copies its
+tensors from the mapped file into the (fused, sharded) weights, and closes the mapping. Then the block converts the weights to
+their final form and frees the memory that it no longer needs. So at most one block is in memory twice.
 
-A layer gets a quantized tensor as it is stored, if it accepts the tensor. Otherwise the tensor is copied as floats.
+If a layer accepts a quantized tensor, it gets the tensor as it is stored. Otherwise the tensor is converted to floats.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from inflight.models.registry import get_model_class
 
 logger = logging.getLogger(__name__)
 
-_DEQUANTIZED_AT_ONCE = 2**24  # weights; as floats they take 64 MB
+_DEQUANTIZED_AT_ONCE = 2**24  # number of weights; as float32 they have 64 MB
 
 
 def load_model(
@@ -71,7 +72,7 @@ def load_model(
     )
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture)
-    # A block gets memory when its turn comes. By then the previous block has released its plain weights, if it quantizes them.
+    # A block gets memory just before it is filled. By then the previous block has freed the weights that it has converted.
     model = model_class(architecture, replace(context, allocates_later=True), stage)
     not_kept: list[str] = []
     if model_config.load_format == "dummy":

@@ -1,4 +1,4 @@
-"""`PackedCheckpoint`: safetensors in which each linear weight is several tensors: GPTQ, AWQ and compressed-tensors."""
+"""`PackedCheckpoint`: reads safetensors in which a linear weight is several tensors (GPTQ, AWQ and compressed-tensors)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
 class PackedCheckpoint(WeightSource):
     """A `Checkpoint` in which the tensors of each quantized module are one weight, `<module>.weight`.
 
-    A module counts as quantized if it has the tensors of a quantized module, whatever config.json says.
+    A module counts as quantized if its tensors have the names of a quantized module's tensors. config.json does not matter.
     """
 
     def __init__(self, stored: Checkpoint, weight_format: str) -> None:

@@ -17,11 +17,11 @@ from inflight.model_loader.weight_source import Held, StoredTensor
 
 ALL = slice(None)
 FLOATS = ("BF16", "F16", "F32")
-_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into groups of the largest of these sizes that fits
+_ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into groups; the first size that divides the row is used
 
 
 class ReadTensor(Protocol):
-    """Reads a part of the module's tensor with this suffix."""
+    """Reads a part of one tensor of a module. The tensor's name is "<module>.<suffix>"."""
 
     def __call__(self, suffix: str, part: Held) -> Tensor: ...
 
@@ -75,7 +75,7 @@ def check_group_index(group_index: Tensor, num_groups: int) -> Tensor:
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """int32 [rows, words], each of 32 / bits unsigned numbers, the lowest bits first -> uint8 [rows, words * 32 / bits]."""
+    """int32 [rows, words] -> uint8 [rows, words * 32 / bits]. A word has 32 / bits unsigned numbers, lowest bits first."""
     packed = words.contiguous().view(torch.uint8)  # all supported machines are little-endian
     return unpack_nibbles(packed) if bits == 4 else packed
 
@@ -99,7 +99,8 @@ def make_weight(
     Args:
         values: uint8 [out_features, in_features], below 2**bits.
         scales, zero_points: float32 [out_features, num_groups].
-        group_index: each column's group, [in_features] in [0, num_groups); None for equal groups of neighbouring columns.
+        group_index: the group of each column, [in_features], in [0, num_groups). None: each group consists of neighbouring
+            columns, and all groups have the same size.
     """
     num_columns, num_groups = values.shape[1], scales.shape[1]
     if group_index is None:

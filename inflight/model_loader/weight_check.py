@@ -41,7 +41,7 @@ def check_weights(source: WeightSource, model: CausalLM, is_tied: bool) -> None:
 
 
 def _is_harmless(name: str, is_tied: bool) -> bool:
-    """Whether a tensor may be ignored: buffers of old releases that can be computed, and the copy of a tied embedding."""
+    """Whether a tensor may be ignored: it is a buffer of old transformers releases, or the copy of a tied embedding."""
     return re.search(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$", name) is not None or (
         is_tied and name == "lm_head.weight"
     )

@@ -1,4 +1,4 @@
-"""`WeightSource`: the interface of checkpoints. Weights have the model's names and shapes in every file format."""
+"""`WeightSource`: the interface of checkpoints. Whatever the file format, weights have the model's names and shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoredTensor:
 
 
 class ReadPart(Protocol):
-    """Reads a part, which is not empty, of one of `WeightSource.tensors`.
+    """Reads a part of one of `WeightSource.tensors`. The part must not be empty.
 
     A part of a quantized weight is a `QuantizedWeight`, or floats if no `QuantizedWeight` can hold it. Floats have the dtype in
     which they are stored or were computed. They may be a view of the file; the caller drops them before the next call.
@@ -50,7 +50,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ReadPart]:
-        """Parts can be read within the `with` block. Files are unmapped at its end, so no pages of them stay in the process.
+        """Parts can be read in the `with` block. At its end the files are unmapped, so no pages of them stay in the process.
 
         The loader opens the source once for each block of the model.
         """

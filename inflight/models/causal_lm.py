@@ -38,18 +38,18 @@ class CausalLM(nn.Module, ABC):
         *,
         intermediate: IntermediateTensors | None = None,
     ) -> Tensor | IntermediateTensors:
-        """Computes the tokens of one step, of all its sequences, without padding.
+        """Computes the tokens of all sequences in one step, without padding between sequences.
 
         Args:
             input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
             attn_metadata: one per KV group.
-            rows: int64 [num_rows], the tokens whose hidden states are returned; None for all tokens. Only the last stage reads
-                it.
+            rows: int64 [num_rows], indices of the tokens whose hidden states are returned; None for all tokens. Only the last
+                stage reads `rows`.
             num_layers: the number of layers to compute; one layer is enough to measure the memory of a step.
-            intermediate: the result of the previous stage; its residual is changed. None on the first stage.
+            intermediate: the result of the previous stage; its tensor `residual` is changed. None on the first stage.
 
-        Returns the hidden states after the final norm, [num_rows, hidden_size], on the last stage, and the input of the next
-        stage on the others.
+        On the last stage returns the hidden states after the final norm, [num_rows, hidden_size]. On any other stage returns
+        the input of the next stage.
         """
 
     @abstractmethod
@@ -59,8 +59,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:
-        """Returns (checkpoint prefix, block) pairs in loading order. At any time, only one block is held in both its plain and
-        its final form."""
+        """Returns (checkpoint prefix, block) pairs in loading order. The loader fills and converts one block after another, so
+        only one block at a time exists in two forms."""
 
     def attention_layers(self) -> dict[str, Attention]:
         """Returns layer name -> attention layer, for this stage's layers, in their order."""

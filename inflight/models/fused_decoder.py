@@ -1,8 +1,8 @@
 """`FusedDecoder`: all decoder layers of a stage in one call of the C++ kernels.
 
 It runs the same kernels as separate calls of the layers, so the results are equal bit for bit. It saves about 250 Python calls
-per step. Each of them would be slow, because the weights have filled the processor's caches. During the whole call the
-interpreter's lock is free for the engine's other threads.
+per step. Such a call is slow, because the model's weights have pushed Python's data out of the processor's caches. During the
+whole call the interpreter's lock is free for the engine's other threads.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class FusedDecoder:
             rows = rows.to(torch.int64).contiguous()
             assert len(rows) <= num_tokens, f"{len(rows)} rows of {num_tokens} tokens"
         groups = (ctypes.POINTER(AttentionStep) * len(attn_metadata))()
-        for group in {
-            layer.self_attn.attn.group_index for layer in layers
-        }:  # other groups may have no layer on this stage
+        # Other KV groups may have no layer on this stage.
+        for group in {layer.self_attn.attn.group_index for layer in layers}:
             groups[group] = ctypes.pointer(_step_of(attn_metadata[group], num_tokens))
         step = DecoderStep(
             kv_groups=groups,

@@ -25,8 +25,7 @@ from inflight.models.fused_decoder import FusedDecoder
 
 
 class LlamaAttention(Loadable):
-    """Self-attention with its projections. One multiplication computes queries, keys and values, with their heads side by
-    side."""
+    """Self-attention with its projections. One multiplication computes the queries, keys and values of all heads."""
 
     def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class LlamaMLP(Loadable):
 class LlamaDecoderLayer(Loadable):
     """Attention and MLP. The input of each is the norm of the residual stream, and its output is added to the stream.
 
-    The next layer's norm adds the MLP's output to the stream, so that one pass both adds and norms.
+    The MLP's output is added by the first norm of the next layer, so that one kernel both adds and norms.
     """
 
     def __init__(self, architecture: ModelArchitecture, layer: int, context: LayerContext) -> None:

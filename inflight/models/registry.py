@@ -21,7 +21,7 @@ def get_model_class(name: str) -> type[CausalLM]:
     """Returns the model class for an architecture name.
 
     Raises:
-        UnsupportedModelError: no family has this name.
+        UnsupportedModelError: the name is not one of the supported architectures.
     """
     if name not in _CLASSES:
         raise UnsupportedModelError(f"{name} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")

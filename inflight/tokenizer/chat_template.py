@@ -1,7 +1,7 @@
 """Chat templates: turn messages into a prompt, as transformers' `apply_chat_template` does.
 
-A template comes with the model and is not trusted: it runs in jinja2's immutable sandbox, gets plain JSON data only, and its
-repetitions and output are bounded. See https://huggingface.co/docs/transformers/chat_templating.
+A template comes with the model and is not trusted. It runs in jinja2's immutable sandbox and gets only plain JSON data. The
+size of its output and of repeated values is limited. See https://huggingface.co/docs/transformers/chat_templating.
 """
 
 from __future__ import annotations
@@ -55,11 +55,10 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None) -> ChatTemplate:
-        """The template `given` (Jinja text, or a file). If it is None: chat_template.jinja, or, if there is no such file, the
-        template in tokenizer_config.json.
+        """Uses the template `given` (Jinja text, or a file). If it is None, uses the folder's chat_template.jinja. If there is
+        no such file, uses the template in tokenizer_config.json.
 
-        If a folder has no template, this method raises nothing, because base models have none. `render` raises the
-        error.
+        A folder without a template is no error here, because base models have none. Only `render` raises an error then.
         """
         config = read_tokenizer_config(folder)
         sources = {"default": read_given(given)} if given is not None else _find_sources(folder, config)
@@ -189,7 +188,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class _GenerationTag(jinja2.ext.Extension):
     """{% generation %} marks the assistant's text for training. In a prompt its body is rendered unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012  the base class says so
+    tags = {"generation"}  # noqa: RUF012  declared like this in the base class
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -217,7 +216,7 @@ def _check_attribute(name: object) -> None:
 
 
 class _Dict:
-    """`dict(...)` and `dict.fromkeys(...)` for templates, without the class itself."""
+    """Gives templates `dict(...)` and `dict.fromkeys(...)`, but not the class `dict` itself."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -245,7 +244,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Replaces jinja2's filter, which escapes HTML."""
+    """The filter `tojson`. jinja2's own filter of this name escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -281,7 +280,7 @@ def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _tag_final_message(conversation: list[dict[str, Any]]) -> str:
-    """Append a tag to the text of the last message, and return the text. The prompt will be cut at the tag."""
+    """Append a tag to the text of the last message. The prompt will be cut at the tag. Return the text without the tag."""
     content = conversation[-1].get("content")
     if isinstance(content, str):
         conversation[-1]["content"] = content + _CONTINUE_TAG
@@ -302,4 +301,4 @@ def _cut_at_tag(rendered: str, final_text: str) -> str:
     at = rendered.rindex(tag)
     if rendered[at:].startswith(_CONTINUE_TAG):
         return rendered[:at]
-    return rendered[:at].rstrip()  # the template strips messages, so it would strip the text before the tag as well
+    return rendered[:at].rstrip()  # the template strips the end of messages, so strip the text here, too

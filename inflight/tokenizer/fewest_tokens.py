@@ -8,13 +8,13 @@ from typing import Any
 
 import tokenizers
 
-_NFC_SHRINKS = 3  # U+0390 in UTF-8: six bytes decomposed, two composed; no other character shrinks by a larger factor
+_NFC_SHRINKS = 3  # the most by which NFC shortens a text in UTF-8: U+0390 has six bytes decomposed and two composed
 _KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Split")
 
 
 class FewestTokens:
-    """The bound is above 0 only if the tokenizer's tokens are parts of the text. For other tokenizers nothing is
-    known."""
+    """The bound is above 0 only if the tokenizer's tokens are parts of the text. For other tokenizers no bound is known, and
+    the result is 0."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         added = backend.get_added_tokens_decoder().values()
@@ -23,12 +23,11 @@ class FewestTokens:
         self._bytes_per_token = 0
         if _covers_all_bytes(backend) and (shrinks := _normalizer_shrinks(backend)):
             pieces = backend.get_vocab(with_added_tokens=True)
-            self._bytes_per_token = shrinks * max(
-                len(piece.encode("utf-8")) for piece in pieces
-            )  # the spelling of a token is at least as long as its text
+            # The vocabulary's spelling of a token is at least as long as its text.
+            self._bytes_per_token = shrinks * max(len(piece.encode("utf-8")) for piece in pieces)
 
     def __call__(self, text: str) -> int:
-        """Returns the bound, without special tokens around the text."""
+        """Returns the bound for `text`. Special tokens around the text do not count."""
         if not self._bytes_per_token:
             return 0
         counted = text if self._spaces_count else "".join(text.split())
@@ -63,9 +62,7 @@ def _normalizer_shrinks(backend: tokenizers.Tokenizer) -> int:
     return shrinks
 
 
-def _stages(
-    part: Any, name: str
-) -> Iterator[dict[str, Any]]:  # Any: a normalizer or pre-tokenizer, whose state is JSON
+def _stages(part: Any, name: str) -> Iterator[dict[str, Any]]:  # Any: a normalizer or pre-tokenizer; JSON
     if part is not None:
         state = json.loads(part.__getstate__())
         yield from state[name] if state["type"] == "Sequence" else [state]

@@ -1,7 +1,7 @@
-"""Makes the tokenizer and the chat template of a GGUF file, if the file splits texts in a known way.
+"""Makes a tokenizer and a chat template from a GGUF file. The file must name one of the known rules for splitting texts.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. A sentencepiece vocabulary ("llama") cannot
-become a tokenizer, because the file does not contain its normalisation.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. A sentencepiece vocabulary ("llama") is refused,
+because a GGUF file does not contain the normalisation that belongs to it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             raise _unusable(file, f"the merge {merge!r} is no pair")
         pairs.append((merge[:middle], merge[middle + 1 :]))
     try:
-        # in Llama 3, if a whole word is a token, it is not split, whatever the merges say
+        # In Llama 3, a word that is a token itself is never split, even if the merges would not build this token.
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     except Exception as error:  # the library raises nothing more specific
         raise _unusable(file, str(error)) from error
@@ -81,7 +81,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
-    """The template `given` (Jinja text, or a file). If it is None, the templates in the GGUF file."""
+    """Uses the template `given` (Jinja text, or a file). If it is None, uses the templates in the GGUF file."""
     if given is not None:
         sources = {"default": read_given(given)}
     else:
@@ -108,7 +108,7 @@ def _strings(file: GgufFile, name: str) -> list[str]:
 
 
 def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
-    """Add the tokens that are found in a text before it is split."""
+    """Add the control tokens and the user-defined tokens. `encode` finds them in a text before it splits the text."""
     types = file.metadata.get(f"{_PREFIX}token_type")
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise _unusable(file, f"{_PREFIX}token_type does not have one entry for each of {len(tokens)} tokens")
@@ -131,7 +131,7 @@ def _special_tokens(file: GgufFile, tokens: list[str]) -> dict[str, str]:
 
 
 def _surround(file: GgufFile, backend: tokenizers.Tokenizer, special: dict[str, str], *, begins: bool) -> None:
-    """Set the tokens that `encode` puts around a text. `begins`: whether a BOS is set if the file does not say so."""
+    """Set the tokens that `encode` puts around a text. `begins`: whether it puts a BOS there if the file has no flag for it."""
     first = [special["bos_token"]] if _flag(file, "add_bos_token", begins) and "bos_token" in special else []
     last = [special["eos_token"]] if _flag(file, "add_eos_token", False) and "eos_token" in special else []
     if first or last:

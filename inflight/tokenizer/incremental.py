@@ -1,13 +1,14 @@
 """Incremental decoding: turns tokens into text one by one, at constant cost for each token.
 
-The pieces of text, joined, are equal to:
+If all returned pieces of text are joined, the result is:
 
-- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, whatever the ids. Bytes that are not UTF-8 become "�" by the rule
+- `ByteLevelDecoder`: exactly `tokenizer.decode(output)`, for any token ids. Bytes that are not UTF-8 become "�" by the rule
   that both Python and Rust follow (one for each maximal part of a character, Unicode 15, section 3.9).
-- `WindowDecoder` (all others): `decode(prompt + output)` without its first `len(decode(prompt))` characters, so a word that
-  follows the prompt keeps its space. There is one difference, in a run of byte tokens (<0xE2><0x82><0xAC>). Here each character
-  is returned when it is complete, and a byte that belongs to no character becomes one "�". If a run has such a byte,
-  `decode` replaces the whole run. A stream could do this only if it held back every run to its end.
+- `WindowDecoder` (for all other tokenizers): `decode(prompt + output)` without its first `len(decode(prompt))` characters. So a
+  word that follows the prompt keeps its space. There is one difference from `decode`, in a run of byte tokens
+  (<0xE2><0x82><0xAC>). The decoder returns each character when it is complete, and a byte that belongs to no character
+  becomes one "�". But `decode` replaces the whole run if it has such a byte. To do the same, a decoder would have to hold back
+  every run until it ends.
 
 Skipped special tokens have no effect: the bytes before and after such a token are joined, as in `decode`.
 """
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from inflight.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "�"
-_MAX_PENDING = 8  # tokens held because the text ends in "�" and could still change
+_MAX_PENDING = 8  # most tokens that are held back because their text ends in "�" and could still change
 
 
 class IncrementalDecoder(ABC):
-    """The decoder of one sequence. After `flush` nothing may be pushed."""
+    """The decoder of one sequence. `push` must not be called after `flush`."""
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """Returns the text that is certain after this token; "" while a character is incomplete."""
+        """Returns the new text that later tokens cannot change; "" while a character is incomplete."""
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that is certain after these tokens."""
+        """Pushes all these tokens, and returns the new text that later tokens cannot change."""
         return "".join(map(self.push, token_ids))
 
     @abstractmethod
     def flush(self) -> str:
-        """Returns the text that is still held. An incomplete character becomes "�"."""
+        """Returns the text that was held back. An incomplete character becomes "�"."""
 
 
 class ByteLevelDecoder(IncrementalDecoder):

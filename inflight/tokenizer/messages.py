@@ -10,7 +10,7 @@ from inflight.errors import InvalidRequestError
 
 _MAX_DEPTH = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-TOOL = "a JSON schema of a function"  # each tool of a request must be this
+TOOL = "a JSON schema of a function"  # what each tool must be, for error messages
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -44,7 +44,8 @@ def _check_message(message: object, where: str, keeps_parts: bool) -> dict[str, 
     checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in message.items() if value is not None}
     if content is not None:
         checked["content"] = _check_content(checked["content"], f"{where}['content']", keeps_parts)
-    # Newer templates read reasoning_content, gpt-oss reads thinking. As in transformers, both get the value that is given.
+    # Newer templates read the field reasoning_content, the template of gpt-oss reads thinking. As in transformers, both fields
+    # get the value of the field that is given.
     reasoning = next((checked[name] for name in _REASONING_FIELDS if name in checked), None)
     return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
 
@@ -64,7 +65,8 @@ def _check_content(content: Any, where: str, keeps_parts: bool) -> str | list[di
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A plain copy of the further variables. Variables that have an argument of their own are refused."""
+    """A plain copy of `kwargs`, the further variables of the template. Variables that the caller gives in other arguments, such
+    as "messages", are refused."""
     if taken := sorted(_RESERVED & set(kwargs or {})):
         raise InvalidRequestError(
             f"chat_template_kwargs may not set {', '.join(taken)}; give them as arguments of their own"
@@ -73,7 +75,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] | None:
-    """A plain copy of a list of objects. `name` and `what` are for error messages."""
+    """A plain copy of a list of objects. For error messages: `name` is the argument, `what` is what each entry must be."""
     if values is None:
         return None
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
@@ -87,17 +89,17 @@ def check_objects(values: object, name: str, what: str) -> list[dict[str, Any]] 
 
 
 def plain_json(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy that consists of str, int, float, bool, None, list and dict, so that a template finds no other code to call.
+    """A copy that consists only of str, int, float, bool, None, list and dict, so that templates can call no other code.
 
     Raises:
-        InvalidRequestError: it contains a value of another type, or it is nested too deeply.
+        InvalidRequestError: `value` contains a value of another type, or is nested too deeply.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{where} is nested more than {_MAX_DEPTH} deep")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)  # of an enum the text, not the name
+        return str.__str__(value)  # for a str enum: its text, not its name
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float) and math.isfinite(value):

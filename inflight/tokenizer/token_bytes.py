@@ -1,7 +1,8 @@
-"""The bytes of a token, in the two spellings of vocabularies: GPT-2's printable alphabet, and sentencepiece's <0xNN>.
+"""Finds the bytes of a token. Vocabularies spell bytes in GPT-2's printable alphabet, or like sentencepiece, as <0xNN>.
 
-Byte-level BPE writes each byte as one printable character. Bytes that are printable in Latin-1 are written as themselves, the
-other 68 as U+0100 and the characters after it, in order (Radford et al. 2019, `bytes_to_unicode` in github.com/openai/gpt-2).
+In GPT-2's alphabet (byte-level BPE), each byte is one printable character. Bytes that are printable in Latin-1 are written as
+themselves. The other 68 bytes are written as U+0100 and the characters after it, in order (Radford et al. 2019,
+`bytes_to_unicode` in github.com/openai/gpt-2).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level token. If it has characters outside the alphabet, it is an added token: its bytes are
-    its text."""
+    """The bytes of a byte-level token. A token with characters outside the alphabet is an added token, whose bytes are its text
+    in UTF-8."""
     try:
         return bytes([_BYTE_OF_CHARACTER[character] for character in piece])
     except KeyError:

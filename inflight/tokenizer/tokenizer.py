@@ -16,17 +16,17 @@ from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder,
 from inflight.tokenizer.token_bytes import parse_byte_fallback, piece_to_bytes
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MAX_PROMPT_CONTEXT = 8  # prompt tokens shown to a decoder before the first output token
+_MAX_PROMPT_CONTEXT = 8  # prompt tokens that an incremental decoder gets as the context of the first output token
 
 
 class Tokenizer:
-    """Several threads may use it. Only its cache of tokens' bytes ever changes.
+    """Several threads may use one tokenizer at once. After the constructor, only its cache of tokens' bytes changes.
 
     Attributes:
         special_tokens: "bos_token", "eos_token", ... -> text; only the tokens that the folder names.
         bos_token_id, eos_token_id, unk_token_id: the ids of these tokens; None if the folder names no such token.
         all_special_ids: the ids of the tokens that `skip_special_tokens` leaves out.
-        vocab_size: the number of tokens, with the added tokens. A model's own vocabulary may be padded beyond it.
+        vocab_size: the number of tokens, added tokens included. A model may have more logits than this (padding).
         fewest_tokens: computes a lower bound for the number of tokens of a text, without tokenizing it.
     """
 
@@ -79,7 +79,7 @@ class Tokenizer:
         return cls(backend, read_special_tokens(config), [text for token in extra if (text := _content(token))])
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the tokens that the tokenizer's post-processor adds around it (usually a BOS).
+        """Token ids of `text`. `add_special_tokens`: add the tokens of the tokenizer's post-processor (usually a BOS).
 
         Raises:
             InvalidRequestError: the text contains a lone surrogate, which is not a Unicode character.
@@ -95,12 +95,12 @@ class Tokenizer:
         return encoded
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of the tokens. Ids without a token (of a padded vocabulary) have no text."""
+        """Returns the text of the tokens. Ids without a token (a model's vocabulary may have such padding) add no text."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_token(self, token_id: int) -> str:
-        """The text of one token within a longer text, so with its leading space; "�" if it is only a part of a character."""
+        """The text that a token adds inside a longer text, with its leading space. "�" if it is only a part of a character."""
         if self._is_byte_level:
             return self.token_bytes(token_id).decode("utf-8", "replace")
         once = self.decode([token_id], skip_special_tokens=False)
@@ -125,8 +125,7 @@ class Tokenizer:
         return text
 
     def vocabulary_bytes(self) -> list[bytes]:
-        """The bytes that each token id adds to a text. A special token adds its spelling, an id without a token adds
-        b"".
+        """The bytes that each token id adds to a text. A special token adds its own text. An id without a token adds b"".
 
         Raises:
             TokenizerError: the vocabulary is neither byte-level nor sentencepiece-like with byte fallback.
@@ -157,7 +156,7 @@ class Tokenizer:
         return parse_byte_fallback(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
-        """Returns a decoder for the tokens after the prompt. incremental.py says which text it returns."""
+        """Returns a decoder for the tokens after the prompt. The docstring of incremental.py defines the decoder's text."""
         skipped = self.all_special_ids if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return ByteLevelDecoder(self, skipped)
@@ -188,7 +187,7 @@ def _content(token: object) -> str | None:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
-    """Mark named tokens as special even if tokenizer.json does not flag them. Unknown tokens are left out."""
+    """Mark the tokens with these texts as special, even if tokenizer.json does not. Texts that are no tokens are ignored."""
     flagged = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     for text in texts:
         if text not in flagged and backend.token_to_id(text) is not None:
@@ -196,7 +195,7 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
 
 
 def _decoder_types(backend: tokenizers.Tokenizer) -> list[str]:
-    """The decoder's stages in order: ["ByteLevel"], ["Replace", "ByteFallback", "Fuse", "Strip"], []."""
+    """The types of the decoder's stages in order, such as ["ByteLevel"] or ["Replace", "ByteFallback", "Fuse", "Strip"]."""
     if backend.decoder is None:
         return []
     state = json.loads(backend.decoder.__getstate__())

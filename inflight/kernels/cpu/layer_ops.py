@@ -12,7 +12,7 @@ from inflight.kernels.layer_ops import LayerOps
 
 
 class CpuLayerOps(LayerOps):
-    """Rows are float32 or bfloat16; weights, cos and sin have the dtype of the rows."""
+    """Inputs are float32 or bfloat16. Weights, cos and sin have the dtype of the input."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
         self.kernels = kernels

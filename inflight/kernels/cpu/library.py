@@ -1,8 +1,8 @@
 """Loads the library of C++ kernels for the processor's best instruction set, and binds the kernels' threads to cores.
 
-The libraries are built by `pip install` (setup.py). They use neither Python nor torch: functions take pointers and are called
-through ctypes, which releases the interpreter lock. They run in the OpenMP pool that torch has loaded: two pools on the same
-cores would wait for each other.
+There is one library per instruction set. `pip install` builds them (setup.py). They use neither Python nor torch: their
+functions have pointers as arguments and are called through ctypes, which releases the interpreter lock. They run in the OpenMP
+pool of torch, because two pools on the same cores would wait for each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 _AVX2 = frozenset("avx avx2 bmi1 bmi2 f16c fma movbe".split())
 _AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
-# The best set comes first. Each set lists its flags as /proc/cpuinfo spells them.
+# Instruction set -> the processor flags that it needs, as /proc/cpuinfo spells them. The best set comes first.
 INSTRUCTION_SETS = {"avx512_bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `DType` of kernels.h
@@ -149,11 +149,12 @@ _RESULTS = {
 
 
 class KernelsUnavailableError(Exception):
-    """The kernels cannot be used on this machine; the message gives the reason. The user sees no error: plain torch is used."""
+    """The kernels cannot be used on this machine; the message gives the reason. `load_kernels` handles it."""
 
 
 def load_kernels() -> ctypes.CDLL | None:
-    """Returns the library. If it cannot be used, the reason is logged once and the result is None: plain torch is used.
+    """Returns the library, or None if the kernels are switched off or cannot be used. Then the engine computes in plain torch,
+    and the reason is logged once.
 
     The environment variable `INFLIGHT_CPU_KERNELS` is "auto", "off", or the name of an instruction set.
 
@@ -178,7 +179,7 @@ def _load(wanted: str, required: bool) -> ctypes.CDLL | None:
 
 
 def open_kernels(wanted: str) -> ctypes.CDLL:
-    """Opens the library for the instruction set `wanted`. If `wanted` is "auto", it is the best set of this processor.
+    """Opens the library for the instruction set `wanted`. "auto" means the best set that this processor has.
 
     Raises:
         KernelsUnavailableError: the library cannot be used; the message gives the reason.
@@ -215,7 +216,7 @@ def open_kernels(wanted: str) -> ctypes.CDLL:
 
 
 def _check_sources(library: ctypes.CDLL, path: Path) -> None:
-    """Refuses a stale library: an editable install does not rebuild its libraries when sources or flags change."""
+    """Refuses a library that was built from older sources: an editable install does not rebuild its libraries by itself."""
     if not source_files(_FOLDER):
         return  # a wheel contains no sources
     library.inflight_source_hash.restype = c_char_p
@@ -233,7 +234,7 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _share_openmp_runtime() -> None:
-    """Makes torch's OpenMP runtime visible to the library, which is not linked to an OpenMP runtime."""
+    """Makes torch's OpenMP runtime visible to the library, which is not linked to a runtime of its own."""
     mapped = dict.fromkeys(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line)
     runtimes = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))]
     of_torch = [path for path in runtimes if path.startswith(str(Path(torch.__file__).parent))]

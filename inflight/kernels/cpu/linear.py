@@ -1,4 +1,4 @@
-"""Linear layers by the C++ kernels. A weight is packed once and then multiplied with any number of rows."""
+"""Linear layers by the C++ kernels. A weight is packed (copied into the kernels' layout) once and then used for any rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inflight.kernels.cpu.library import DTYPES, LinearWeight
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
-MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # in one group: the sum of its products must fit 32 bits
+MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # products of a byte and an int8 that can be summed in 32 bits
 
 
 _HUGE_PAGE = 2 << 20
@@ -24,14 +24,15 @@ _LINE = 64
 
 
 class HugePages:
-    """Allocates memory for packed weights from large mappings. A mapping stays until the last tensor in it is deleted."""
+    """Allocates memory for packed weights in large mappings of huge pages. A mapping exists until the last tensor in it is
+    deleted."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Returns uint8 [num_bytes], zeroed, aligned to 64 bytes. Pages that nobody touches take no memory."""
+        """Returns a zeroed tensor, uint8 [num_bytes], aligned to 64 bytes. Pages that are never written take no memory."""
         start = -(-self._used // _LINE) * _LINE
         if start + num_bytes > len(self._chunk):
             self._chunk, start = _map(max(num_bytes, _CHUNK)), 0
@@ -50,8 +51,8 @@ class PackedLinear:
     """One packed weight, with its bias. Several threads may use it at once.
 
     Args:
-        weight: a LinearWeight whose pointers are not set yet.
-        memory: where the weight is packed.
+        weight: describes the weight. Its pointers are not set yet; the constructor sets them.
+        memory: allocates the memory of the packed weight.
         bias: [out_features] or None.
     """
 
@@ -70,8 +71,8 @@ class PackedLinear:
         self.num_columns = weight.out_features // 2 if weight.is_gated else weight.out_features
 
     def pack(self, parts: Sequence[Tensor], scales: Tensor | None = None, offsets: Tensor | None = None) -> None:
-        """Packs `parts`. Stacked along the rows they are [out_features, in_features]; each part has its own row stride.
-        `scales` and `offsets` are float32, in the form of `QuantizedWeight`."""
+        """Packs the weight. `parts`, stacked along the rows, are [out_features, in_features]. Each part may have its own row
+        stride. `scales` and `offsets` are float32, as in `QuantizedWeight`."""
         assert sum(len(part) for part in parts) == self.weight.out_features
         assert all(part.stride(1) == 1 and part.shape[1] == self.weight.in_features for part in parts)
         assert all(tensor is None or tensor.is_contiguous() for tensor in (scales, offsets))
@@ -80,8 +81,8 @@ class PackedLinear:
         self._kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, self.weight)
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """x [num_rows, in_features] -> [num_rows, num_columns], in `out` if it is given. If the weight is float, x has the same
-        dtype."""
+        """x [num_rows, in_features] -> [num_rows, num_columns], written to `out` if it is given. If the weight has floats, x
+        must have the weight's dtype."""
         num_rows = x.shape[0]
         assert x.stride(1) == 1 and x.shape[1] == self.weight.in_features
         if out is None:
@@ -103,8 +104,8 @@ class PackedLinear:
 def pack_float(
     kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, is_gated: bool
 ) -> PackedLinear:
-    """Packs a float weight. `parts`: see `PackedLinear.pack`; all are float32 or all are bfloat16. `is_gated`: the layer's
-    result is silu(first half) * second half."""
+    """Packs a weight of floats. `parts`: see `PackedLinear.pack`; all are float32 or all are bfloat16. `is_gated`: the result
+    is silu(first half of the output features) * second half."""
     in_features = parts[0].shape[1]
     described = LinearWeight(
         in_features=in_features,
@@ -127,11 +128,11 @@ def pack_integers(
     *,
     is_gated: bool,
 ) -> PackedLinear:
-    """Packs integers. Scales and offsets are divided by a power of two, so that those of groups can be stored as float16."""
+    """Packs integers. Scales and offsets are divided by a power of two, so that those of groups fit into float16."""
     out_features, in_features = weight.shape
     scales, offsets = weight.scales, weight.offsets
     if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):
-        offsets = None  # the kernel assumes these offsets if it gets none
+        offsets = None  # without offsets, the kernel computes with exactly these
     largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
     exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
     described = LinearWeight(
@@ -150,10 +151,10 @@ def pack_integers(
 
 
 def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, group_size: int) -> QuantizedWeight:
-    """Quantizes `parts`. Stacked along the rows they are [out_features, in_features].
+    """Quantizes a weight. `parts`, stacked along the rows, are [out_features, in_features].
 
-    8 bits: one scale per row, symmetric. 4 bits: one scale and one offset per group. Each group tries five ranges: from its
-    smallest to its largest weight, and four narrower ranges. It uses the range with the least squared error.
+    The method is that of `quantize_rows` in kernels/quantize.py. 8 bits: one scale per row, symmetric. 4 bits: one scale and
+    one offset per group of `group_size` weights in a row.
     """
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size

@@ -1,4 +1,4 @@
-"""silu(gate) * up (arXiv:2002.05202) in Triton."""
+"""The activation of a gated MLP, silu(gate) * up (arXiv:2002.05202), in Triton."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def silu_and_mul_kernel(x, out, x_stride, out_stride, size, BLOCK: tl.constexpr)
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """x [num_rows, 2 * size], each row gate and then up -> out [num_rows, size], rounded once. Rows may be strided."""
+    """x [num_rows, 2 * size] -> out [num_rows, size], rounded once. A row of x has `gate`, then `up`. Rows may be strided."""
     num_rows, size = out.shape
     assert x.shape == (num_rows, 2 * size) and x.stride(1) == 1 and out.stride(1) == 1
     if num_rows > 0:

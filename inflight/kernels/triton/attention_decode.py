@@ -1,9 +1,9 @@
 """Paged attention in Triton for rows with one query token: one kernel splits the keys and combines the partial results.
 
-Each program computes one split of one row and one key head. Short rows use one split, and so do full batches without very long
-rows. Otherwise each program stores its result in `partials`. A counter shows which program is the last one of its row and head.
-The last program combines the results in the order of the splits, so the result does not depend on which program is the last.
-Then it resets the counter.
+A split is a range of the keys of a row. Each program computes one split for one key head. A row has one split if it is short,
+or if the batch is large and the row is not very long. If a row has several splits, each program stores its result in
+`partials`. A counter for the row and head shows which program ends last. This program combines the results and resets the
+counter. It always combines in the order of the splits, so the result does not depend on which program ends last.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from torch import Tensor
 
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
-PROGRAMS_PER_SM = 3  # resident at once on sm_90; shared memory is the limit (`tile_of`)
-MAX_REGISTERS = (
-    168  # per thread, so that three programs also fit the registers; no registers are spilled, even with float8
-)
+PROGRAMS_PER_SM = 3  # programs that a multiprocessor of sm_90 can run at once, limited by its shared memory (`tile_of`)
+# Registers per thread. With so few, the registers are enough for three programs, too. None are spilled, even with float8.
+MAX_REGISTERS = 168
 MIN_SPLIT_TOKENS = 128  # a shorter split saves less time than it costs to start a program and to combine the results
-LONG_SPLIT_TOKENS = 4096  # least size of a long row's splits, if the other rows are short and fill the device
-LONG_SPLITS = 4
-MAX_PROGRAMS_PER_SM = 32
+LONG_SPLIT_TOKENS = 4096  # least size of the splits of a long row, if the other rows are short and fill the device
+LONG_SPLITS = 4  # most splits of such a long row
+MAX_PROGRAMS_PER_SM = 32  # most programs in a grid with several splits, divided by the number of multiprocessors
 COMBINED_PER_THREAD = 32  # values of partial results that a thread loads at once
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How many splits a row has: at most `usual`. A long row has at most `most` splits; each of them, except the last, has at
-    least LONG_SPLIT_TOKENS tokens."""
+    """Limits for the number of splits of a row. A row has at most `usual` splits, unless they would then be longer than
+    LONG_SPLIT_TOKENS. Such a long row has at most `most` splits; each, except the last, has at least LONG_SPLIT_TOKENS keys."""
 
     usual: int
     most: int
@@ -40,12 +39,13 @@ class Splits:
 def num_splits(num_rows: int, num_kv_heads: int, max_seq_len: int, num_multiprocessors: int) -> Splits:
     """Returns as many splits as fit the device at once, but no more than a sequence of `max_seq_len` tokens can use.
 
-    If `most` is more than 1, `num_rows * num_kv_heads * most` is at most `max_partials`.
+    If `most` is more than 1, `num_rows * num_kv_heads * most` is at most the result of `max_partials`.
     """
     pairs = num_rows * num_kv_heads
     usual = max(1, min(PROGRAMS_PER_SM * num_multiprocessors // pairs, -(-max_seq_len // MIN_SPLIT_TOKENS)))
-    # One long row among many short ones gets several programs for each head. Recorded graphs must always allow for such a row.
-    # Empty splits run last and cost an estimated 2 us per 1000; MAX_PROGRAMS_PER_SM limits them to about 3000.
+    # A long row among many short rows gets several programs for each head. The grid of a recorded graph is fixed, so it always
+    # has programs for such a row. The programs without keys run last and cost an estimated 2 us per 1000.
+    # MAX_PROGRAMS_PER_SM limits their number to about 3000.
     longest = min(LONG_SPLITS, max_seq_len // LONG_SPLIT_TOKENS, max_partials(num_multiprocessors) // pairs)
     return Splits(usual, max(usual, longest))
 
@@ -69,10 +69,11 @@ def combine(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Combines the parts that begin at row `first_part` into heads `[first_head, first_head + PER_HEAD)` of `output`.
+    """Combines the results of `num_parts` splits into heads `[first_head, first_head + PER_HEAD)` of `output`. The results
+    begin at row `first_part` of `partials`.
 
-    A thread reads the same elements of every part, so threads do not wait for each other. It loads COMBINED parts at once. The
-    loads bypass the first-level cache, which does not see what other multiprocessors write.
+    A thread reads the same elements of every result, so threads do not wait for each other. It loads COMBINED results at once.
+    The loads bypass the first-level cache, which does not see what other multiprocessors write.
     """
     h = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
@@ -133,7 +134,7 @@ def attention_decode_kernel(
     inside = (m < PER_HEAD)[:, None] & (d < HEAD_DIM)[None, :]
     pair = row * num_kv_heads + head
     at = (pair * PER_HEAD + m)[:, None] * HEAD_DIM + d[None, :]
-    # These are loaded together, even if the split is empty: this costs one latency instead of three.
+    # All three are loaded before the test for an empty split. So the program waits for memory once, not three times.
     seq_len = tl.load(seq_lens + row)
     slot = tl.load(slots + row)
     q = tl.load(query + at, mask=inside, other=0.0)
@@ -145,9 +146,8 @@ def attention_decode_kernel(
     tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
     tiles_a_split = tl.maximum(tiles_a_split, MIN_TILES)
     used_splits = tl.cdiv(num_tiles, tiles_a_split)
-    if (split >= used_splits) | (
-        slot < 0
-    ):  # slots are never negative; without this test the compiler would load `slot` only after the exit
+    # Slots are never negative. But without the test of `slot` the compiler would load it only after this test.
+    if (split >= used_splits) | (slot < 0):
         return
 
     keys = cache + head * BLOCK_SIZE * HEAD_DIM
@@ -226,11 +226,12 @@ def attention_decode(
     scale: float,
     sliding_window: int | None,
 ) -> Tensor:
-    """Attends from the last token of each row, whose key and value are in the cache. Returns a tensor in the shape of `query`.
+    """Computes the attention of the last token of each row. Its key and value are already in the cache. Returns a tensor in the
+    shape of `query`.
 
     query [num_rows, num_heads, head_dim], contiguous. kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim], each block
     contiguous, in the dtype of the query or float8_e4m3fn. block_table int32 [num_slots, max_blocks]; slots and seq_lens int32
-    [num_rows]. `splits`: the result of `num_splits`.
+    [num_rows]. The blocks of row i are in line `slots[i]` of `block_table`. `splits`: the result of `num_splits`.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]

@@ -5,9 +5,9 @@ Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of
     tokens      | row 0 ......... | row 1 | row 2 ............ |     num_tokens // BLOCK_Q + num_rows tiles are enough
     tiles       | 0    | 1   | 2  | 3     | 4    | 5    | 6    |     for any rows, so this is the size of the grid
 
-Row r's tiles start at query_start_loc[r] // BLOCK_Q + r; some tiles have no tokens. A program computes whole sums over keys,
-and its blocks of keys begin at multiples of their size. So the result of a token depends only on its own row, not on the batch
-or on how the row was cut into chunks.
+The tiles of row r start at tile query_start_loc[r] // BLOCK_Q + r. Some tiles have no tokens. One program computes the whole
+sum over the keys of a tile, and its blocks of keys begin at multiples of their size. So the result of a token depends only on
+its own row, not on the batch or on how the row was cut into chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inflight.kernels.triton.attention_tile import attend_keys, softmax_start
 
-ROWS_AT_ONCE = 256  # rows that a program compares with its tile at once
+ROWS_AT_ONCE = 256  # each program searches the row of its tile, and compares so many rows at once
 LEAST_SHARED_BYTES = 99 << 10  # shared memory per program on sm_86 and sm_89, the supported GPUs that have the least
 
 
@@ -75,7 +75,8 @@ def attention_mixed_kernel(
     q = tl.load(query + at, mask=inside, other=0.0)
     positions = num_computed + token
 
-    # All queries of the tile see the keys in [unmasked_from, unmasked_to), some see other keys in [first_key, end_key).
+    # All queries of the tile see all keys in [unmasked_from, unmasked_to). The other keys in [first_key, end_key) need a mask,
+    # because only some queries see them.
     first_key = 0
     first_tile = 0
     end_key = last_position + 1
@@ -117,12 +118,8 @@ def tile_of(head_dim: int, dtype: torch.dtype, max_shared_bytes: int = LEAST_SHA
         return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
     if head_dim <= 128:
         return 128, 64, 8, 5
-    return (
-        64,
-        32,
-        8,
-        5 if max_shared_bytes >= 132 << 10 else 4,
-    )  # with head_dim 256, a stage of keys and values takes 32 KiB
+    # With head_dim 256, a stage of keys and values takes 32 KiB.
+    return 64, 32, 8, (5 if max_shared_bytes >= 132 << 10 else 4)
 
 
 def attention_mixed(
@@ -137,8 +134,8 @@ def attention_mixed(
     sliding_window: int | None,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
-    """Attends from the last tokens of each row, whose keys and values are in the cache. Returns a tensor with the shape of
-    `query`.
+    """Computes the attention of the last tokens of each row. Their keys and values are already in the cache. Returns a tensor
+    in the shape of `query`.
 
     query [num_tokens, num_heads, head_dim], contiguous. query_start_loc int32 [num_rows + 1]. If a token belongs to no row, its
     output is not set. `max_shared_bytes`: see `tile_of`. For the other arguments see `attention_decode`.

@@ -1,10 +1,10 @@
-"""The common part of the paged attention kernels: a tile of queries attends to keys of one sequence and head in the arena.
+"""The common part of the paged attention kernels: a tile of queries attends to cached keys of one sequence and head.
 
 A layer's block is [2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]: keys, then values. The queries that share a key head are rows of one
 tile, so that a key is read once for all of them and the products run on tensor cores. Softmax is computed online, to the base 2
 (FlashAttention, arXiv:2205.14135).
 
-Entries of the block table and keys that no query of the tile may see are not read.
+Keys that no query of the tile may see, and their entries in the block table, are not read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def attend_keys(
     """Continues the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N keys at a time.
 
     query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position and WINDOW (0: no
-    window) allow, and only keys in `[first_key, end_key)` are read. If not, every query sees all keys, and both ends are
-    multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`: the sequence's row of the block
-    table. `scale`: the factor of the scores, above 0.
+    window) allow, and only keys in `[first_key, end_key)` are read. If not MASKED, every query sees all keys, and `first_tile`
+    and `end_tile` are multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`: pointer to the
+    sequence's line of the block table. `scale`: the factor of the scores, above 0.
     """
     d = tl.arange(0, BLOCK_D)
     to_base_2 = scale * LOG2_E
@@ -47,7 +47,7 @@ def attend_keys(
         else:
             keep = n >= 0
             ids = tl.load(block_ids + n // BLOCK_SIZE)
-        # the arena can have more than 2 ** 31 elements
+        # int64, because the KV cache can have more than 2 ** 31 elements
         at = (ids.to(tl.int64) * block_stride + (n % BLOCK_SIZE) * HEAD_DIM)[:, None] + d[None, :]
         # sm_89 converts float8 to bfloat16 only by way of float32; elsewhere this costs nothing
         if MASKED or BLOCK_D != HEAD_DIM:

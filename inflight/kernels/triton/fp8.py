@@ -1,4 +1,4 @@
-"""Quantizes activations to float8_e4m3fn in Triton, with one scale per row, for products of 8-bit floats."""
+"""Quantizes rows to float8_e4m3fn in Triton, with one scale per row, for matrix products in fp8."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LEAST = 1e-12  # least divisor, so that a row of zeros stays zero
 def quantize_rows_kernel(
     x, out, scales, x_stride, size, LARGEST: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """`BLOCK`: a power of two that holds `size` elements. The scale of a row with an infinity or a NaN is NaN."""
+    """`BLOCK`: a power of two, at least `size`. The scale of a row with an infinity or a NaN is NaN."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
     wide = tl.load(x + row * x_stride + columns, mask=is_there, other=0.0).to(tl.float32)
-    is_finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), axis=0) == 1  # a maximum can lose a NaN
+    is_finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), axis=0) == 1  # tl.max can ignore a NaN
     scale = tl.where(is_finite, tl.maximum(tl.max(tl.abs(wide), axis=0), LEAST) / LARGEST, float("nan"))
     tl.store(scales + row, scale)
     # rounding can make the quotient a little larger than LARGEST
@@ -31,7 +31,7 @@ def quantize_rows_kernel(
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [num_rows, size], whose rows may be strided -> float8_e4m3fn [num_rows, size] and scales, float32 [num_rows, 1].
+    """x [num_rows, size] -> float8_e4m3fn [num_rows, size] and scales, float32 [num_rows, 1]. The rows of x may be strided.
 
     The values times the scales are x, rounded. If a row has an infinity or a NaN, its scale is NaN.
     """

@@ -11,7 +11,7 @@ from inflight.kernels.triton.rotary import cos_and_sin
 
 
 class TritonLayerOps(TorchLayerOps):
-    """Norms are rounded once. The Triton attention backend rotates heads itself; for other backends plain torch does it."""
+    """Norms are rounded once. The Triton attention backend rotates heads itself. For other backends, `TorchLayerOps` does."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, None, weight, eps)

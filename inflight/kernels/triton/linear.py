@@ -20,7 +20,7 @@ TILES = (
     (16, 512, 4, 3), (32, 128, 4, 6), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3),
 )  # fmt: skip
 FP8_TILES = ((16, 512, 4, 3), (32, 256, 4, 5), (64, 128, 4, 5), (64, 256, 8, 4), (128, 128, 8, 4))
-PROGRAMS = (1, 2)  # per multiprocessor; with most tiles, the shared memory is too small for three programs
+PROGRAMS = (1, 2)  # programs per multiprocessor; for three, the shared memory is too small with most tiles
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -45,7 +45,8 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Each program computes a tile of output features over a split of input features. `EVEN_K`: BLOCK_K divides in_features."""
+    """Each program computes a tile of output features over a split (a part) of the input features. `EVEN_K`: BLOCK_K divides
+    in_features."""
     features = tile_features(out_features, IS_GATED, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]
@@ -127,7 +128,8 @@ def linear_configs(
     num_multiprocessors: int,
     tiles: Sequence[tuple[int, int, int, int]] = TILES,
 ) -> list[TileConfig]:
-    """The configurations to measure for a weight: each tile, split so that one or two programs run on each multiprocessor."""
+    """The configurations to measure for a weight: each of `tiles`, with so many splits of the input features that one or two
+    programs run on each multiprocessor."""
     return [
         TileConfig(block_n=n, block_k=k, num_splits=splits, num_warps=num_warps, num_stages=num_stages)
         for n, k, num_warps, num_stages in tiles
@@ -138,8 +140,8 @@ def linear_configs(
 
 
 def split_counts(num_tiles: int, num_steps: int, num_multiprocessors: int, programs: Sequence[int]) -> list[int]:
-    """Returns numbers of splits, ascending: one for each number of `programs` per multiprocessor. A split has at least two of
-    the `num_steps` blocks of input features, unless there is only one block."""
+    """Returns numbers of splits, ascending. For each number in `programs` there is one: with it, so many programs run on each
+    multiprocessor. A split has at least two of the `num_steps` blocks of input features, unless there is only one block."""
     most = max(1, num_steps // 2)
     return sorted({min(most, max(1, times * num_multiprocessors // num_tiles)) for times in programs})
 

@@ -21,7 +21,7 @@ def rms_norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`BLOCK`: a power of two that holds `size` elements."""
+    """`BLOCK`: a power of two, at least `size`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_there = columns < size
@@ -40,7 +40,7 @@ def rms_norm_kernel(
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Returns the norm of each row of x [num_rows, size]. If there is a `residual`, x is first added to it in place, and the
-    norm is computed from the sum. Rows of both may be strided."""
+    norm is computed from the sum. The rows of x and of `residual` may be strided."""
     num_rows, size = x.shape
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1 and weight.is_contiguous() and (residual is None or residual.stride(1) == 1)
@@ -64,5 +64,5 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
 
 
 def num_warps(block: int) -> int:
-    """Returns so many warps that each thread has 8 elements (16 bytes of a 16-bit type), but at most 16."""
+    """The number of warps for a row of `block` elements: each thread has 8 elements (16 bytes of a 16-bit type). At most 16."""
     return min(16, max(1, block // 256))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 128  # pairs per program, one for each thread
+BLOCK = 128  # pairs of elements per program, one for each thread
 
 
 @triton.jit(do_not_specialize=["positions", "num_pairs"])
@@ -26,7 +26,7 @@ def cos_and_sin_kernel(
     token, d = pair // HALF, pair % HALF
     position = tl.load(positions + token, mask=is_there, other=0).to(tl.float32)
     angle = position * tl.load(frequencies + d, mask=is_there, other=0.0)
-    # CUDA's precise functions, which reduce angles of any size, as in torch
+    # These are CUDA's precise functions, as in torch. They are accurate for angles of any size.
     x, y = tl.cos(angle) * scale, tl.sin(angle) * scale
     first = token * (2 * HALF) + d
     kind = cos.dtype.element_ty

@@ -1,7 +1,7 @@
 """A Triton kernel that norms and rotates queries and keys, and writes keys and values to the cache, in one pass.
 
-It computes in float32 and rounds once at the end. A cache in float8_e4m3fn holds the elements without a scale. Numbers beyond
-its range become ±448. Infinities and NaN become NaN, so that everything computed from them is NaN, too.
+It computes in float32 and rounds once at the end. A cache in float8_e4m3fn holds the elements without a scale. Numbers above
+448 or below -448, the range of this dtype, become ±448. Infinities and NaN become NaN, so that results show the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _store(pointers, x, keep):
 @triton.jit(do_not_specialize=["positions", "block_table", "token_slots"])
 def rotary_kv_kernel(
     heads,  # [num_tokens, num_heads + 2 * num_kv_heads, HEAD_DIM], tokens `heads_stride` elements apart
-    weight,  # [num_heads + num_kv_heads, HEAD_DIM], of the norm
+    weight,  # [num_heads + num_kv_heads, HEAD_DIM], the weights of the norm
     cos,  # [num_tokens, HEAD_DIM]
     sin,  # [num_tokens, HEAD_DIM], with the sign of the rotation
     query,  # [num_tokens, num_heads, HEAD_DIM], written
@@ -100,8 +100,8 @@ def rotary_kv(
     *,
     num_heads: int,
 ) -> Tensor:
-    """Norms and rotates queries and keys. Writes keys and values to the cache, at `positions` of the slots `token_slots`.
-    Returns the queries, [num_tokens, num_heads, head_dim].
+    """Norms and rotates queries and keys. Writes keys and values to the cache: token i has position `positions[i]` in the
+    sequence whose blocks are in line `token_slots[i]` of `block_table`. Returns the queries, [num_tokens, num_heads, head_dim].
 
     heads [num_tokens, num_heads + 2 * num_kv_heads, head_dim], its heads contiguous; head_dim is even. norm_weight [num_heads +
     num_kv_heads, head_dim], None for no norm. cos and sin [num_tokens, head_dim]; `cos_sin` is None for no rotation. For

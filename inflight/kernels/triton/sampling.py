@@ -2,28 +2,31 @@
 
 A row is *restricted* if it has min_p, top_k or top_p. Its *cut* is the lowest logit that may be drawn.
 
-    score_kernel, for each row and block of the vocabulary: finds the block's best token; for a restricted row also the block's
-                  mass, the sum of exp(x - max), and the largest logit of each group of tokens
-    choose_kernel, for each row: the best of the blocks' tokens; for a restricted row the cut, and one of the tokens above it
+    score_kernel, for each row and block of the vocabulary: finds the block's best token. For a restricted row it also computes
+                  the block's mass, the sum of exp(x - max), and the largest logit of each group of neighbouring tokens.
+    choose_kernel, for each row: finds the best of the blocks' best tokens. For a restricted row it finds the cut, and draws
+                  one of the tokens that are not below the cut.
 
-Greedy and random rows read their logits once. A restricted row reads all its logits once, in parallel. After that it reads
-only the groups that are listed. A group is listed if it has a token above a bound, which is below the cut. For top_k the bound
-is the k-th largest maximum of a group, because each maximum is a token. For min_p it is the lowest logit that min_p allows.
-For top_p alone, groups are added until the tokens above the bound reach top_p's share of the probability. The cut is found
-without a sort, by a search over the logits' bits, read as integers of the same order. Each pass of the search compares with
-four pivots, and tells in which of five intervals the cut is. A pass reads the maxima (2,400 for 152,000 tokens) or the listed
-groups (20 for top_k = 20) from the caches. A row needs these passes:
+Other rows (greedy, or random without limits) read their logits once. A restricted row reads all its logits once, in parallel.
+After that it reads only the groups that are listed. A group is listed if it has a token at or above a bound. The bound is not
+above the cut. For top_k, the bound is the k-th largest of the groups' maxima, because each maximum is a token. For min_p, it is
+the lowest logit that min_p allows. For top_p alone, groups are added until the tokens above the bound have top_p's share of the
+probability. The cut is found without a sort, by a search over integers that have the same order as the logits. Each pass of the
+search compares with four pivots. So it finds in which of five intervals the cut is. A pass reads the maxima (2,400 for 152,000
+tokens) or the listed groups (20 for top_k = 20) from the caches. A row needs these passes:
 
     top_k          a search over the maxima, to list groups; a search over the listed tokens. A search has about 11 passes, or
                    14 if its logits have both signs
-    top_p          one pass for its share; a search over the listed tokens; one pass for the tokens above the cut
+    top_p          one pass for the sum that is to be reached; a search over the listed tokens; one pass for the tokens above
+                   the cut
     top_p alone    also a search over the maxima and one pass, each time that groups are added
     all            one pass to list the groups, one to draw
 
 CUDA graphs can record the launches: they do not depend on the rows' parameters, which are read on the device. Blocks are summed
 in a fixed order, so a row's token does not depend on the other rows.
 
-Logits, divided by the temperature, are handled as *keys*: int32 in the order of the floats. A NaN is the largest.
+Each logit, divided by the temperature, is turned into an int32, its *key*. Larger logits have larger keys, and NaN has the
+largest key.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The sampling parameters are columns of int32 words, with one word for each slot. 8 bytes have two columns, low word first.
+# Columns of the table of sampling parameters. Each column has one int32 word for each slot (request). A parameter of 8 bytes
+# has two columns, the low words first.
 MODE = tl.constexpr(0)
 TEMPERATURE = tl.constexpr(1)  # float32
 SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), see `seeds.seed_words`
@@ -55,8 +59,8 @@ _NO_LOGIT_KEY = tl.constexpr(-0x7F800001)  # the key of -inf
 _PADDING_KEY = tl.constexpr(-0x80000000)  # below all keys
 _LAST_ID = tl.constexpr(0x7FFFFFFF)
 _NO_WINNER = tl.constexpr(-0x8000000000000000)
-_FIRST_RANK = tl.constexpr(64)  # with top_p alone: groups that are listed first, and the factor by which they grow
-_MORE_RANKS = tl.constexpr(8)
+_FIRST_RANK = tl.constexpr(64)  # the number of groups that are listed first, with top_p alone
+_MORE_RANKS = tl.constexpr(8)  # the factor by which this number grows each time that groups are added
 _PIVOTS = tl.constexpr(4)
 
 
@@ -71,12 +75,13 @@ def choose_tokens(
     group: int,
     search_block: int,
 ) -> None:
-    """See `DeviceSampler.draw`. The last three arguments are powers of two: how many tokens a program, a group, and a block of
-    a pass have.
+    """See `DeviceSampler.draw`.
 
     Args:
-        scratch: best int64 [>= n, blocks], mass float32 [>= n, blocks], maxima and listed, both int32 [>= n, groups of all
-            blocks]; `blocks` is the number that covers the vocabulary.
+        scratch: best int64 [>= num_rows, blocks], mass float32 [>= num_rows, blocks], maxima and listed, both int32
+            [>= num_rows, groups of all blocks]. So many blocks cover the vocabulary.
+        block, group, search_block: powers of two, the numbers of tokens of a program of `score_kernel`, of a group, and of
+            one iteration of a pass.
     """
     num_rows, vocab_size = logits.shape
     best, mass, maxima, listed = scratch
@@ -121,8 +126,8 @@ def choose_tokens(
 
 @triton.jit
 def key_of(x):
-    """The keys of logits. Floats are sign and magnitude, so the order of negative ones is reversed. Both zeros get the
-    same key."""
+    """The keys of logits. The bits of negative floats, read as integers, have the reverse order, so they are flipped. 0.0 and
+    -0.0 get the same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return tl.where(x != x, _NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
@@ -134,8 +139,7 @@ def logit_of(key):
 
 @triton.jit
 def packed(key, token):
-    """Pack key and token into an int64. It is larger if the key is larger or, at equal keys, if the token's id is
-    smaller."""
+    """Pack key and token into one int64. A larger key gives a larger number. At equal keys, a smaller token id does."""
     return (key.to(tl.int64) << 32) | (token ^ _LAST_ID).to(tl.int64)
 
 
@@ -149,7 +153,7 @@ def wide_column(first, stride):
 
 @triton.jit
 def draw_words(column, stride, position):
-    """The two words of `seeds.draw_keys`, uint32."""
+    """Computes the same two words as `seeds.draw_keys`, uint32."""
     word = wide_column(column + stride * SEED, stride) + position.to(tl.uint64) * 0x9E3779B97F4A7C15
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB
@@ -159,7 +163,7 @@ def draw_words(column, stride, position):
 
 @triton.jit
 def log_exponential(tokens, word0, word1):
-    """`noise.log_exponential` of the tokens (int32) under a draw's two words."""
+    """Computes the same as `noise.log_exponential`, for token ids (int32) and the two words of a draw."""
     h = tokens.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = (h ^ (h >> 15)) * 0x846CA68B
@@ -170,7 +174,7 @@ def log_exponential(tokens, word0, word1):
 
 @triton.jit
 def log_of_exponential(words):
-    """log E of hashes in [0, 2**31), int32."""
+    """Turns hashes, int32 in [0, 2**31), into log E, where E is an exponentially distributed random number."""
     u = words.to(tl.float32) * 4.656612873077393e-10  # 2**-31
     u = tl.minimum(tl.maximum(u, 2.3283064365386963e-10), 0.99999994)  # 2**-32, 1 - 2**-24
     rest = 1.0 - u
@@ -282,7 +286,7 @@ def draw_restricted(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The winner of one row, `packed`. `row_mass`: the sum of exp(x - max) over the vocabulary."""
+    """The drawn token of one restricted row and its key, `packed`. `row_mass`: the sum of exp(x - max) over the vocabulary."""
     temperature = tl.load(column + stride * TEMPERATURE).to(tl.float32, bitcast=True)
     top_k = tl.load(column + stride * TOP_K)
     top_p = wide_column(column + stride * TOP_P, stride).to(tl.float64, bitcast=True)
@@ -345,7 +349,7 @@ def draw_restricted(
 
 @triton.jit
 def list_groups(bound, maxima, listed, num_groups, BLOCK: tl.constexpr):
-    """List the groups with a maximum of at least `bound`, rising; return their number."""
+    """List the groups whose maximum is at least `bound`, in ascending order. Return their number."""
     tl.debug_barrier()  # all threads have read the old list
     num_listed = num_groups * 0
     start = num_groups * 0
@@ -362,7 +366,7 @@ def list_groups(bound, maxima, listed, num_groups, BLOCK: tl.constexpr):
 
 @triton.jit
 def listed_keys(start, logits, listed, num_listed, temperature, vocab_size, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of the listed groups' tokens, in their order: ids and keys."""
+    """Ids and keys of BLOCK tokens: take all tokens of the listed groups in order, and begin with number `start`."""
     places = start + tl.arange(0, BLOCK)
     within = places < num_listed * GROUP
     tokens = tl.load(listed + places // GROUP, mask=within, other=0) * GROUP + places % GROUP
@@ -384,9 +388,10 @@ def sums_above(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """For each pivot, sum the weights exp(x - top) of the keys above the pivot; if not WEIGHTED, count them. float64 [pivots].
+    """For each pivot, sum the weights exp(x - top) of the keys above the pivot, or count these keys if not WEIGHTED. Returns
+    float64 [pivots].
 
-    If TOKENS, `source` is the row's logits, and the keys belong to the tokens in the `count` listed groups. If not,
+    If TOKENS, `source` has the row's logits, and the keys are those of all tokens in the `count` listed groups. If not TOKENS,
     `source` has `count` keys.
     """
     sums = tl.zeros_like(pivots).to(tl.float64)
@@ -411,7 +416,7 @@ def sums_above(
 
 @triton.jit
 def sum_above(key, top, logits, listed, num_listed, temperature, vocab_size, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """The weight of the listed groups' tokens above one key, float64."""
+    """The sum of the weights of the tokens in the listed groups whose keys are above `key`, float64."""
     pivots = tl.full([1], 0, tl.int32) + key
     return tl.sum(
         sums_above(pivots, top, logits, listed, num_listed, temperature, vocab_size, True, True, GROUP, BLOCK), 0
@@ -433,9 +438,11 @@ def cut_of(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The lowest key in [lowest, highest] whose larger keys sum up to less than `limit`; `highest` is the largest key.
+    """The lowest number in [lowest, highest] for which the keys above it sum up to less than `limit`. For the meaning of "sum"
+    and for the other arguments see `sums_above`. `highest` must be the largest key.
 
-    The result is one of the keys, or `lowest`. The shortest prefix of the falling keys that reaches `limit` ends at this key.
+    The result is one of the keys, or `lowest`. If the keys are sorted in descending order, the shortest prefix that sums up to
+    `limit` ends at the result.
     """
     top = logit_of(highest)
     low, high = lowest.to(tl.int64) - 1, highest.to(tl.int64)  # the cut is in (low, high]
@@ -444,7 +451,7 @@ def cut_of(
         width = high - low
         pivots = (low + (width * steps + _PIVOTS) // (_PIVOTS + 1)).to(tl.int32)
         sums = sums_above(pivots, top, source, listed, count, temperature, vocab_size, WEIGHTED, TOKENS, GROUP, BLOCK)
-        num_reached = tl.sum((sums >= limit).to(tl.int32), 0)  # the sums fall
+        num_reached = tl.sum((sums >= limit).to(tl.int32), 0)  # higher pivots have smaller sums
         high = low + (width * (num_reached + 1) + _PIVOTS) // (_PIVOTS + 1)
         low = low + (width * num_reached + _PIVOTS) // (_PIVOTS + 1)
     return high.to(tl.int32)

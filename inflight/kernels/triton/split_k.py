@@ -1,4 +1,4 @@
-"""Split-K for Triton products: several programs share the inner dimension of a tile, and the last program adds up their sums.
+"""Split-K for Triton products: several programs share the inner dimension of a tile, and the last one adds up all their sums.
 
 The sums are added in the order of the splits, whichever program is the last. So a result does not depend on timing.
 """
@@ -20,7 +20,7 @@ MIN_BLOCK_M = 16  # least size for tensor cores
 
 @dataclass(frozen=True, kw_only=True)
 class TileConfig:
-    """A tile has `block_n` output features. `num_splits` programs share its input features, and load `block_k` at a time."""
+    """A tile has `block_n` output features. `num_splits` programs share its input features. Each loads `block_k` at a time."""
 
     block_n: int
     block_k: int
@@ -35,8 +35,8 @@ class TileConfig:
 
 
 def is_of_the_tile(error: Exception) -> bool:
-    """Whether the error is due to the tile, so that another tile may succeed: the tile needs more of a resource than the GPU
-    has, or the compiler failed. False for an error of the device, after which the device cannot run anything."""
+    """Whether the tile size caused the error, so that another size may succeed: it needs more of a resource than the GPU has,
+    or the compiler failed. False for an error of the device, after which the device cannot run anything."""
     if isinstance(error, (OutOfResources, CompilationError, PTXASError)):
         return True
     return isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)  # a compiler pass failed
@@ -101,7 +101,8 @@ def finish_tile(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add up the splits' sums `total`, float32 [BLOCK_N, BLOCK_M]; apply scales, bias and gate, and store the result once."""
+    """Add up the sums of the splits. `total`, float32 [BLOCK_N, BLOCK_M], is this program's sum. Then apply scales, bias and
+    gate, and store the result once."""
     tile, split, num_splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     rows = tl.arange(0, BLOCK_M)
     is_row = (rows < num_rows)[None, :]

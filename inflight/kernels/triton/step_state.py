@@ -1,4 +1,4 @@
-"""Two small Triton kernels that change the state of a step: one writes a plan's entries, the other adds the drawn tokens."""
+"""Two small Triton kernels that change the GPU's state of the running requests: by entries of the host, and by drawn tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def apply_entries(state: Tensor, entries: Tensor, first: int, num_pairs: int, nu
 
     Args:
         state: int32 [n].
-        entries: int32 [m, 2], m >= num_entries. The first `num_pairs` are (destination, value), the others (destination,
-            source). Destinations and sources are indices of `state`. Destinations are distinct, and none is a source.
+        entries: int32 [m, 2], m >= num_entries. The first `num_pairs` are (destination, value) and set a number. The others
+            are (destination, source) and copy a number. Destinations and sources are indices of `state`. All destinations
+            are distinct, and none of them is a source.
     """
     if num_entries > first:
         grid = (triton.cdiv(num_entries - first, BLOCK),)
@@ -73,15 +74,16 @@ def advance(
     positions: Tensor,
     seq_lens: Tensor,
 ) -> None:
-    """Advance the state: token i was drawn for `draw_slots[i]` at `draw_positions[i]`.
+    """Advance the state of the running requests. Each has a slot (an index). Token i was drawn for the request in
+    `draw_slots[i]`, and has position `draw_positions[i]`.
 
     The token becomes the slot's last token and a part of its history. It also becomes row i of the next step's inputs, in case
-    row i of that step has the same slot.
+    row i of the next step has the same slot.
 
     All tensors are int32: tokens, draw_slots, draw_positions [n]; last_tokens [num_slots + 1]; history [num_slots + 1,
-    max_model_len]; input_ids, positions, seq_lens at least [n]. The last slot is the dummy slot and does not change. If no
-    token could be drawn, the token is -1 and is replaced by 0: the request fails when the step is committed, but steps under
-    way may still compute this token.
+    max_model_len]; input_ids, positions, seq_lens at least [n]. The last slot belongs to no request and does not change. If no
+    token could be drawn, the token is -1, and here it is replaced by 0. The request fails when the host reads the -1, but steps
+    that were launched before may still compute this token.
     """
     num_draws = len(tokens)
     _advance_kernel[(triton.cdiv(num_draws, BLOCK),)](

@@ -32,7 +32,7 @@ def triton_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> Non
         token_masks_kernel[grid](logits, rows, masks, vocab_size, num_words, WORDS=_WORDS, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["rows", "masks"])  # parts of one upload: their alignment varies
+@triton.jit(do_not_specialize=["rows", "masks"])  # both are parts of one copied buffer
 def token_masks_kernel(logits, rows, masks, vocab_size, num_words, WORDS: tl.constexpr):
     entry = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + entry).to(tl.int64)

@@ -4,10 +4,10 @@ Weights are stored group after group, so that a program reads one range of memor
 
     values   uint8 or int8 [num_groups, out_features, group_size * bits / 8]
     scales   [num_groups or 1, out_features]
-    offsets  in the shape of scales; left out if each offset is its scale times the middle value
+    offsets  in the shape of scales; left out if each offset is its scale times the middle of the range of values
 
     4 bits:  byte j of a group has the group's feature j in the low half and feature group_size / 2 + j in the high half. So
-             each half of the group is a separate product, and nothing is interleaved.
+             each half of the group is a separate product, and no program has to interleave values.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def weight_only_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Each program computes a tile of output features over a split of the groups."""
+    """Each program computes a tile of output features over a split (a part) of the groups."""
     BYTES: tl.constexpr = GROUP * BITS // 8
     features = tile_features(out_features, IS_GATED, BLOCK_N)
     rows = tl.arange(0, BLOCK_M)
@@ -156,7 +156,7 @@ def weight_only_kernel(
     inputs = x + rows.to(tl.int64)[None, :] * x_stride + inner[:, None]
     total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     last = num_groups - 1
-    # The compiler does not pipeline loads as narrow as these. So scales are loaded one group ahead, and converted when used.
+    # The compiler does not pipeline such small loads. So scales are loaded one group before they are converted and used.
     scale, offset = load_scales(scales, offsets, tl.minimum(first, last), scale_stride, features, HAS_OFFSETS)
     for group in range(first, tl.minimum(first + per_split, num_groups)):
         held_scale, held_offset = scale, offset
@@ -188,7 +188,7 @@ def weight_only_linear(
     *,
     is_gated: bool = False,
 ) -> None:
-    """Like `linear`, for a weight of 4 or 8 bits."""
+    """Computes the same as `linear` in linear.py, with a weight of 4 or 8 bits."""
     num_rows, in_features = x.shape
     assert x.stride(1) == 1 and out.stride(1) == 1 and in_features == weight.in_features
     assert weight.out_features == out.shape[1] * (1 + is_gated)

@@ -105,7 +105,7 @@ TENSOR = VALID.index(b"second.weight") + len("second.weight")  # dimensions, siz
         (at(16, "<Q", 6), ["corrupt"]),
         (at(KEY, "<Q", 2**63), ["are needed"]),
         (at(FLAG, "<I", 99), ["unknown type 99"]),
-        (at(FLAG + 4, "<B", 7), ["truth value of 7"]),
+        (at(FLAG + 4, "<B", 7), ["is 7, neither 0 nor 1"]),
         (at(NUMBERS + 4, "<I", 9), ["array of the unknown type 9"]),
         (at(NUMBERS + 8, "<Q", 2**40), ["numbers cannot be"]),
         (at(TEXTS + 8, "<Q", 2**40), ["strings cannot be"]),
