@@ -4,8 +4,7 @@ A row is *restricted* if it has min_p, top_k or top_p. Its *cut* is the lowest l
 
     score_kernel, for each row and block of the vocabulary: finds the block's best token. For a restricted row it also computes
                   the block's mass, the sum of exp(x - max), and the largest logit of each group of neighbouring tokens.
-    choose_kernel, for each row: finds the best of the blocks' best tokens. For a restricted row it finds the cut, and draws
-                  one of the tokens that are not below the cut.
+    choose_kernel, for each row: finds the best of these tokens. For a restricted row it draws one that is not below the cut.
 
 Other rows (greedy, or random without limits) read their logits once. A restricted row reads all its logits once, in parallel.
 After that it reads only the groups that are listed. A group is listed if it has a token at or above a bound. The bound is not
@@ -17,16 +16,14 @@ tokens) or the listed groups (20 for top_k = 20) from the caches. A row needs th
 
     top_k          a search over the maxima, to list groups; a search over the listed tokens. A search has about 11 passes, or
                    14 if its logits have both signs
-    top_p          one pass for the sum that is to be reached; a search over the listed tokens; one pass for the tokens above
-                   the cut
+    top_p          one pass for the sum to reach; a search over the listed tokens; one pass for the tokens above the cut
     top_p alone    also a search over the maxima and one pass, each time that groups are added
     all            one pass to list the groups, one to draw
 
 CUDA graphs can record the launches: they do not depend on the rows' parameters, which are read on the device. Blocks are summed
 in a fixed order, so a row's token does not depend on the other rows.
 
-Each logit, divided by the temperature, is turned into an int32, its *key*. Larger logits have larger keys, and NaN has the
-largest key.
+The *key* of a logit, divided by the temperature, is an int32. Larger logits have larger keys, and NaN has the largest key.
 """
 
 from __future__ import annotations
@@ -35,8 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns of the table of sampling parameters. Each column has one int32 word for each slot (request). A parameter of 8 bytes
-# has two columns, the low words first.
+# Columns of the table of sampling parameters: an int32 word for each slot (request). 8 bytes have two columns, low words first.
 MODE = tl.constexpr(0)
 TEMPERATURE = tl.constexpr(1)  # float32
 SEED = tl.constexpr(2)  # 8 bytes: mix64(seed + golden ratio), see `seeds.seed_words`
@@ -78,8 +74,7 @@ def choose_tokens(
     """See `DeviceSampler.draw`.
 
     Args:
-        scratch: best int64 [>= num_rows, blocks], mass float32 [>= num_rows, blocks], maxima and listed, both int32
-            [>= num_rows, groups of all blocks]. So many blocks cover the vocabulary.
+        scratch: best int64 and mass float32, [>= num_rows, blocks]; maxima and listed int32, [>= num_rows, groups].
         block, group, search_block: powers of two, the numbers of tokens of a program of `score_kernel`, of a group, and of
             one iteration of a pass.
     """
@@ -388,8 +383,7 @@ def sums_above(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """For each pivot, sum the weights exp(x - top) of the keys above the pivot, or count these keys if not WEIGHTED. Returns
-    float64 [pivots].
+    """For each pivot, sum the weights exp(x - top) of the keys above it, or count these if not WEIGHTED: float64 [pivots].
 
     If TOKENS, `source` has the row's logits, and the keys are those of all tokens in the `count` listed groups. If not TOKENS,
     `source` has `count` keys.
@@ -438,8 +432,7 @@ def cut_of(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The lowest number in [lowest, highest] for which the keys above it sum up to less than `limit`. For the meaning of "sum"
-    and for the other arguments see `sums_above`. `highest` must be the largest key.
+    """The lowest number in [lowest, highest] for which `sums_above` is less than `limit`. `highest` must be the largest key.
 
     The result is one of the keys, or `lowest`. If the keys are sorted in descending order, the shortest prefix that sums up to
     `limit` ends at the result.

@@ -299,7 +299,7 @@ def test_the_two_ends_must_agree() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         first, last = pool.submit(make, 0), pool.submit(make, 1)
-        with pytest.raises(ConnectionError, match=r"\[6, .*\], this one expects \[7, "):
+        with pytest.raises(ConnectionError, match=r"\[6, .*\], but this stage expects \[7, "):
             last.result()
     close(worlds, first.result())
 

@@ -237,7 +237,7 @@ def test_what_cannot_be_taken_in_at_all_is_the_end_and_no_silence(monkeypatch: p
 
             monkeypatch.setattr(engine._outputs, "update", update)
             for stream in streams:
-                with pytest.raises(EngineDeadError, match="cannot be processed: ZeroDivisionError"):
+                with pytest.raises(EngineDeadError, match="failed to process outputs of the engine: ZeroDivisionError"):
                     await read(stream)
 
     run(test)

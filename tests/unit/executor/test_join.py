@@ -195,7 +195,7 @@ def test_a_hello_that_does_not_fit_is_refused(waiting: int) -> None:
         ({"world_size": 4}, "started for 4 ranks on 2 nodes, but node 0 for 2 ranks on 2 nodes"),
         ({"nnodes": 3}, "on 3 nodes"),
         ({"rank": 0}, "rank 0 does not belong to a node other than node 0"),
-        ({"rank": 7}, "rank 7 is not a rank"),
+        ({"rank": 7}, "rank 7 does not belong"),
     ):
         hello = replace(HELLO, **changes)  # type: ignore[arg-type]  # of both types
         with pytest.raises(ConfigError, match=text):

@@ -195,7 +195,7 @@ I32 = torch.int32
         (GPTQ, gptq, change(scales=torch.ones(2, 47)), ["bits", "scales F32 [2, 47]"]),
         (GPTQ, gptq, change(scales=torch.ones(3, 48)), ["qzeros should be I32 [3, 6]"]),
         (GPTQ, gptq, change(scales=torch.ones(2, 48, dtype=I32)), ["scales should be BF16 or F16 or F32 [2, 48]"]),
-        (GPTQ, gptq, change(qzeros=torch.zeros(2, 3, dtype=I32)), ["2 bits", "4 or 8"]),
+        (GPTQ, gptq, change(qzeros=torch.zeros(2, 3, dtype=I32)), ["2 bits", "only 4 and 8"]),
         (GPTQ, gptq, change(qzeros=torch.zeros(2, 0, dtype=I32)), ["not be empty"]),
         (GPTQ, gptq, change(qweight=torch.zeros(8, 48)), ["qweight should be I32 [8, 48]"]),
         (GPTQ, gptq, change(qweight=torch.zeros(384, dtype=I32)), ["two dimensions"]),

@@ -75,7 +75,7 @@ def test_on_an_accelerator_activations_stay_on_the_devices(
 
 def test_the_two_ends_must_agree(threads: ThreadWorlds, monkeypatch: pytest.MonkeyPatch) -> None:
     worlds = [with_device_channel(threads.of(rank), FakeDeviceChannel(), monkeypatch) for rank in range(2)]
-    with pytest.raises(ConnectionError, match=r"sends .* = \[4, .*\], this one expects \[5, "):
+    with pytest.raises(ConnectionError, match=r"sends .* = \[4, .*\], but this stage expects \[5, "):
         make_pipelines([FakeAccelerator(), FakeAccelerator()], worlds, hidden_size=(4, 5))
 
 
