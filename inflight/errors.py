@@ -12,9 +12,10 @@
     +-- OverloadedError                      the queue is full: try again later
     +-- RequestTimeoutError (TimeoutError)   a request did not end before its own deadline
     +-- EngineError (RuntimeError)           the engine itself failed
-        +-- StepError                        a step raised an exception on a rank; has the worker's traceback
-        +-- StepTimeoutError                 a step or a call took longer than its budget
-        +-- WorkerDiedError                  a rank's process has ended
+        +-- RankError                        base of the next three: names the rank, the step and its requests
+        |   +-- StepError                    a step raised an exception on a rank; has the worker's traceback
+        |   +-- StepTimeoutError             a step or a call took longer than its budget
+        |   +-- WorkerDiedError              a rank's process has ended
         +-- CodecError                       a value cannot be sent to another process, or a message is damaged
         +-- EngineClosedError                the engine was shut down before or during the call
         +-- EngineDeadError                  the engine has failed for good, or its process has ended

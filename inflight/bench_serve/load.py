@@ -37,8 +37,9 @@ class Load:
 def arrival_times(options: TrafficOptions, num_requests: int, rng: np.random.Generator) -> list[float]:
     """The times at which requests are sent, in ascending order, in seconds after the start. They do not depend on the answers.
 
-    The gaps between requests have a gamma distribution with the shape `burstiness` (with 1 it is a Poisson process). If the
-    rate does not ramp up, the last request is sent after num_requests / request_rate seconds and the pauses between bursts.
+    The gaps between requests have a gamma distribution with the shape `burstiness` (with 1 it is a Poisson process). With
+    `burst_on` and `burst_off`, requests are sent for `burst_on` seconds, then none for `burst_off` seconds, and so on. If the
+    rate does not ramp up, the last request is sent at num_requests / request_rate seconds plus these pauses.
     """
     ramp, start, end = options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps
     if ramp is None and math.isinf(options.request_rate):

@@ -1,4 +1,4 @@
-"""`detect_machine`: the facts about this machine that `resolve` needs, found without torch."""
+"""`detect_machine`: finds, without importing torch, the facts about this machine that the defaults of options depend on."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:
-        """Returns (checkpoint prefix, block) pairs in loading order. The loader fills and converts one block after another, so
-        only one block at a time exists in two forms."""
+        """Returns (checkpoint prefix, block) pairs in loading order. The loader fills one block after another with
+        weights, and converts it to the layout that the kernels need. So at most one block is in memory twice at a time."""
 
     def attention_layers(self) -> dict[str, Attention]:
         """Returns layer name -> attention layer, for this stage's layers, in their order."""

@@ -45,13 +45,14 @@ class ChatLogprobs(Body):
 
 
 class RankedLogprob(Body):
-    """An entry of `prompt_logprobs`, whose keys are token ids."""
+    """The log-probability of one token at one position of the prompt."""
 
     logprob: float
     rank: int
     decoded_token: str | None
 
 
+# One entry for each position of the prompt; None at the first. The keys are token ids, as text.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 

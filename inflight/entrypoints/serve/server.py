@@ -217,7 +217,7 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Like uvicorn's `startup`, but it limits the time for TLS handshakes."""
         make_protocol = partial(
-            cast("Any", self.config.http_protocol_class),  # Any: a name or a class
+            cast("Any", self.config.http_protocol_class),  # Any: for uvicorn it is a name or a class; here a class
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,

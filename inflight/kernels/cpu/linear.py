@@ -1,4 +1,4 @@
-"""Linear layers by the C++ kernels. A weight is packed (copied into the kernels' layout) once and then used for any rows."""
+"""Linear layers by the C++ kernels. A weight is packed (copied into the kernels' layout) once and then used for any input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inflight.kernels.cpu.library import DTYPES, LinearWeight
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
-MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # products of a byte and an int8 that can be summed in 32 bits
+MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # so many products of a uint8 and an int8 fit an int32
 
 
 _HUGE_PAGE = 2 << 20
@@ -128,7 +128,8 @@ def pack_integers(
     *,
     is_gated: bool,
 ) -> PackedLinear:
-    """Packs integers. Scales and offsets are divided by a power of two, so that those of groups fit into float16."""
+    """Packs integers. The kernels store the scales and offsets of groups in float16. They are divided by a power of two, so that
+    they fit."""
     out_features, in_features = weight.shape
     scales, offsets = weight.scales, weight.offsets
     if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):

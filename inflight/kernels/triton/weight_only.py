@@ -4,7 +4,7 @@ Weights are stored group after group, so that a program reads one range of memor
 
     values   uint8 or int8 [num_groups, out_features, group_size * bits / 8]
     scales   [num_groups or 1, out_features]
-    offsets  in the shape of scales; left out if each offset is its scale times the middle of the range of values
+    offsets  in the shape of scales; left out if each offset is its scale times 8 (4 bits) or 128 (8 bits)
 
     4 bits:  byte j of a group has the group's feature j in the low half and feature group_size / 2 + j in the high half. So
              each half of the group is a separate product, and no program has to interleave values.
@@ -221,7 +221,7 @@ def weight_only_linear(
 
 
 def weight_only_configs(weight: PackedIntegers, num_multiprocessors: int) -> list[TileConfig]:
-    """Like `linear_configs`, for a weight of 4 or 8 bits."""
+    """The tile configurations that the tuner tries for a weight of 4 or 8 bits."""
     return [
         TileConfig(block_n=n, block_k=weight.group_size, num_splits=splits, num_warps=warps, num_stages=stages)
         for n, warps, stages in TILES
@@ -260,7 +260,7 @@ def dequantize_kernel(
     value = tl.load(values + (group.to(tl.int64) * out_features + features)[:, None] * BYTES + inner[None, :])
     to = out + wanted.to(tl.int64)[:, None] * out_stride + group * GROUP + inner[None, :]
     first_part = (value & 15) if BITS == 4 else value
-    # the same rounding as in the product's kernel: the factor is a power of two
+    # the kernel above multiplies by the factor after rounding; both round alike, because the factor is a power of two
     w = (first_part.to(tl.float32) * scale[:, None] - offset[:, None]) * factor
     tl.store(to, w.to(out.dtype.element_ty), mask=is_there)
     if BITS == 4:
