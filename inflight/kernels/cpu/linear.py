@@ -128,8 +128,8 @@ def pack_integers(
     *,
     is_gated: bool,
 ) -> PackedLinear:
-    """Packs integers. The kernels store the scales and offsets of groups in float16. They are divided by a power of two, so that
-    they fit."""
+    """Packs integers. The kernels store the scales and offsets of groups in float16. To fit, they are divided by a power of
+    two."""
     out_features, in_features = weight.shape
     scales, offsets = weight.scales, weight.offsets
     if offsets is not None and torch.equal(offsets, scales * 2 ** (weight.bits - 1)):
